@@ -1,0 +1,149 @@
+"""Conf maps: loading, merging, validation, and where each value came from.
+
+A conf is a flat map of dotted keys. Cluster conf is the shipped ``defaults.yaml``, then ``storm.yaml`` of
+HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, check_value
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = [
+    "ClusterConf",
+    "Conf",
+    "default_conf",
+    "load_cluster_conf",
+    "parse_assignments",
+    "unknown_keys",
+    "validate_conf",
+]
+
+Conf = Mapping[str, Any]
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    text = resources.files("storm_dagster.model").joinpath("defaults.yaml").read_text(encoding="utf-8")
+    loaded = yaml.safe_load(text)
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def default_conf() -> dict[str, Any]:
+    """A fresh copy of the shipped defaults."""
+    return dict(_defaults())
+
+
+def unknown_keys(conf: Conf) -> dict[str, str]:
+    """Keys below an owned prefix that nobody knows, each with a sentence naming the nearest known key."""
+    found: dict[str, str] = {}
+    for key in conf:
+        if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES):
+            continue
+        near = difflib.get_close_matches(key, CONF_KEYS, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]!r}?" if near else "remove it, or use a prefix of your own"
+        found[key] = f"conf key {key!r} is not known: {hint}"
+    return found
+
+
+def validate_conf(conf: Any, *, source: str, unknown: str = "error") -> tuple[dict[str, Any], list[str]]:
+    """The conf, checked, and warnings.
+
+    ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
+    :class:`InvalidRequest` that names every wrong key at once, and ``source``.
+    """
+    if not isinstance(conf, Mapping):
+        raise InvalidRequest(f"{source}: conf must be a map of keys to values, got {type(conf).__name__}")
+    problems: list[str] = []
+    warnings: list[str] = []
+    for key in conf:
+        if not isinstance(key, str):
+            problems.append(f"conf key {key!r} must be text")
+    strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
+    (problems if unknown == "error" else warnings).extend(strange.values())
+    defaults = _defaults()
+    for key, value in conf.items():
+        if key in CONF_KEYS and not (value is None and defaults[key] is None):
+            wrong = check_value(key, value)
+            if wrong:
+                problems.append(wrong)
+    if problems:
+        raise InvalidRequest(f"{source}: " + "; ".join(problems))
+    return dict(conf), warnings
+
+
+def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[str, Any]:
+    """``KEY=VALUE`` texts as a conf map; VALUE is read as YAML, so ``3`` is a number and ``[a, b]`` a list."""
+    conf: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key.strip():
+            raise InvalidRequest(f"{source} {pair!r} is not of the form KEY=VALUE")
+        try:
+            conf[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidRequest(f"{source} {pair!r}: the value is not valid YAML: {error}") from None
+    return conf
+
+
+@dataclass(frozen=True)
+class ClusterConf:
+    """A merged cluster conf and the origin of each value."""
+
+    values: dict[str, Any]
+    origins: dict[str, str]
+    warnings: tuple[str, ...] = ()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or ``default`` when the key is absent (a null value is returned as ``None``)."""
+        return self.values.get(key, default)
+
+    def with_values(self, values: Conf, origin: str) -> ClusterConf:
+        """A copy with ``values`` laid over, validated."""
+        checked, warnings = validate_conf(values, source=origin)
+        return ClusterConf(
+            {**self.values, **checked},
+            {**self.origins, **dict.fromkeys(checked, origin)},
+            (*self.warnings, *warnings),
+        )
+
+
+def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = None) -> ClusterConf:
+    """Defaults, then ``conf_dir/storm.yaml`` when it exists, then ``overrides``.
+
+    Raises :class:`InvalidRequest` for unreadable YAML, unknown keys and values of a wrong type.
+    ``nimbus.host`` becomes the only seed when no ``nimbus.seeds`` is given beside it.
+    """
+    merged = ClusterConf(default_conf(), dict.fromkeys(_defaults(), "default"))
+    if conf_dir is not None:
+        path = conf_dir / "storm.yaml"
+        if path.is_file():
+            try:
+                loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+            except (yaml.YAMLError, UnicodeDecodeError) as error:
+                raise InvalidRequest(f"{path} is not valid YAML: {error}") from None
+            merged = merged.with_values(loaded if loaded is not None else {}, str(path))
+    if overrides:
+        merged = merged.with_values(overrides, "-c")
+    if merged.get("nimbus.host") and merged.origins["nimbus.seeds"] == "default":
+        host = merged["nimbus.host"]
+        merged = ClusterConf(
+            {**merged.values, "nimbus.seeds": [host]},
+            {**merged.origins, "nimbus.seeds": merged.origins["nimbus.host"]},
+            (*merged.warnings, f"nimbus.host is deprecated: write nimbus.seeds: [{host}]"),
+        )
+    return merged

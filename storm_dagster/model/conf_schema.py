@@ -1,0 +1,243 @@
+"""Every conf key that the system itself reads: its type, bounds and meaning.
+
+Defaults stand in ``defaults.yaml`` beside this module; a test holds the two against each other. Names are
+Storm's and JStorm's where they have one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["CONF_KEYS", "OWNED_PREFIXES", "ConfKey", "check_value"]
+
+OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
+"""An unknown key below these is a mistake; all other prefixes belong to the user."""
+
+Kind = Literal["int", "number", "bool", "str", "list[str]", "list[int]", "map", "list[map]", "path"]
+
+
+@dataclass(frozen=True)
+class ConfKey:
+    """One known key. ``null`` is allowed exactly when the shipped default is null."""
+
+    kind: Kind
+    doc: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+
+def _is_kind(kind: Kind, value: Any) -> bool:
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind == "number":
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if kind == "bool":
+        return isinstance(value, bool)
+    if kind in ("str", "path"):
+        return isinstance(value, str)
+    if kind == "map":
+        return isinstance(value, dict) and all(isinstance(key, str) for key in value)
+    if not isinstance(value, list | tuple):
+        return False
+    inner: dict[str, Kind] = {"list[str]": "str", "list[int]": "int", "list[map]": "map"}
+    return all(_is_kind(inner[kind], item) for item in value)
+
+
+_NAMES = {
+    "int": "an integer",
+    "number": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "path": "a path",
+    "list[str]": "a list of texts",
+    "list[int]": "a list of integers",
+    "map": "a map",
+    "list[map]": "a list of maps",
+}
+
+
+def check_value(key: str, value: Any) -> str | None:
+    """Why ``value`` may not stand under the known ``key``, in words; ``None`` when it may."""
+    spec = CONF_KEYS[key]
+    if not _is_kind(spec.kind, value):
+        return f"{key} must be {_NAMES[spec.kind]}, got {value!r:.60} ({type(value).__name__})"
+    if spec.minimum is not None and value < spec.minimum:
+        return f"{key} must be at least {spec.minimum:g}, got {value!r}"
+    if spec.maximum is not None and value > spec.maximum:
+        return f"{key} must be at most {spec.maximum:g}, got {value!r}"
+    if spec.choices and value not in spec.choices:
+        return f"{key} must be one of {', '.join(spec.choices)}, got {value!r:.60}"
+    return None
+
+
+CONF_KEYS: dict[str, ConfKey] = {
+    # -- cluster ----------------------------------------------------------------------------------------
+    "storm.local.dir": ConfKey("path", "Folder of a daemon's local state; null: the cluster's HOME"),
+    "storm.cluster.mode": ConfKey(
+        "str", "Daemons run only in distributed mode", choices=("distributed", "local")
+    ),
+    "storm.local.hostname": ConfKey("str", "Host name that this daemon announces and binds to"),
+    "storm.zookeeper.servers": ConfKey(
+        "list[str]", "Hosts of the ZooKeeper ensemble, each 'host' or 'host:port'"
+    ),
+    "storm.zookeeper.port": ConfKey("int", "Port of servers that name none", 1, 65535),
+    "storm.zookeeper.root": ConfKey("str", "Root node of the cluster's state"),
+    "storm.zookeeper.session.timeout": ConfKey("int", "Session timeout asked for, milliseconds", 500),
+    "storm.zookeeper.connection.timeout": ConfKey(
+        "int", "Longest wait for a first connection, milliseconds", 100
+    ),
+    "storm.zookeeper.retry.times": ConfKey("int", "Retries of one read after a lost connection", 0),
+    "storm.zookeeper.retry.interval": ConfKey("int", "First pause between retries, milliseconds", 1),
+    "storm.zookeeper.tick.time": ConfKey("int", "tickTime of the embedded server, milliseconds", 100),
+    "storm.cluster.state.store": ConfKey("str", "'module:factory' of another ClusterState; null: ZooKeeper"),
+    "storm.health.check.timeout.ms": ConfKey(
+        "int", "Longest run of one health check script, milliseconds", 1
+    ),
+    "storm.log.level": ConfKey("str", "Log level of daemons", choices=("DEBUG", "INFO", "WARNING", "ERROR")),
+    "storm.blobstore.inputstream.buffer.size.bytes": ConfKey("int", "Chunk of a blob download, bytes", 1024),
+    "storm.blobstore.replication.factor": ConfKey("int", "Copies asked of a remote blob store", 1),
+    "blobstore.dir": ConfKey("path", "Base folder or fsspec URL of blobs; null: below storm.local.dir"),
+    # -- nimbus -----------------------------------------------------------------------------------------
+    "nimbus.seeds": ConfKey("list[str]", "Where clients look for a nimbus: 'host' or 'host:http port'"),
+    "nimbus.host": ConfKey("str", "Deprecated: one seed"),
+    "nimbus.thrift.port": ConfKey("int", "Thrift port; 0: any free one", 0, 65535),
+    "nimbus.thrift.threads": ConfKey("int", "Threads that serve Thrift calls", 1),
+    "nimbus.thrift.max_buffer_size": ConfKey("int", "Largest Thrift frame, bytes", 1024),
+    "nimbus.http.port": ConfKey("int", "HTTP port; 0: any free one", 0, 65535),
+    "nimbus.task.timeout.secs": ConfKey("int", "Silence after which a task is dead, seconds", 1),
+    "nimbus.task.launch.secs": ConfKey("int", "Time that a placed task has to report first, seconds", 1),
+    "nimbus.supervisor.timeout.secs": ConfKey(
+        "int", "Silence after which a supervisor gets no new work, seconds", 1
+    ),
+    "nimbus.monitor.freq.secs": ConfKey("int", "Pause of the leader's monitor loop, seconds", 1),
+    "nimbus.monitor.backstop.secs": ConfKey(
+        "int", "Absence of an armed sensor after which the leader heals, seconds", 1
+    ),
+    "nimbus.mass.loss.percent": ConfKey(
+        "int", "Share of workers lost at once above which healing pauses", 1, 100
+    ),
+    "nimbus.cleanup.inbox.freq.secs": ConfKey("int", "Pause between inbox cleanings, seconds", 1),
+    "nimbus.inbox.jar.expiration.secs": ConfKey("int", "Age at which an inbox file is removed, seconds", 1),
+    "nimbus.file.copy.expiration.secs": ConfKey(
+        "int", "Idle time after which a transfer is dropped, seconds", 1
+    ),
+    "nimbus.upload.max.bytes": ConfKey("int", "Largest archive that is accepted, bytes", 1),
+    "nimbus.assignment.wait.secs": ConfKey("int", "Longest turn of a run that waits to publish, seconds", 1),
+    "nimbus.cache.class": ConfKey("str", "'module:class' of another disk cache; null: SQLite"),
+    "nimbus.cache.reset": ConfKey("bool", "Empty the disk cache at start"),
+    "nimbus.blobstore.class": ConfKey("str", "'local' or 'fsspec'", choices=("local", "fsspec")),
+    "nimbus.inimbus.class": ConfKey("str", "'module:class' of an INimbus plug-in"),
+    "nimbus.topology.action.notifier.plugin.class": ConfKey(
+        "str", "'module:class' that hears topology actions"
+    ),
+    "nimbus.insecure.bind": ConfKey("bool", "Allow binding beyond loopback without a secret"),
+    # -- supervisor -------------------------------------------------------------------------------------
+    "supervisor.slots.ports": ConfKey("list[int]", "Worker ports of a supervisor"),
+    "supervisor.http.port": ConfKey(
+        "int", "HTTP port of a supervisor's log service; 0: any free one", 0, 65535
+    ),
+    "supervisor.heartbeat.frequency.secs": ConfKey(
+        "int", "Pause between a supervisor's heartbeats, seconds", 1
+    ),
+    "supervisor.monitor.frequency.secs": ConfKey(
+        "number", "Longest pause of a supervisor's loop, seconds", 0.05
+    ),
+    "supervisor.worker.start.timeout.secs": ConfKey("int", "Time that a worker has to start, seconds", 1),
+    "supervisor.worker.timeout.secs": ConfKey("int", "Silence after which a worker is replaced, seconds", 1),
+    "supervisor.worker.shutdown.sleep.secs": ConfKey(
+        "number", "Time between TERM and KILL of a worker, seconds", 0
+    ),
+    "supervisor.memory.capacity.mb": ConfKey("int", "Memory offered, MiB", 1),
+    "supervisor.cpu.capacity": ConfKey("int", "CPU offered, percent points of one core", 1),
+    "supervisor.blobstore.download.max_retries": ConfKey("int", "Tries of one download", 1),
+    "supervisor.health.check.dir": ConfKey("path", "Folder of health check scripts; null: none"),
+    "supervisor.rack": ConfKey("str", "Rack of this host; null: unknown"),
+    # -- worker -----------------------------------------------------------------------------------------
+    "worker.heartbeat.frequency.secs": ConfKey(
+        "number", "Pause between a worker's beats to its supervisor, seconds", 0.1
+    ),
+    "worker.memory.size": ConfKey("int", "Memory of a worker (a label), bytes", 1),
+    "worker.cpu.slot.num": ConfKey("int", "CPU of a worker (a label)", 1),
+    "worker.log.max.bytes": ConfKey("int", "Size at which a worker's log is rotated, bytes", 1024),
+    "worker.log.backups": ConfKey("int", "Rotated logs kept for each worker", 0),
+    "worker.gc.threshold": ConfKey(
+        "int", "First gc threshold in workers (measured: default costs 3x in decoding)", 1
+    ),
+    "task.heartbeat.frequency.secs": ConfKey(
+        "number", "Pause between beats to the topology master, seconds", 0.1
+    ),
+    "task.refresh.poll.secs": ConfKey(
+        "number", "Longest age of a worker's view of its assignment, seconds", 0.1
+    ),
+    "task.cleanup.timeout.sec": ConfKey("int", "Time that tasks have to end at a kill, seconds", 0),
+    "task.on.differ.node": ConfKey("bool", "Component conf: its tasks run on different supervisors"),
+    # -- topology ---------------------------------------------------------------------------------------
+    "topology.name": ConfKey("str", "Set by the system"),
+    "topology.id": ConfKey("str", "Set by the system"),
+    "topology.workers": ConfKey("int", "Workers wanted", 1, 1_000_000),
+    "topology.acker.executors": ConfKey("int", "Acker tasks; 0 turns acking off", 0, 100_000),
+    "topology.tasks": ConfKey("int", "Component conf: tasks, when more than the parallelism", 1, 1_000_000),
+    "topology.max.task.parallelism": ConfKey("int", "Most tasks of any component", 1),
+    "topology.bolt.parallelism": ConfKey("map", "Bolt -> parallelism, overriding the code"),
+    "topology.spout.parallelism": ConfKey("map", "Spout -> parallelism, overriding the code"),
+    "topology.message.timeout.secs": ConfKey("int", "Time that a tuple tree has to complete, seconds", 1),
+    "topology.max.spout.pending": ConfKey("int", "Most uncompleted tuple trees of one spout task", 1),
+    "topology.tick.tuple.freq.secs": ConfKey("number", "Pause between tick tuples, seconds", 0.01),
+    "topology.debug": ConfKey("bool", "Log every tuple"),
+    "topology.priority": ConfKey("int", "Order of placement: lower first", 0),
+    "topology.scheduler.strategy": ConfKey(
+        "str", "Placement strategy", choices=("balanced", "even", "local")
+    ),
+    "topology.master.single.worker": ConfKey(
+        "bool", "Topology master alone in a worker; null: from 10 workers on"
+    ),
+    "topology.master.worker.memory.size": ConfKey("int", "Memory of the topology master's worker, bytes", 1),
+    "topology.python": ConfKey("str", "Interpreter of the workers; null: the supervisor's"),
+    "topology.environment": ConfKey("map", "Environment variables of the workers"),
+    "topology.spark.remote": ConfKey(
+        "str", "Spark Connect URL of Spark components; null: the cluster's Spark"
+    ),
+    "topology.spark.conf": ConfKey("map", "Spark conf of Spark components"),
+    "topology.metric.sample.rate": ConfKey("number", "Share of tuples whose latency is taken", 0, 1),
+    "topology.error.throttle.interval.secs": ConfKey("int", "Window of error throttling, seconds", 1),
+    "topology.max.error.report.per.interval": ConfKey(
+        "int", "Errors that a task may report in that window", 1
+    ),
+    "topology.shellbolt.max.pending": ConfKey("int", "Tuples that may wait for a shell bolt", 1),
+    "topology.subprocess.timeout.secs": ConfKey(
+        "int", "Silence after which a shell component is replaced, seconds", 1
+    ),
+    "topology.transfer.batch.size": ConfKey("int", "Most tuples in one frame between workers", 1),
+    "topology.executor.queue.size": ConfKey(
+        "int", "Tuples that may wait for one task before back pressure", 2
+    ),
+    "topology.backpressure.enable": ConfKey("bool", "Slow spouts down when queues fill"),
+    "topology.state.dir": ConfKey(
+        "path", "Folder of state that components keep; null: below storm.local.dir"
+    ),
+    "topology.min.replication.count": ConfKey("int", "Nimbuses that must hold the code before it runs", 1),
+    "topology.max.replication.wait.time.sec": ConfKey("int", "Longest wait for that, seconds", 0),
+    "topology.hot.deploy.enable": ConfKey("bool", "Thrift: submit over a running topology as a hot deploy"),
+    "topology.upgrade": ConfKey("bool", "Thrift: submit over a running topology as a gray upgrade"),
+    "topology.upgrade.worker.num": ConfKey("int", "Workers of the first gray batch", 0),
+    "topology.upgrade.component": ConfKey("str", "Component of the gray batch"),
+    "topology.upgrade.workers": ConfKey("str", "'host:port,...' of the gray batch"),
+    "topology.upgrade.ttl": ConfKey("int", "Time that a gray upgrade may take, milliseconds", 1),
+    # -- keys outside the owned prefixes that the system reads ------------------------------------------
+    "use.userdefine.assignment": ConfKey("list[map]", "Workers wanted exactly so"),
+    "use.old.assignment": ConfKey("bool", "Reuse the previous assignment of the name"),
+    "isolation.scheduler.machines": ConfKey("list[str]", "Hosts that the topology is confined to"),
+    "jstorm.reserve.workers": ConfKey("int", "Slots that must stay free", 0),
+    "cluster.name": ConfKey("str", "Name of the cluster, for people"),
+    "spark.remote": ConfKey("str", "Spark Connect URL of the placement; null: embedded, or spark.master"),
+    "spark.master": ConfKey("str", "Classic Spark master; null: Spark Connect"),
+    "spark.connect.port": ConfKey(
+        "int", "Port of the embedded Spark Connect server; 0: any free one", 0, 65535
+    ),
+    "spark.driver.memory": ConfKey("str", "Heap of the embedded Spark server"),
+    "dagster.graphql.url": ConfKey("str", "GraphQL URL of the Dagster webserver"),
+    "dagster.location": ConfKey("str", "Code location that holds our definitions"),
+    "dagster.repository": ConfKey("str", "Repository in that location"),
+}

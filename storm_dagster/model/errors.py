@@ -1,0 +1,130 @@
+"""The typed errors of the whole system.
+
+One root and five branches. Each class carries the HTTP status and the exit code that the services and
+the command line answer with, so that the mapping is written down exactly once. A message names the
+thing, the reason and the remedy, in this shape::
+
+    topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "AlreadyAlive",
+    "Conflict",
+    "Corrupt",
+    "Fenced",
+    "InvalidRequest",
+    "InvalidTopology",
+    "NotAlive",
+    "StormDagsterError",
+    "Unavailable",
+    "UnknownSubtree",
+    "error_from_document",
+]
+
+
+class StormDagsterError(Exception):
+    """The root of every error that this package raises on purpose.
+
+    ``http_status`` is what the HTTP service answers with; ``exit_code`` is what the command line exits
+    with.
+    """
+
+    http_status: ClassVar[int] = 500
+    exit_code: ClassVar[int] = 1
+
+    @property
+    def message(self) -> str:
+        """The sentence for people: what, why, and what to do about it."""
+        return str(self.args[0]) if self.args else self.__class__.__name__
+
+    def to_document(self) -> dict[str, Any]:
+        """The error as every JSON surface prints it: ``{"error": {"type", "message"}}``."""
+        return {"error": {"type": type(self).__name__, "message": self.message}}
+
+
+class InvalidRequest(StormDagsterError):
+    """The caller's request is wrong and will be wrong again: it is never retried."""
+
+    http_status = 400
+    exit_code = 2
+
+
+class InvalidTopology(InvalidRequest):
+    """A topology, its conf or its archive breaks a rule. Nothing of it has been stored."""
+
+
+class UnknownSubtree(InvalidRequest):
+    """A watch fired below a first-level node that no callback kind belongs to."""
+
+
+class Conflict(StormDagsterError):
+    """A race was lost, or the thing is not in a state that allows the request: read again."""
+
+    http_status = 409
+    exit_code = 3
+
+
+class NotAlive(Conflict):
+    """The named topology does not run."""
+
+    http_status = 404
+
+
+class AlreadyAlive(Conflict):
+    """A topology of that name exists already, in whatever status."""
+
+
+class Unavailable(StormDagsterError):
+    """Something that is needed is out of reach or used up now; a later try may succeed."""
+
+    http_status = 503
+    exit_code = 4
+
+
+class Fenced(StormDagsterError):
+    """The writer's leadership epoch is over. The write did not land, and the writer must stop acting."""
+
+    http_status = 409
+    exit_code = 5
+
+
+class Corrupt(StormDagsterError):
+    """Stored bytes are not what they must be. They are quarantined or reported, never guessed at."""
+
+    http_status = 500
+    exit_code = 6
+
+
+_BY_NAME: dict[str, type[StormDagsterError]] = {
+    cls.__name__: cls
+    for cls in (
+        StormDagsterError,
+        InvalidRequest,
+        InvalidTopology,
+        UnknownSubtree,
+        Conflict,
+        NotAlive,
+        AlreadyAlive,
+        Unavailable,
+        Fenced,
+        Corrupt,
+    )
+}
+
+
+def error_from_document(document: Any) -> StormDagsterError:
+    """The error that a service answered with, rebuilt from its JSON document.
+
+    An unknown type becomes the root class, so that a newer server never makes an older client crash.
+    """
+    error = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(error, dict):
+        return StormDagsterError(
+            f"the service answered with something that is no error document: {document!r:.200}"
+        )
+    cls = _BY_NAME.get(str(error.get("type")), StormDagsterError)
+    return cls(str(error.get("message", "no message")))

@@ -1,0 +1,127 @@
+"""Grammar of names: topologies, components, streams, blob keys, topology ids.
+
+The rules are JStorm's (cases S1, S8, S11, S12, B7, B8) as design decision 8.13 fixes them. Names travel
+into ZooKeeper paths, file names, Dagster partition keys and web pages, so everything is an allow-list.
+"""
+
+from __future__ import annotations
+
+import re
+
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+
+__all__ = [
+    "ACKER",
+    "SYSTEM",
+    "TOPOLOGY_MASTER",
+    "check_blob_key",
+    "check_component_id",
+    "check_stream_id",
+    "check_topology_name",
+    "code_key",
+    "conf_key",
+    "id_of_blob_key",
+    "jar_key",
+    "make_topology_id",
+    "placement_key",
+    "topology_name_of",
+]
+
+ACKER = "__acker"
+TOPOLOGY_MASTER = "__topology_master"
+SYSTEM = "__system"
+
+_TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_COMPONENT_ID = re.compile(r"[A-Za-z0-9\-_/.$<>()#:]{1,200}")
+_TOPOLOGY_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12})-(?P<secs>[0-9]{1,12})")
+_BLOB_KEY = re.compile(r"[\w \t.:\-]{1,255}", re.ASCII)
+_BLOB_SUFFIXES = ("-stormjar.jar", "-stormconf.ser", "-stormcode.ser", "-placement.json")
+
+
+def check_topology_name(name: object) -> str:
+    """``name`` itself when it may name a topology, else :class:`InvalidTopology` saying why not."""
+    if not isinstance(name, str) or not name:
+        raise InvalidTopology(
+            "the topology has no name: give one with --name, of letters, digits, '-', '_' and '.'"
+        )
+    if len(name) > 200:
+        raise InvalidTopology(
+            f"topology name {name[:20]!r}... has {len(name)} characters: shorten it to at most 200"
+        )
+    if not _TOPOLOGY_NAME.fullmatch(name):
+        raise InvalidTopology(
+            f"topology name {name!r} may hold only letters, digits, '-', '_' and '.': rename it"
+        )
+    if name.isdigit() or name.lower() == "null" or name in (".", ".."):
+        raise InvalidTopology(
+            f"topology name {name!r} is reserved (digits only, 'null', '.' and '..' are): rename it"
+        )
+    return name
+
+
+def check_component_id(component_id: object, what: str = "component") -> str:
+    """A user's component id, checked: JStorm's character set, no leading ``__``."""
+    if not isinstance(component_id, str) or not _COMPONENT_ID.fullmatch(component_id):
+        raise InvalidTopology(
+            f"{what} id {component_id!r} may hold 1 to 200 letters, digits and any of -_/.$<>()#: : rename it"
+        )
+    if component_id.startswith("__"):
+        raise InvalidTopology(
+            f"{what} id {component_id!r} starts with '__', which belongs to the system: rename it"
+        )
+    return component_id
+
+
+def check_stream_id(stream_id: object) -> str:
+    """A user's stream id, checked by the same rule as component ids (JStorm S12)."""
+    return check_component_id(stream_id, "stream")
+
+
+def make_topology_id(name: str, count: int, epoch_secs: int) -> str:
+    """``<name>-<n>-<epoch secs>``, the id under which one deployment of a topology is known."""
+    return f"{check_topology_name(name)}-{count}-{epoch_secs}"
+
+
+def topology_name_of(topology_id: str) -> str:
+    """The name inside a topology id; :class:`InvalidRequest` when it is none (JStorm S8)."""
+    match = _TOPOLOGY_ID.fullmatch(topology_id)
+    if not match:
+        raise InvalidRequest(f"{topology_id!r} is no topology id of the form <name>-<number>-<seconds>")
+    return match["name"]
+
+
+def jar_key(topology_id: str) -> str:
+    """Blob key of the topology's archive."""
+    return f"{topology_id}-stormjar.jar"
+
+
+def conf_key(topology_id: str) -> str:
+    """Blob key of the normalized conf (JSON)."""
+    return f"{topology_id}-stormconf.ser"
+
+
+def code_key(topology_id: str) -> str:
+    """Blob key of the normalized topology (JSON)."""
+    return f"{topology_id}-stormcode.ser"
+
+
+def placement_key(topology_id: str) -> str:
+    """Blob key of the reasons for the topology's placement (JSON)."""
+    return f"{topology_id}-placement.json"
+
+
+def id_of_blob_key(key: str) -> str | None:
+    """The topology id that a blob belongs to, or ``None`` for a blob of another kind (JStorm B7)."""
+    for suffix in _BLOB_SUFFIXES:
+        if key.endswith(suffix) and _TOPOLOGY_ID.fullmatch(key[: -len(suffix)]):
+            return key[: -len(suffix)]
+    return None
+
+
+def check_blob_key(key: object) -> str:
+    """A blob key, checked against Storm's character set (JStorm B8): no path can be expressed in it."""
+    if not isinstance(key, str) or not _BLOB_KEY.fullmatch(key) or key in (".", ".."):
+        raise InvalidRequest(
+            f"blob key {key!r:.80} may hold 1 to 255 letters, digits, blanks and any of ._:- and not be '.' or '..'"
+        )
+    return key

@@ -1,0 +1,176 @@
+"""Every ZooKeeper path, below ``storm.zookeeper.root``, spelled in one place (design 6.3)."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ASSIGNMENTS",
+    "ASSIGNMENTS_BAK",
+    "BLACKLIST",
+    "BLOBSTORE",
+    "BLOBSTORE_MAX_SEQUENCE",
+    "CLUSTER_ID",
+    "COUNTER",
+    "EPOCH",
+    "FIRST_LEVEL",
+    "GRAY_UPGRADE",
+    "HEALER",
+    "METRICS",
+    "NIMBUS_MASTER",
+    "NIMBUS_SLAVE",
+    "NIMBUS_SLAVE_DETAIL",
+    "SPARK_SESSIONS",
+    "SUPERVISORS",
+    "TASKBEATS",
+    "TASKERRORS",
+    "TASKS",
+    "TOKENS",
+    "TOPOLOGY",
+    "WORKERS",
+    "assignment",
+    "assignment_backup",
+    "blob",
+    "blob_max_sequence",
+    "gray_upgrade",
+    "metrics",
+    "spark_session",
+    "supervisor",
+    "task_errors",
+    "taskbeats",
+    "tasks",
+    "token",
+    "topology",
+    "worker",
+    "workers",
+]
+
+CLUSTER_ID = "/cluster_id"
+SUPERVISORS = "/supervisors"
+WORKERS = "/workers"
+HEALER = "/healer"
+TOPOLOGY = "/topology"
+ASSIGNMENTS = "/assignments"
+ASSIGNMENTS_BAK = "/assignments_bak"
+TASKS = "/tasks"
+TASKBEATS = "/taskbeats"
+TASKERRORS = "/taskerrors"
+METRICS = "/metrics"
+BLOBSTORE = "/blobstore"
+BLOBSTORE_MAX_SEQUENCE = "/blobstoremaxkeysequencenumber"
+GRAY_UPGRADE = "/gray_upgrade"
+NIMBUS_MASTER = "/nimbus_master"
+NIMBUS_SLAVE = "/nimbus_slave"
+NIMBUS_SLAVE_DETAIL = "/nimbus_slave_detail"
+EPOCH = "/epoch"
+BLACKLIST = "/blacklist"
+# Client tokens of submissions: what makes a repeated submission give the same topology id.
+TOKENS = "/tokens"
+# The counter inside topology ids: its data version is the number.
+COUNTER = "/counter"
+# Pinned Spark Connect sessions, one node for each use ("placement").
+SPARK_SESSIONS = "/spark_sessions"
+
+FIRST_LEVEL = (
+    SUPERVISORS,
+    WORKERS,
+    TOPOLOGY,
+    ASSIGNMENTS,
+    ASSIGNMENTS_BAK,
+    TASKS,
+    TASKBEATS,
+    TASKERRORS,
+    METRICS,
+    BLOBSTORE,
+    BLOBSTORE_MAX_SEQUENCE,
+    GRAY_UPGRADE,
+    NIMBUS_SLAVE,
+    NIMBUS_SLAVE_DETAIL,
+    EPOCH,
+    BLACKLIST,
+    TOKENS,
+    COUNTER,
+    SPARK_SESSIONS,
+)
+"""The persistent first-level nodes, created together with the root."""
+
+
+def supervisor(supervisor_id: str) -> str:
+    """Ephemeral heartbeat record of one supervisor."""
+    return f"{SUPERVISORS}/{supervisor_id}"
+
+
+def workers(topology_id: str) -> str:
+    """Parent of the live workers of one topology."""
+    return f"{WORKERS}/{topology_id}"
+
+
+def worker(topology_id: str, node: str, port: int) -> str:
+    """Ephemeral record of one live worker process; absent means dead."""
+    return f"{WORKERS}/{topology_id}/{node}-{port}"
+
+
+def topology(topology_id: str) -> str:
+    """The StormBase: a topology exists while this node does."""
+    return f"{TOPOLOGY}/{topology_id}"
+
+
+def assignment(topology_id: str) -> str:
+    """Which slot runs which tasks; the node's data version is the assignment's version."""
+    return f"{ASSIGNMENTS}/{topology_id}"
+
+
+def assignment_backup(name: str) -> str:
+    """The newest assignment of a topology name; it survives a kill."""
+    return f"{ASSIGNMENTS_BAK}/{name}"
+
+
+def tasks(topology_id: str) -> str:
+    """Which task ids belong to which component."""
+    return f"{TASKS}/{topology_id}"
+
+
+def taskbeats(topology_id: str) -> str:
+    """Heartbeat counters of all workers of one topology, written by its topology master."""
+    return f"{TASKBEATS}/{topology_id}"
+
+
+def task_errors(topology_id: str, component: str | None = None) -> str:
+    """Errors of a topology, or of one of its components.
+
+    A component id may hold ``/``, which ZooKeeper reserves; it and ``%`` are percent-escaped.
+    """
+    if component is None:
+        return f"{TASKERRORS}/{topology_id}"
+    escaped = component.replace("%", "%25").replace("/", "%2F")
+    if component in (".", ".."):
+        escaped = escaped.replace(".", "%2E")
+    return f"{TASKERRORS}/{topology_id}/{escaped}"
+
+
+def metrics(topology_id: str) -> str:
+    """Registry of metric ids of one topology."""
+    return f"{METRICS}/{topology_id}"
+
+
+def blob(key: str, holder: str | None = None) -> str:
+    """A blob's node, or the ephemeral child ``<host:port>-<sequence>`` of one nimbus that holds it."""
+    return f"{BLOBSTORE}/{key}" if holder is None else f"{BLOBSTORE}/{key}/{holder}"
+
+
+def blob_max_sequence(key: str) -> str:
+    """The highest sequence number that a blob's content ever had."""
+    return f"{BLOBSTORE_MAX_SEQUENCE}/{key}"
+
+
+def gray_upgrade(topology_id: str, part: str | None = None) -> str:
+    """Gray upgrade of a topology; ``part`` is ``conf``, ``upgrading_workers`` or ``upgraded_workers``."""
+    return f"{GRAY_UPGRADE}/{topology_id}" if part is None else f"{GRAY_UPGRADE}/{topology_id}/{part}"
+
+
+def token(client_token: str) -> str:
+    """The topology id that a client token was given at its first use."""
+    return f"{TOKENS}/{client_token}"
+
+
+def spark_session(use: str) -> str:
+    """The pinned Spark Connect session id for one use."""
+    return f"{SPARK_SESSIONS}/{use}"

@@ -1,0 +1,149 @@
+"""Value types that both planners share: what is to be placed, and where it was placed.
+
+The PySpark assignment and its plain-Python twin have nothing in common but these (design 8.15).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "PlacedWorker",
+    "PlacementBatch",
+    "PlacementResult",
+    "SupervisorSlots",
+    "TopologyPlacement",
+    "TopologyToPlace",
+    "UserWorker",
+]
+
+Event = Literal["new", "monitor", "rebalance"]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SupervisorSlots(_Value):
+    """One live supervisor that is not blacklisted."""
+
+    id: str
+    host: str
+    ports: tuple[int, ...]
+    """All of its ports."""
+    used: tuple[int, ...] = ()
+    """Ports that nobody may be given now: held by topologies outside this batch, or withheld this round."""
+    rack: str | None = None
+    cpu: int = 0
+    memory_mb: int = 0
+
+
+class UserWorker(_Value):
+    """One entry of ``use.userdefine.assignment``: a worker that the user wants exactly so."""
+
+    host: str | None = None
+    port: int | None = None
+    memory_bytes: int | None = None
+    cpu: int | None = None
+    components: dict[str, int] = {}
+    """Component -> how many of its tasks (lowest remaining ids first)."""
+
+
+class PlacedWorker(_Value):
+    """A slot and its tasks."""
+
+    node: str
+    host: str
+    port: int
+    tasks: tuple[int, ...]
+    memory_bytes: int = 0
+    cpu: int = 0
+    kept: bool = False
+    """The slot was used by the topology before this event."""
+
+
+class TopologyToPlace(_Value):
+    """Everything that a planner may know of one topology."""
+
+    name: str
+    topology_id: str = ""
+    priority: int = 29
+    strategy: str = "balanced"
+    event: Event = "new"
+    reassign: bool = False
+    workers: int = 1
+    """``topology.workers``."""
+    tasks: dict[int, str] = {}
+    """Task id -> component id, ``__acker`` and ``__topology_master`` included."""
+    executors: tuple[tuple[int, ...], ...] = ()
+    """Groups of task ids that stay together (design 8.1); empty: one executor for each task."""
+    inputs: dict[str, tuple[str, ...]] = {}
+    """Component -> components that it subscribes to (user components only)."""
+    parallelism: dict[str, int] = {}
+    """Component -> executors, ``__acker`` included, ``__topology_master`` not."""
+    differ_node: tuple[str, ...] = ()
+    """Components with ``task.on.differ.node``."""
+    single_master: bool | None = None
+    """``topology.master.single.worker``; ``None`` when unset."""
+    user_workers: tuple[UserWorker, ...] = ()
+    use_old: bool = False
+    """``use.old.assignment``."""
+    isolation: tuple[str, ...] = ()
+    """``isolation.scheduler.machines``: hosts."""
+    reserve: int = 0
+    """``jstorm.reserve.workers``."""
+    memory_bytes: int = 2 * 1024**3
+    """``worker.memory.size``."""
+    master_memory_bytes: int | None = None
+    """``topology.master.worker.memory.size``."""
+    cpu: int = 1
+    """``worker.cpu.slot.num``."""
+    old: tuple[PlacedWorker, ...] = ()
+    """The present assignment; with event ``new`` the backup kept under the name."""
+    dead: tuple[int, ...] = ()
+    unstopped: tuple[int, ...] = ()
+    conf: dict[str, Any] = Field(default_factory=dict)
+    """The merged conf, for strategies that need more."""
+
+
+class PlacementBatch(_Value):
+    """One event: the cluster, and the topologies to place, in any order (planners sort by priority, name)."""
+
+    supervisors: tuple[SupervisorSlots, ...]
+    topologies: tuple[TopologyToPlace, ...]
+
+
+class TopologyPlacement(_Value):
+    """The outcome for one topology."""
+
+    name: str
+    status: Literal["assigned", "unchanged", "failed"]
+    error_type: str | None = None
+    error: str | None = None
+    workers: tuple[PlacedWorker, ...] = ()
+    unassigned: dict[int, str] = {}
+    """Task id -> why it has no slot."""
+    moved: int = 0
+    """Tasks of ``old`` whose (node, port) differs now."""
+    reasons: dict[int, str] = {}
+    """Task id -> the choice that put it where it is, in words (for ``explain``)."""
+    worker_reasons: dict[str, str] = {}
+    """``"node:port"`` -> why that slot."""
+
+
+class PlacementResult(_Value):
+    """Outcomes in the order in which topologies were served, and who computed them."""
+
+    placements: tuple[TopologyPlacement, ...]
+    planner: Literal["pyspark", "python"]
+    session_secs: float = 0.0
+    assign_secs: float = 0.0
+
+    def placement(self, name: str) -> TopologyPlacement:
+        """The outcome of one topology; ``KeyError`` when it was not in the batch."""
+        for placement in self.placements:
+            if placement.name == name:
+                return placement
+        raise KeyError(name)

@@ -1,0 +1,66 @@
+"""Sets of task ids as short text: ``"1-3,7"``.
+
+Task ids are positive integers. Contiguous runs are written as ``first-last``, so that the record of a
+topology with a hundred thousand tasks stays far below ZooKeeper's node limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from storm_dagster.model.errors import Corrupt
+
+__all__ = ["decode_ranges", "encode_ranges"]
+
+_RANGES = re.compile(r"[1-9][0-9]{0,9}(-[1-9][0-9]{0,9})?(,[1-9][0-9]{0,9}(-[1-9][0-9]{0,9})?)*")
+# A forged record must not make a reader allocate without bound.
+_MOST_IDS = 10_000_000
+
+
+def encode_ranges(ids: Iterable[int]) -> str:
+    """The ids in ascending order as ``first-last`` runs joined by commas; no ids give ``""``."""
+    runs: list[str] = []
+    first = last = 0
+    for number in sorted(set(ids)):
+        if number < 1:
+            raise ValueError(f"task ids start at 1, got {number}")
+        if last and number == last + 1:
+            last = number
+            continue
+        if last:
+            runs.append(str(first) if first == last else f"{first}-{last}")
+        first = last = number
+    if last:
+        runs.append(str(first) if first == last else f"{first}-{last}")
+    return ",".join(runs)
+
+
+def decode_ranges(text: str) -> tuple[int, ...]:
+    """The ids that :func:`encode_ranges` wrote, ascending.
+
+    Raises :class:`Corrupt` for anything that it would not have written: overlaps, descending runs,
+    leading zeros, blanks, or more than ten million ids.
+    """
+    if text == "":
+        return ()
+    if not _RANGES.fullmatch(text):
+        raise Corrupt(
+            f"task ranges {text!r:.80} are not of the form '1-3,7': the record was damaged or forged"
+        )
+    ids: list[int] = []
+    previous = 0
+    for run in text.split(","):
+        low, _, high = run.partition("-")
+        first, last = int(low), int(high or low)
+        if first <= previous or last < first:
+            raise Corrupt(
+                f"task ranges {text!r:.80} overlap or descend at {run!r}: the record was damaged or forged"
+            )
+        if len(ids) + last - first >= _MOST_IDS:
+            raise Corrupt(
+                f"task ranges {text!r:.80} name more than {_MOST_IDS} tasks: the record was damaged or forged"
+            )
+        ids.extend(range(first, last + 1))
+        previous = last
+    return tuple(ids)

@@ -1,0 +1,290 @@
+"""The records that stand in ZooKeeper: frozen, strictly decoded, bounded in size (design 6.3).
+
+Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that a
+node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not exactly such a
+record, so that damaged or forged state is never acted on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from storm_dagster.model.errors import Corrupt, InvalidTopology
+from storm_dagster.model.ranges import decode_ranges, encode_ranges
+
+__all__ = [
+    "MAX_NODE_BYTES",
+    "Assignment",
+    "AssignmentType",
+    "ComponentTasks",
+    "EpochRecord",
+    "GrayUpgrade",
+    "Record",
+    "StormBase",
+    "SupervisorInfo",
+    "TaskBeats",
+    "TaskError",
+    "TaskTable",
+    "TokenRecord",
+    "TopologyStatus",
+    "WorkerBeat",
+    "WorkerNode",
+    "WorkerSlot",
+    "decode_record",
+    "encode_record",
+]
+
+MAX_NODE_BYTES = 512 * 1024
+"""No node is larger than this. ZooKeeper drops the whole connection at 1 MiB (hazard K3)."""
+
+TopologyStatus = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
+AssignmentType = Literal["Assign", "UpdateTopology", "ScaleTopology"]
+
+
+def _canonical_ranges(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError("must be text such as '1-3,7'")
+    try:
+        decode_ranges(value)
+    except Corrupt as error:
+        raise ValueError(str(error)) from None
+    return value
+
+
+Ranges = Annotated[str, BeforeValidator(_canonical_ranges)]
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, no unknown fields, no coercion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    v: Literal[1] = 1
+
+
+class StormBase(Record):
+    """A topology exists while this record does; ``status`` is what it does, ``wanted_status`` what it should."""
+
+    name: str
+    launch_time_secs: int
+    status: TopologyStatus
+    wanted_status: Literal["ACTIVE", "INACTIVE"] = "ACTIVE"
+    previous_status: TopologyStatus | None = None
+    delay_secs: int | None = None
+    workers: int
+    executors: dict[str, int]
+    """Executors of each component: the parallelism that is wanted now."""
+    token: str
+    """The client token of the submission that made it."""
+
+
+class ComponentTasks(Record):
+    """The tasks of one component."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    v: Literal[1] = Field(default=1, exclude=True)
+    type: Literal["bolt", "spout"]
+    tasks: Ranges
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Task ids, ascending."""
+        return decode_ranges(self.tasks)
+
+
+class TaskTable(Record):
+    """Which task ids belong to which component of a topology, system components included."""
+
+    components: dict[str, ComponentTasks]
+
+    def component_of(self) -> dict[int, str]:
+        """Task id -> component id."""
+        return {task: name for name, part in self.components.items() for task in part.ids}
+
+
+class WorkerBeat(Record):
+    """What the topology master knows of one worker."""
+
+    v: Literal[1] = Field(default=1, exclude=True)
+    count: int
+    """Heartbeats received from that worker's present process."""
+    silent_ms: int
+    """Milliseconds since the last one, by the topology master's monotonic clock."""
+    uptime_secs: int
+
+
+class TaskBeats(Record):
+    """Liveness of a topology's workers and tasks; readers judge by whether the counters rise."""
+
+    topology_id: str
+    topology_master: int
+    """Task id of the topology master."""
+    workers: dict[str, WorkerBeat] = {}
+    """``"node:port"`` -> its counter."""
+    dead: Ranges = ""
+    """Tasks that the topology master holds to be dead (hung or never reported)."""
+
+
+class SupervisorInfo(Record):
+    """Ephemeral heartbeat of one supervisor; ``count`` rises with every completed loop that is due."""
+
+    host: str
+    ports: tuple[int, ...]
+    """All slots of the supervisor, used and free."""
+    started: int
+    """Start, in epoch seconds of the supervisor's own clock (shown, never compared)."""
+    count: int
+    version: str
+    http: str | None = None
+    """``http://host:port`` of the supervisor's log service, when it has one."""
+    cpu: int = 0
+    """Percent points of one core that the host offers; 0 when not stated."""
+    memory_mb: int = 0
+    """Memory that the host offers, in MiB; 0 when not stated."""
+    rack: str | None = None
+    restarting: tuple[int, ...] = ()
+    """Ports whose worker crashed and is being restarted in place (design 8.7)."""
+
+
+class TaskError(Record):
+    """One error of one task."""
+
+    task: int
+    host: str
+    port: int
+    time: int
+    """Epoch seconds."""
+    error: str
+
+
+class GrayUpgrade(Record):
+    """State of a gray upgrade."""
+
+    number: int = 0
+    component: str | None = None
+    workers: tuple[str, ...] = ()
+    expires: int
+    """Epoch seconds after which the upgrade may no longer go on."""
+    continue_: bool = Field(default=False, alias="continue")
+    rollback: bool = False
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+class WorkerSlot(Record):
+    """One worker of an assignment: a slot and the tasks that run in it."""
+
+    v: Literal[1] = Field(default=1, exclude=True)
+    node: str
+    """Supervisor id."""
+    host: str
+    port: int
+    tasks: Ranges
+    memory_bytes: int = 0
+    cpu: int = 0
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Task ids, ascending."""
+        return decode_ranges(self.tasks)
+
+    @property
+    def slot(self) -> tuple[str, int]:
+        """(supervisor id, port)."""
+        return (self.node, self.port)
+
+
+class Assignment(Record):
+    """Which slot runs which tasks of one topology."""
+
+    topology_id: str
+    code_dir: str
+    """Prefix of the blob keys of the code that these workers run."""
+    node_host: dict[str, str]
+    """Supervisor id -> host, of the supervisors used."""
+    workers: tuple[WorkerSlot, ...]
+    task_start_secs: dict[Ranges, int]
+    """Task ranges -> epoch seconds at which those tasks were placed where they are."""
+    timestamp_ms: int
+    type: AssignmentType = "Assign"
+
+    def task_slots(self) -> dict[int, tuple[str, int]]:
+        """Task id -> (supervisor id, port)."""
+        return {task: worker.slot for worker in self.workers for task in worker.ids}
+
+    def start_secs(self) -> dict[int, int]:
+        """Task id -> epoch seconds."""
+        return {task: secs for ranges, secs in self.task_start_secs.items() for task in decode_ranges(ranges)}
+
+    @staticmethod
+    def pack_start_secs(start_secs: Mapping[int, int]) -> dict[str, int]:
+        """The ``task_start_secs`` field for a map task id -> epoch seconds."""
+        by_secs: dict[int, list[int]] = {}
+        for task, secs in start_secs.items():
+            by_secs.setdefault(secs, []).append(task)
+        return {encode_ranges(tasks): secs for secs, tasks in sorted(by_secs.items())}
+
+
+class WorkerNode(Record):
+    """A live worker process; written on start and on change only, ephemeral in the worker's own session."""
+
+    pid: int
+    token: str
+    """Start token: frames and requests of this process carry it."""
+    version: int
+    """Data version of the assignment node that the worker applies."""
+    tasks: Ranges
+    """Tasks that the process has opened, or claims to open now."""
+    started_ms: int
+    """Epoch milliseconds of the worker's own clock (shown, never compared)."""
+    status: Literal["starting", "running", "paused"]
+    code: str = ""
+    """SHA-256 of the archive that it runs (first 16 hex digits)."""
+
+
+class EpochRecord(Record):
+    """Who holds the leadership epoch. The node's data version is the epoch."""
+
+    leader: str
+    """``host:port`` of the leading nimbus's Thrift address."""
+    http: str
+    """Base URL of its HTTP service."""
+
+
+class TokenRecord(Record):
+    """The topology id that a client token got at its first use."""
+
+    topology_id: str
+    name: str
+    epoch: int
+
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+def encode_record(record: Record, *, limit: int | None = MAX_NODE_BYTES) -> bytes:
+    """The record as bytes for a node; :class:`InvalidTopology` when they exceed ``limit`` bytes."""
+    raw = record.model_dump_json(by_alias=True).encode()
+    if limit is not None and len(raw) > limit:
+        raise InvalidTopology(
+            f"{type(record).__name__} takes {len(raw)} bytes, a ZooKeeper node may hold {limit}: "
+            "use fewer components, workers or tasks"
+        )
+    return raw
+
+
+def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
+    """The record that ``raw`` holds; :class:`Corrupt`, naming ``path``, when it is not exactly one."""
+    try:
+        return cls.model_validate_json(raw, strict=True)
+    except (ValidationError, UnicodeDecodeError, RecursionError) as error:
+        reason = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error), "loc": ()}
+        where = ".".join(str(part) for part in reason["loc"])
+        raise Corrupt(
+            f"{path or 'the record'} is no valid {cls.__name__} ({where + ': ' if where else ''}{reason['msg']}): "
+            "it was damaged or written by something else; look at the node before removing it"
+        ) from None

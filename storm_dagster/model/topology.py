@@ -1,0 +1,130 @@
+"""What a topology is: components, streams, inputs, groupings, parallelism.
+
+This is the form that travels: a client describes its topology as this JSON, nimbus stores it as the blob
+``<id>-stormcode.ser``, workers build the components from it. It names code (``"module:QualName"``) and
+never contains any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from storm_dagster.model.errors import InvalidTopology
+
+__all__ = [
+    "DEFAULT_STREAM",
+    "ComponentObject",
+    "ComponentSpec",
+    "GroupingSpec",
+    "InputSpec",
+    "StreamSpec",
+    "TopologySpec",
+    "decode_topology",
+]
+
+DEFAULT_STREAM = "default"
+
+GroupingType = Literal[
+    "shuffle", "fields", "partial_key", "all", "global", "none", "direct", "local_or_shuffle", "custom"
+]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ComponentObject(_Frozen):
+    """What runs: a Python class by name with JSON arguments, or a shell command (multilang)."""
+
+    python: str | None = None
+    """``"module:QualName"`` of a Spout or Bolt class (or factory); built as ``cls(**args)``."""
+    args: dict[str, Any] = {}
+    shell: tuple[str, ...] | None = None
+    """Command line of a multilang component; its working directory is the archive's ``resources/``."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> ComponentObject:
+        if (self.python is None) == (self.shell is None):
+            raise ValueError("a component object names either 'python' or 'shell'")
+        if self.shell is not None and not self.shell:
+            raise ValueError("a shell component needs a command")
+        return self
+
+
+class StreamSpec(_Frozen):
+    """Fields of one output stream; ``direct`` streams are sent to one chosen task."""
+
+    fields: tuple[str, ...] = ()
+    direct: bool = False
+
+
+class GroupingSpec(_Frozen):
+    """How the tuples of a stream are dealt over the receiving component's tasks."""
+
+    type: GroupingType
+    fields: tuple[str, ...] = ()
+    """For ``fields`` and ``partial_key``: the fields that make the key."""
+    object: str | None = None
+    """For ``custom``: ``"module:function"``, called with (context, source component, stream, target tasks)."""
+    args: dict[str, Any] = {}
+
+
+class InputSpec(_Frozen):
+    """One subscription: the stream of a component, and the grouping."""
+
+    component: str
+    stream: str = DEFAULT_STREAM
+    grouping: GroupingSpec
+
+
+class ComponentSpec(_Frozen):
+    """One spout or bolt."""
+
+    object: ComponentObject
+    parallelism: int = 1
+    """Executors wanted. Tasks are as many, unless the conf's ``topology.tasks`` asks for more."""
+    conf: dict[str, Any] = {}
+    """Component conf: overrides topology conf for this component."""
+    inputs: tuple[InputSpec, ...] = ()
+    outputs: dict[str, StreamSpec] = {}
+
+
+class TopologySpec(_Frozen):
+    """A topology. The order of spouts and bolts is the declared order; it decides task ids (design 8.3)."""
+
+    name: str = ""
+    spouts: dict[str, ComponentSpec] = Field(default_factory=dict)
+    bolts: dict[str, ComponentSpec] = Field(default_factory=dict)
+    conf: dict[str, Any] = {}
+    """Conf that the author gave the topology itself; a submission's conf overrides it."""
+
+    def components(self) -> Iterator[tuple[str, Literal["spout", "bolt"], ComponentSpec]]:
+        """Every component as (id, type, spec): bolts in declared order, then spouts."""
+        for component_id, spec in self.bolts.items():
+            yield component_id, "bolt", spec
+        for component_id, spec in self.spouts.items():
+            yield component_id, "spout", spec
+
+    def component(self, component_id: str) -> ComponentSpec | None:
+        """The component of that id, or ``None``."""
+        return self.bolts.get(component_id) or self.spouts.get(component_id)
+
+    def to_json(self) -> bytes:
+        """The blob form; :func:`decode_topology` reads it back."""
+        return self.model_dump_json(exclude_defaults=True).encode()
+
+
+def decode_topology(raw: bytes | str) -> TopologySpec:
+    """The topology in ``raw`` JSON; :class:`InvalidTopology` names the first thing that is wrong."""
+    try:
+        return TopologySpec.model_validate_json(raw)
+    except (ValidationError, UnicodeDecodeError, RecursionError) as error:
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            text = f"{'.'.join(str(part) for part in first['loc']) or 'topology'}: {first['msg']}"
+        else:
+            text = str(error)
+        raise InvalidTopology(f"the topology document is not valid: {text}") from None

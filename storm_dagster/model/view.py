@@ -1,0 +1,78 @@
+"""One immutable view of the cluster: what a decision is made from.
+
+A daemon or a run loads it once, hands it to ``core``, and executes the plan that comes back. Every part
+carries the data version that it was read at, so that the write of the plan can compare and set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from storm_dagster.model.records import (
+    Assignment,
+    StormBase,
+    SupervisorInfo,
+    TaskBeats,
+    TaskTable,
+    WorkerNode,
+)
+
+__all__ = ["ClusterView", "TopologyView", "Versioned"]
+
+
+@dataclass(frozen=True)
+class Versioned:
+    """Data version and modification zxid of a node at the moment it was read."""
+
+    version: int
+    mzxid: int
+
+
+@dataclass(frozen=True)
+class TopologyView:
+    """All that is known of one topology. A part that does not exist is ``None``."""
+
+    id: str
+    base: StormBase
+    base_at: Versioned
+    tasks: TaskTable | None = None
+    assignment: Assignment | None = None
+    assignment_at: Versioned | None = None
+    beats: TaskBeats | None = None
+    beats_at: Versioned | None = None
+    live_workers: Mapping[tuple[str, int], WorkerNode] = field(default_factory=dict)
+    """(supervisor id, port) -> the record of a worker whose session lives."""
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """The cluster at one moment. ``assignments_version`` is the turnstile of design section 4."""
+
+    cluster_id: str
+    epoch: int
+    """Data version of ``/epoch``."""
+    assignments_version: int
+    """Data version of ``/assignments``: every assignment transaction checks and raises it."""
+    supervisors: Mapping[str, SupervisorInfo]
+    topologies: Mapping[str, TopologyView]
+    """Topology id -> view."""
+    blacklist: frozenset[str] = frozenset()
+    """Hosts."""
+
+    def topology_named(self, name: str) -> TopologyView | None:
+        """The topology of that name in whatever status, or ``None``."""
+        for topology in self.topologies.values():
+            if topology.base.name == name:
+                return topology
+        return None
+
+    def used_ports(self, without: frozenset[str] = frozenset()) -> dict[str, set[int]]:
+        """Supervisor id -> ports that assignments hold, those of the topology ids in ``without`` left out."""
+        used: dict[str, set[int]] = {}
+        for topology in self.topologies.values():
+            if topology.assignment is None or topology.id in without:
+                continue
+            for worker in topology.assignment.workers:
+                used.setdefault(worker.node, set()).add(worker.port)
+        return used
