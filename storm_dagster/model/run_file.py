@@ -1,0 +1,110 @@
+"""``HOME/run/<role>-<id>.json``: which process plays which role, so that ``stop`` ends exactly that one.
+
+A pid alone may belong to a stranger by now; a process is matched by its pid *and* its start time in clock
+ticks since boot (field 22 of ``/proc/<pid>/stat``), and by the boot id of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+__all__ = ["RunFile", "boot_id", "run_dir", "start_ticks"]
+
+
+def run_dir(home: Path) -> Path:
+    """The folder of the run files of ``home``."""
+    return home / "run"
+
+
+def start_ticks(pid: int) -> int | None:
+    """Start of the process in clock ticks since boot; ``None`` when there is no such process, or a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stream:
+            raw = stream.read()
+    except OSError:
+        return None
+    # The command name stands in brackets and may itself hold blanks and brackets: count after the last one.
+    fields = raw[raw.rfind(b")") + 2 :].split()
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return None
+    return int(fields[19])
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot: start ticks of another boot say nothing."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+class RunFile(BaseModel):
+    """One process of a cluster."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    role: str
+    """``dev``, ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``dagster-webserver``, ..."""
+    id: str
+    pid: int
+    start_ticks: int
+    boot_id: str = ""
+    ports: dict[str, int] = {}
+    """What the process listens on, by purpose (``http``, ``thrift``, ``data``...)."""
+
+    @staticmethod
+    def write(
+        home: Path, role: str, id: str, ports: Mapping[str, int] | None = None, *, pid: int | None = None
+    ) -> RunFile:
+        """Record the calling process (or ``pid``) atomically, and return the record.
+
+        ``ProcessLookupError`` when ``pid`` does not exist. ``id`` may hold any character of a node or
+        topology id; ``/`` is replaced in the file's name.
+        """
+        pid = os.getpid() if pid is None else pid
+        ticks = start_ticks(pid)
+        if ticks is None:
+            raise ProcessLookupError(f"process {pid} ({role} {id}) does not exist")
+        record = RunFile(
+            role=role, id=id, pid=pid, start_ticks=ticks, boot_id=boot_id(), ports=dict(ports or {})
+        )
+        target = RunFile.path_of(home, role, id)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        temporary.write_text(record.model_dump_json() + "\n", encoding="utf-8")
+        os.replace(temporary, target)
+        return record
+
+    @staticmethod
+    def path_of(home: Path, role: str, id: str) -> Path:
+        """Where the record of that role and id stands."""
+        return run_dir(home) / f"{role}-{id.replace('/', '_')}.json"
+
+    @staticmethod
+    def read(path: Path) -> RunFile | None:
+        """The record in ``path``; ``None`` when the file is gone or unreadable (then it matches nobody)."""
+        try:
+            return RunFile.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            return None
+
+    @staticmethod
+    def read_all(home: Path) -> list[RunFile]:
+        """All readable records of ``home``, by file name."""
+        found = [RunFile.read(path) for path in sorted(run_dir(home).glob("*.json"))]
+        return [record for record in found if record is not None]
+
+    def alive(self) -> bool:
+        """Whether exactly this process still runs (same pid, same start, same boot; a zombie does not)."""
+        return self.boot_id in ("", boot_id()) and start_ticks(self.pid) == self.start_ticks
+
+    def remove(self, home: Path) -> None:
+        """Remove the record if it is still this process's own; never another's."""
+        path = RunFile.path_of(home, self.role, self.id)
+        current = RunFile.read(path)
+        if current is not None and (current.pid, current.start_ticks) == (self.pid, self.start_ticks):
+            path.unlink(missing_ok=True)
