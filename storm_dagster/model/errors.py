@@ -18,6 +18,7 @@ __all__ = [
     "Fenced",
     "InvalidRequest",
     "InvalidTopology",
+    "KeyNotFound",
     "NotAlive",
     "StormDagsterError",
     "Unavailable",
@@ -74,6 +75,12 @@ class NotAlive(Conflict):
     http_status = 404
 
 
+class KeyNotFound(Conflict):
+    """No blob, upload or run is known under the given key."""
+
+    http_status = 404
+
+
 class AlreadyAlive(Conflict):
     """A topology of that name exists already, in whatever status."""
 
@@ -108,6 +115,7 @@ _BY_NAME: dict[str, type[StormDagsterError]] = {
         UnknownSubtree,
         Conflict,
         NotAlive,
+        KeyNotFound,
         AlreadyAlive,
         Unavailable,
         Fenced,
