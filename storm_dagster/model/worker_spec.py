@@ -1,0 +1,117 @@
+"""What a supervisor tells a worker: the file that ``python -m storm_dagster.worker SPEC.json`` reads.
+
+The supervisor writes it atomically before it starts the process; the worker reads it once. It holds no
+task list: which tasks to run is read from ZooKeeper, so that a restarted worker can never run stale ones.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from storm_dagster.model.errors import Corrupt
+
+__all__ = ["EXIT_STOPPED", "EXIT_SUPERSEDED", "HeartbeatFile", "WorkerSpec", "run_file_path"]
+
+EXIT_STOPPED = 0
+"""The worker was told to stop (SIGTERM)."""
+EXIT_SUPERSEDED = 3
+"""The assignment names the worker's slot no more, or another process holds its slot: do not restart it as is."""
+
+
+class WorkerSpec(BaseModel):
+    """One worker process."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    worker_id: str
+    """Name of the working folder ``HOME/workers/<worker_id>``; new for every start."""
+    token: str
+    """Start token, unguessable and new for every start: frames and requests of this process carry it."""
+    topology_id: str
+    node: str
+    """Supervisor id."""
+    host: str
+    """Host name or address that the worker binds and announces."""
+    port: int
+    home: str
+    """HOME: the worker writes ``run/worker-<node>-<port>.json`` there."""
+    conf: dict[str, Any] = {}
+    """Cluster conf of the daemon (``storm.zookeeper.*`` at the least); the topology's conf lies over it."""
+    code_dir: str
+    """``.../stormdist/<topology id>``: ``stormconf.ser``, ``stormcode.ser``, and the archive unpacked in ``code/``."""
+    code: str = ""
+    """SHA-256 of the archive, first 16 hex digits; announced in the worker's node."""
+    heartbeat_path: str
+    """File that the worker's heartbeat thread replaces every ``worker.heartbeat.frequency.secs``."""
+    log_path: str
+    """Log file, rotated by the worker at ``worker.log.max.bytes``."""
+
+    @property
+    def archive_root(self) -> Path:
+        """The unpacked archive: first entry of the worker's ``PYTHONPATH``."""
+        return Path(self.code_dir, "code")
+
+    @property
+    def resources_dir(self) -> Path:
+        """Working folder of shell components."""
+        return self.archive_root / "resources"
+
+    @property
+    def conf_path(self) -> Path:
+        """The topology's normalized conf (JSON)."""
+        return Path(self.code_dir, "stormconf.ser")
+
+    @property
+    def topology_path(self) -> Path:
+        """The normalized topology (JSON)."""
+        return Path(self.code_dir, "stormcode.ser")
+
+    def write(self, path: Path) -> None:
+        """Replace ``path`` atomically, readable by the owner only (it holds the token)."""
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(self.model_dump_json(indent=1).encode())
+        os.replace(temporary, path)
+
+    @staticmethod
+    def read(path: Path) -> WorkerSpec:
+        """The spec in ``path``; :class:`Corrupt` when it is damaged."""
+        try:
+            return WorkerSpec.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise Corrupt(
+                f"{path} is no valid worker spec ({where}: {first['msg']}): start the worker through its supervisor"
+            ) from None
+
+
+class HeartbeatFile(BaseModel):
+    """The worker's local heartbeat. ``count`` rises only while the worker's loop advances."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    pid: int
+    time_boot: float
+    """Boot clock at the beat, seconds."""
+    count: int
+    status: str
+    """``starting``, ``running`` or ``paused`` (the lease ended: nothing is executed, the process waits)."""
+
+    @staticmethod
+    def read(path: Path) -> HeartbeatFile | None:
+        """The newest beat, or ``None`` when there is none yet or it is damaged (the next beat replaces it)."""
+        try:
+            return HeartbeatFile.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            return None
+
+
+def run_file_path(home: str, node: str, port: int) -> Path:
+    """Where the worker of a slot keeps its run file (pid, start time, ports); removed at a clean exit."""
+    return Path(home, "run", f"worker-{node}-{port}.json")
