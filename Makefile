@@ -1,0 +1,60 @@
+# make install | demo | test | check | bench | chaos | docs      (docs/architecture.md says what each stands on)
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+export STORM_DAGSTER_QUIET_DEPRECATIONS := 1
+export DAGSTER_DISABLE_TELEMETRY := yes
+# The tests and the demo stay on this machine; a proxy would only break loopback.
+export NO_PROXY := 127.0.0.1,localhost
+export no_proxy := 127.0.0.1,localhost
+
+.PHONY: install java demo test check bench chaos docs clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not ((3, 10) <= sys.version_info[:2] < (3, 15)))' \
+	  || { echo "storm_dagster needs Python 3.10 to 3.14, $(PYTHON) is $$($(PYTHON) --version 2>&1): set PYTHON=/path/to/python3.x" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) \
+	  || { echo "cannot make a virtual environment: apt-get install python3-venv, then again" >&2; exit 1; }
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@echo "installing storm_dagster and everything it needs into $(VENV) (a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --editable . --group test --group check
+	@touch $@
+
+# Java runs ZooKeeper and Spark. Where we may, we install it; elsewhere we say how.
+java:
+	@if java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])'; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Java 17 or newer is missing: installing openjdk-17-jre-headless"; \
+	  apt-get update -qq && { apt-get install -y -qq openjdk-17-jre-headless >/dev/null || apt-get install -y -qq default-jre-headless >/dev/null; }; \
+	else \
+	  echo "Java 17 or newer is missing. Debian, Ubuntu: sudo apt-get install openjdk-17-jre-headless; Fedora: sudo dnf install java-17-openjdk-headless; macOS: brew install openjdk@17. Then run make again." >&2; exit 1; \
+	fi
+
+demo: java install
+	@KEEP=$(KEEP) $(BIN)/python examples/demo.py
+
+test: java install
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/dagster definitions validate -w workspace.yaml
+	$(BIN)/dg check defs
+
+bench: java install
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+chaos: java install
+	$(BIN)/python -m pytest -m cluster --count-faults tests/cluster $(ARGS)
+
+docs: install
+	$(BIN)/python docs/check_links.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache build dist

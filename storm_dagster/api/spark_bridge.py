@@ -1,0 +1,243 @@
+"""Micro-batches of Structured Streaming, handed from beside the Spark server to a worker, and acked back.
+
+Over Spark Connect ``foreachBatch`` runs beside the server, not in the worker. So the function that is
+shipped there connects to an endpoint of the worker, proves that it knows the endpoint's secret (HMAC
+challenge of ``multiprocessing.connection``; only raw bytes are ever sent or read, nothing is unpickled),
+streams the batch as Arrow IPC, and returns only when the worker says that every row of it was acked.
+Only then does Spark commit the batch to its checkpoint: at least once, end to end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Listener
+from typing import TYPE_CHECKING, Any
+
+from storm_dagster.model.errors import Unavailable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["BatchEndpoint", "make_deliver"]
+
+_log = logging.getLogger(__name__)
+
+_WAIT, _DONE, _MORE, _END = b"wait", b"done", b"more", b""
+_KEEPALIVE_SECS = 2.0
+_MOST_CHUNK_BYTES = 256 * 1024 * 1024
+
+
+def make_deliver(host: str, port: int, secret: bytes, columns: tuple[str, ...], chunk_rows: int) -> Callable[[Any, int], None]:
+    """The ``foreachBatch`` function for an endpoint.
+
+    It is nested on purpose: Spark ships a nested function by value, so the server needs nothing of ours
+    installed, only pyarrow.
+    """
+
+    def deliver(frame: Any, batch_id: int) -> None:
+        import json as json_
+        from multiprocessing.connection import Client
+
+        import pyarrow as arrow
+
+        connection = Client((host, port), authkey=secret)
+        try:
+            connection.send_bytes(json_.dumps({"batch": int(batch_id)}).encode())
+            table = frame.select(*columns).toArrow()
+            for batch in table.to_batches(max_chunksize=chunk_rows):
+                sink = arrow.BufferOutputStream()
+                with arrow.ipc.new_stream(sink, batch.schema) as writer:
+                    writer.write_batch(batch)
+                connection.send_bytes(sink.getvalue().to_pybytes())
+                # The worker asks for more when it has dealt these rows: back pressure reaches Spark.
+                _await(connection, b"more")
+            connection.send_bytes(b"")
+            _await(connection, b"done")
+        finally:
+            connection.close()
+
+    def _await(connection: Any, wanted: bytes) -> None:
+        while True:
+            # A worker that lives says so every two seconds; a minute of silence means that it does not.
+            if not connection.poll(60):
+                raise TimeoutError("the worker of this SparkSpout has been silent for 60 s; the batch will be repeated")
+            answer = connection.recv_bytes(16)
+            if answer == wanted:
+                return
+            if answer != b"wait":
+                raise RuntimeError("the worker of this SparkSpout gave the batch up; it will be repeated")
+
+    return deliver
+
+
+class _OpenBatch:
+    """One micro-batch between arrival and the ack of its last row. Guarded by the endpoint's condition."""
+
+    def __init__(self, serial: int) -> None:
+        self.serial = serial
+        self.rows: deque[tuple[str, list[Any]]] = deque()
+        self.pending: dict[str, list[Any]] = {}
+        self.count = 0
+        self.ended = False
+        self.cancelled = False
+
+    @property
+    def complete(self) -> bool:
+        return self.ended and not self.rows and not self.pending
+
+
+class BatchEndpoint:
+    """Listens for micro-batches and keeps their rows until they are acked.
+
+    ``take``, ``ack`` and ``fail`` are called by the spout; everything else runs on threads of its own.
+    Rows are in memory until their batch is complete: at most one batch plus ``chunk_rows`` rows.
+    """
+
+    def __init__(self, host: str, *, chunk_rows: int = 5_000) -> None:
+        self.secret = secrets.token_bytes(32)
+        self.chunk_rows = chunk_rows
+        try:
+            self._listener = Listener((host, 0), family="AF_INET", backlog=8, authkey=self.secret)
+        except OSError as error:
+            raise Unavailable(f"cannot listen on {host} for Spark's batches ({error}): check the worker's host") from None
+        self.host, self.port = self._listener.address[0], int(self._listener.address[1])
+        self._condition = threading.Condition()
+        self._batch: _OpenBatch | None = None
+        self._serial = 0
+        self._closed = False
+        self.batches_done = 0
+        self._thread = threading.Thread(target=self._accept, name=f"spark-batches-{self.port}", daemon=True)
+        self._thread.start()
+
+    def take(self) -> tuple[str, list[Any]] | None:
+        """The next row to emit as (id, values), or ``None`` when there is none now."""
+        with self._condition:
+            batch = self._batch
+            if batch is None or not batch.rows:
+                return None
+            row_id, values = batch.rows.popleft()
+            batch.pending[row_id] = values
+            if not batch.rows:
+                self._condition.notify_all()
+            return row_id, values
+
+    def ack(self, row_id: str) -> None:
+        """A row's tree is complete. Rows of a batch that was given up are ignored."""
+        with self._condition:
+            if self._batch is not None and self._batch.pending.pop(row_id, None) is not None and self._batch.complete:
+                self._condition.notify_all()
+
+    def fail(self, row_id: str) -> None:
+        """A row's tree failed or timed out: it is dealt again."""
+        with self._condition:
+            if self._batch is not None:
+                values = self._batch.pending.pop(row_id, None)
+                if values is not None:
+                    self._batch.rows.append((row_id, values))
+
+    def close(self) -> None:
+        """Give up the open batch (Spark repeats it from the checkpoint) and stop listening."""
+        with self._condition:
+            self._closed = True
+            if self._batch is not None:
+                self._batch.cancelled = True
+            self._condition.notify_all()
+        # accept() is woken by a connection of our own: closing a listening socket does not wake it.
+        try:
+            from multiprocessing.connection import Client
+
+            Client((self.host, self.port), authkey=self.secret).close()
+        except (OSError, EOFError):
+            pass
+        self._listener.close()
+        self._thread.join(timeout=5)
+
+    def _accept(self) -> None:
+        while not self._closed:
+            try:
+                connection = self._listener.accept()
+            except Exception as error:
+                # A stranger without the secret, or a peer that vanished in the handshake, ends only itself.
+                if not self._closed:
+                    _log.warning("a connection to the Spark endpoint was refused: %s", error)
+                    time.sleep(0.05)
+                continue
+            if self._closed:
+                connection.close()
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="spark-batch", daemon=True).start()
+
+    def _serve(self, connection: Connection) -> None:
+        batch: _OpenBatch | None = None
+        try:
+            hello = json.loads(connection.recv_bytes(1024))
+            batch = self._open()
+            while True:
+                raw = connection.recv_bytes(_MOST_CHUNK_BYTES)
+                if raw == _END:
+                    break
+                self._add_rows(batch, raw)
+                self._wait(connection, batch, lambda open_batch=batch: not open_batch.rows)
+                connection.send_bytes(_MORE)
+            with self._condition:
+                batch.ended = True
+            self._wait(connection, batch, lambda open_batch=batch: open_batch.complete)
+            connection.send_bytes(_DONE)
+            self.batches_done += 1
+            _log.info("micro-batch %s of Spark is acked: %d rows", hello.get("batch"), batch.count)
+        except (OSError, EOFError, ValueError, _GivenUp) as error:
+            _log.warning("a micro-batch of Spark was given up, Spark will repeat it: %s", error)
+        finally:
+            connection.close()
+            with self._condition:
+                if batch is not None and self._batch is batch:
+                    self._batch = None
+
+    def _open(self) -> _OpenBatch:
+        """A newer batch replaces one that is still open: its query run is over (Spark runs one at a time)."""
+        with self._condition:
+            if self._batch is not None:
+                self._batch.cancelled = True
+                self._condition.notify_all()
+            self._serial += 1
+            self._batch = _OpenBatch(self._serial)
+            return self._batch
+
+    def _add_rows(self, batch: _OpenBatch, raw: bytes) -> None:
+        import pyarrow
+
+        with pyarrow.ipc.open_stream(raw) as reader:
+            rows = _rows(reader.read_all())
+        with self._condition:
+            for values in rows:
+                batch.rows.append((f"{batch.serial}:{batch.count}", values))
+                batch.count += 1
+
+    def _wait(self, connection: Connection, batch: _OpenBatch, done: Callable[[], bool]) -> None:
+        """Until ``done()``, telling the other side every two seconds that this one lives."""
+        while True:
+            with self._condition:
+                finished = self._condition.wait_for(
+                    lambda: done() or batch.cancelled or self._closed, timeout=_KEEPALIVE_SECS
+                )
+                if batch.cancelled or self._closed:
+                    raise _GivenUp("the spout closed, or a newer run of its query began")
+            if finished:
+                return
+            connection.send_bytes(_WAIT)
+
+
+class _GivenUp(Exception):
+    """The batch will not be acked by this endpoint."""
+
+
+def _rows(table: pa.Table) -> list[list[Any]]:
+    """The rows of a table as lists of Python values, in column order."""
+    columns = [column.to_pylist() for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]

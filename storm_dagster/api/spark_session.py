@@ -1,0 +1,155 @@
+"""The Spark session of a worker process: one for all Spark components in it.
+
+It is never the placement's session. Components name a cluster by conf alone: ``topology.spark.remote``,
+else the cluster's ``spark.remote`` (Spark Connect), else ``spark.master`` (classic). The topology's
+archive is added to the session as an artifact, so that the user's functions are importable on the
+cluster. pyspark is imported only when a Spark component opens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storm_dagster.model.errors import InvalidTopology, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["drop_worker_session", "is_session_loss", "resolve_function", "spark_target", "worker_session"]
+
+_log = logging.getLogger(__name__)
+_lock = threading.RLock()
+_sessions: dict[tuple[str, str], Any] = {}
+
+# What a lost server or an expired session says. Over Connect these arrive as texts inside exceptions of
+# several classes, grpc's among them.
+_SESSION_LOSS = (
+    "SESSION_CLOSED",
+    "SESSION_NOT_FOUND",
+    "SESSION_CHANGED",
+    "INVALID_HANDLE",
+    "UNAVAILABLE",
+    "Connection refused",
+    "Socket closed",
+    "failed to connect",
+    "SparkContext was shut down",
+    "stopped SparkContext",
+)
+
+
+def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
+    """``("remote", url)`` or ``("master", url)``: where the Spark components of this conf run.
+
+    Raises :class:`InvalidTopology` when the conf names no Spark at all.
+    """
+    for key in ("topology.spark.remote", "spark.remote"):
+        if conf.get(key):
+            return "remote", str(conf[key])
+    if conf.get("spark.master"):
+        return "master", str(conf["spark.master"])
+    raise InvalidTopology(
+        "a Spark component runs in this topology, but its conf names no Spark: "
+        "set topology.spark.remote (sc://host:port), spark.remote or spark.master"
+    )
+
+
+def worker_session(conf: Mapping[str, Any], archive: Path | None = None) -> SparkSession:
+    """The session of this process for that conf, made at first use; :class:`Unavailable` when out of reach.
+
+    ``archive`` is the topology's archive; a session gets it once.
+    """
+    target = spark_target(conf)
+    with _lock:
+        session = _sessions.get(target)
+        if session is None:
+            session = _connect(target, conf)
+            if archive is not None and archive.is_file():
+                _add_archive(session, target, archive)
+            _sessions[target] = session
+        return session
+
+
+def drop_worker_session(conf: Mapping[str, Any]) -> None:
+    """Forget the session of that conf after a loss: the next use makes a new one.
+
+    A Connect session id that was stopped is refused for ever, so a new session gets a new id.
+    """
+    with _lock:
+        session = _sessions.pop(spark_target(conf), None)
+    if session is not None:
+        try:
+            session.stop()
+        except Exception as error:
+            _log.info("the lost Spark session did not stop cleanly: %s", error)
+
+
+def is_session_loss(error: BaseException) -> bool:
+    """Whether the error says that the session or its server is gone, so that a new session is needed."""
+    text = f"{type(error).__name__}: {error}"
+    return any(mark in text for mark in _SESSION_LOSS)
+
+
+def resolve_function(reference: str) -> Any:
+    """The function that ``"module:function"`` names; :class:`InvalidTopology` when there is none."""
+    import importlib
+
+    module_name, colon, name = reference.partition(":")
+    if not colon or not module_name or not name:
+        raise InvalidTopology(f"{reference!r} is not of the form 'module:function'")
+    try:
+        target: Any = importlib.import_module(module_name)
+        for part in name.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidTopology(f"cannot find {reference!r}: {error}") from None
+    if not callable(target):
+        raise InvalidTopology(f"{reference!r} is a {type(target).__name__}, not a function")
+    return target
+
+
+def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
+    from pyspark.sql import SparkSession
+
+    kind, url = target
+    extra = {str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()}
+    # Left in the environment by a parent, this would override the conf.
+    os.environ.pop("SPARK_REMOTE", None)
+    try:
+        if kind == "remote":
+            separator = "" if url.rstrip().endswith(";") else (";" if "/;" in url else "/;")
+            builder = SparkSession.builder.remote(f"{url}{separator}session_id={uuid.uuid4()}")
+            for key, value in extra.items():
+                builder = builder.config(key, value)
+            session = builder.create()
+            session.range(1).count()
+            return session
+        builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))
+        builder = builder.config("spark.ui.enabled", "false")
+        for key, value in extra.items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()
+    except Exception as error:
+        raise Unavailable(
+            f"Spark at {url} does not answer ({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
+            "start it, or set topology.spark.remote / spark.master to one that runs"
+        ) from error
+
+
+def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
+    """Ship the archive; Spark knows Python archives by their ending, so a copy named ``.zip`` is sent."""
+    with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
+        copy = Path(folder) / "topology.zip"
+        shutil.copyfile(archive, copy)
+        if target[0] == "remote":
+            session.addArtifacts(str(copy), pyfile=True)
+        else:
+            # addPyFile copies at once into Spark's own folder, so the copy here may go.
+            session.sparkContext.addPyFile(str(copy))
