@@ -1,0 +1,216 @@
+"""The HTTP client of nimbus: finds the leader, waits for one with patience, turns answers into typed errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.endpoints import ClusterFile, home_dir
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
+
+__all__ = ["NimbusClient", "seed_urls"]
+
+_PAUSE = 0.2
+
+
+def seed_urls(conf: ClusterConf) -> list[str]:
+    """Base URLs of ``nimbus.seeds``: ``host`` (at ``nimbus.http.port``), ``host:port`` or a whole URL."""
+    urls: list[str] = []
+    for seed in conf["nimbus.seeds"]:
+        if "://" in seed:
+            urls.append(seed.rstrip("/"))
+        else:
+            host, colon, port = seed.rpartition(":")
+            urls.append(f"http://{host}:{port}" if colon else f"http://{seed}:{conf['nimbus.http.port']}")
+    return urls
+
+
+class NimbusClient:
+    """Calls of nimbus's HTTP service; safe to share between threads.
+
+    ``urls`` is asked anew whenever the leader is looked for, because addresses change when a local cluster
+    is started again. ``patience`` is how long a call waits for a leader, in seconds: a restarting or
+    changing leader is not an error before that. Each single request is bounded by ``timeout``.
+    """
+
+    def __init__(
+        self,
+        urls: Callable[[], list[str]] | list[str],
+        *,
+        patience: float = 30.0,
+        timeout: float = 30.0,
+        thing: str = "the cluster",
+    ) -> None:
+        self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
+        self._patience = patience
+        self._thing = thing
+        self._leader: str | None = None
+        # Proxies of the environment are for the outside world, not for the cluster.
+        self._http = httpx.Client(timeout=httpx.Timeout(timeout, connect=2.0), trust_env=False)
+
+    @staticmethod
+    def of_cluster(
+        conf: ClusterConf, home: Path | None = None, *, conf_dir: Path | None = None, patience: float = 30.0
+    ) -> NimbusClient:
+        """The client of the cluster in ``home`` (``cluster.json``), else of ``nimbus.seeds`` of ``conf``.
+
+        With ``conf_dir`` only the seeds count. ``nimbus.seeds`` given with ``-c`` wins over both.
+        """
+        folder = home_dir(home)
+        explicit = conf.origins.get("nimbus.seeds") == "-c"
+
+        def urls() -> list[str]:
+            cluster = None if conf_dir is not None or explicit else ClusterFile.read(folder)
+            if cluster is not None and cluster.nimbuses:
+                return [nimbus.http for nimbus in cluster.nimbuses]
+            return seed_urls(conf)
+
+        return NimbusClient(urls, patience=patience, thing=f"the cluster of {folder}")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> NimbusClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- the leader ---------------------------------------------------------------------------------------
+    def _look(self) -> tuple[str | None, str]:
+        """(leader's URL, what was seen instead)."""
+        seen: list[str] = []
+        for url in self._urls():
+            try:
+                answer = self._http.get(f"{url}/healthz", timeout=3.0)
+                document = answer.json()
+            except (httpx.HTTPError, ValueError) as error:
+                seen.append(f"{url}: {type(error).__name__}")
+                continue
+            if not isinstance(document, dict):
+                seen.append(f"{url}: not a nimbus")
+                continue
+            if document.get("leader") is True:
+                return url, ""
+            named = document.get("leader_http")
+            if isinstance(named, str) and named.rstrip("/") != url:
+                try:
+                    if (
+                        self._http.get(f"{named.rstrip('/')}/healthz", timeout=3.0).json().get("leader")
+                        is True
+                    ):
+                        return named.rstrip("/"), ""
+                except (httpx.HTTPError, ValueError, AttributeError):
+                    pass
+            seen.append(f"{url}: no leader")
+        return None, "; ".join(seen) or "no nimbus is known"
+
+    def leader(self, *, deadline: float | None = None) -> str:
+        """Base URL of the leader; waits for one, :class:`Unavailable` when the patience ends."""
+        if self._leader is not None:
+            return self._leader
+        deadline = time.monotonic() + self._patience if deadline is None else deadline
+        while True:
+            found, seen = self._look()
+            if found is not None:
+                self._leader = found
+                return found
+            if time.monotonic() >= deadline:
+                raise Unavailable(
+                    f"{self._thing} has no leading nimbus in reach ({seen}): start it with `storm-dagster dev`, or "
+                    "name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
+                )
+            time.sleep(_PAUSE)
+
+    def reachable(self) -> bool:
+        """Whether a leader answers right now."""
+        self._leader = None
+        return self._look()[0] is not None
+
+    # -- calls --------------------------------------------------------------------------------------------
+    @staticmethod
+    def _raise(answer: httpx.Response) -> None:
+        if answer.status_code < 400:
+            return
+        try:
+            raise error_from_document(answer.json())
+        except ValueError:
+            text = answer.text.strip()[:200]
+            kind = Unavailable if answer.status_code >= 500 else InvalidRequest
+            raise kind(
+                f"{answer.request.method} {answer.request.url} answered {answer.status_code}: {text or 'no text'}"
+            ) from None
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: Callable[[], Any] | bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+        repeat: bool = True,
+        timeout: float | None = None,
+    ) -> httpx.Response:
+        """One call of the leader; typed errors for answers from 400 up.
+
+        ``content`` may be a function that makes the body anew for each try. A call that finds no leader, or
+        a follower, is made again until the patience ends; one whose connection broke only with ``repeat``
+        (it may have had its effect).
+        """
+        deadline = time.monotonic() + self._patience
+        extra: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        while True:
+            base = self.leader(deadline=deadline)
+            try:
+                answer = self._http.request(
+                    method,
+                    base + path,
+                    json=json,
+                    content=content() if callable(content) else content,
+                    headers=headers,
+                    params=params,
+                    **extra,
+                )
+                self._raise(answer)
+                return answer
+            except httpx.ConnectError as error:
+                failure: StormDagsterError = Unavailable(f"{base} does not answer ({error}): is it running?")
+            except httpx.HTTPError as error:
+                failure = Unavailable(f"{method} {base}{path} broke off ({type(error).__name__}: {error})")
+                if not repeat:
+                    raise failure from None
+            except Unavailable as error:
+                # Only a change of leader is waited for; an Unavailable of the leader itself is the answer.
+                if self._look()[0] == base:
+                    raise
+                failure = error
+            self._leader = None
+            if time.monotonic() >= deadline:
+                raise failure from None
+            time.sleep(_PAUSE)
+
+    def get(self, path: str, **params: Any) -> Any:
+        """The JSON document at ``path``."""
+        return self.request("GET", path, params=params or None).json()
+
+    def post(self, path: str, document: Any = None, *, repeat: bool = True) -> Any:
+        """The JSON answer to a POST of ``document``."""
+        return self.request("POST", path, json={} if document is None else document, repeat=repeat).json()
+
+    def exists(self, path: str) -> bool:
+        """Whether a HEAD of ``path`` answers 200; other errors than 404 are raised."""
+        try:
+            self.request("HEAD", path)
+        except StormDagsterError as error:
+            if isinstance(error, Unavailable):
+                raise
+            return False
+        return True

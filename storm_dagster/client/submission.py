@@ -1,0 +1,223 @@
+"""Submitting: the one function behind the command line, the Launchpad and users' own programs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.uploads import Uploaded, upload, upload_target
+from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_tasks
+from storm_dagster.model.conf import validate_conf
+from storm_dagster.model.endpoints import home_dir
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file
+from storm_dagster.packaging.conversion import topology_spec_of
+from storm_dagster.packaging.describing import DESCRIBING
+
+__all__ = ["STORM_JAR", "Submission", "submit_target", "submit_topology", "submit_uploaded"]
+
+STORM_JAR = "STORM_JAR"
+"""Environment variable with the archive of the running program, set by ``storm-dagster jar`` (seed 001)."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """An accepted submission, and a running topology when it was waited for."""
+
+    name: str
+    token: str
+    run_id: str | None
+    id: str | None = None
+    status: str | None = None
+    seconds: float = 0.0
+    sent: bool = False
+    """Whether the archive's bytes travelled."""
+
+    def to_document(self) -> dict[str, Any]:
+        """What changing verbs print."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "status": self.status,
+            "run_id": self.run_id,
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def submit_uploaded(
+    nimbus: NimbusClient,
+    uploaded: Uploaded,
+    *,
+    name: str,
+    token: str,
+    inactive: bool = False,
+    allow_degraded: bool = False,
+    wait: bool = True,
+    timeout: float = 300.0,
+    started: float | None = None,
+    progress: Progress | None = None,
+) -> Submission:
+    """Start the submission of an upload; with ``wait`` return when all tasks run.
+
+    A repeated call with the same token gives the same topology. ``timeout`` (seconds) bounds the waiting.
+    """
+    started = time.monotonic() if started is None else started
+    answer = nimbus.post(
+        "/v1/submit",
+        {
+            "name": name,
+            "handle": uploaded.handle,
+            "token": token,
+            "inactive": inactive,
+            "allow_degraded": allow_degraded,
+        },
+    )
+    run_id = answer.get("run_id")
+    token = str(answer.get("token") or token)
+    if not wait:
+        return Submission(name, token, run_id, None, None, time.monotonic() - started, uploaded.sent)
+    deadline = started + timeout
+    if run_id:
+        wait_for_run(nimbus, run_id, deadline=deadline, progress=progress)
+    document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
+    return Submission(
+        name,
+        token,
+        run_id,
+        str(document["id"]),
+        str(document["status"]),
+        time.monotonic() - started,
+        uploaded.sent,
+    )
+
+
+def submit_target(
+    nimbus: NimbusClient,
+    target: str,
+    args: Sequence[str] = (),
+    *,
+    name: str | None = None,
+    conf: Mapping[str, Any] | None = None,
+    home: Path | None = None,
+    requirements: Path | None = None,
+    token: str | None = None,
+    inactive: bool = False,
+    allow_degraded: bool = False,
+    wait: bool = True,
+    timeout: float = 300.0,
+    progress: Progress | None = None,
+) -> Submission:
+    """Describe, pack, upload and submit TARGET: ``storm-dagster submit``."""
+    started = time.monotonic()
+    if name is not None:
+        check_topology_name(name)
+    validate_conf(conf or {}, source="conf of the submission")
+    tell = (lambda step: progress(step, "STARTED")) if progress is not None else None
+    uploaded = upload_target(
+        nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=tell
+    )
+    if progress is not None:
+        progress("upload", "SUCCESS")
+    return submit_uploaded(
+        nimbus,
+        uploaded,
+        name=check_topology_name(name or uploaded.name),
+        token=token or uuid.uuid4().hex,
+        inactive=inactive,
+        allow_degraded=allow_degraded,
+        wait=wait,
+        timeout=timeout,
+        started=started,
+        progress=progress,
+    )
+
+
+def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
+    """The archive of the running program: ``STORM_JAR``, else the folder of the topology's own modules."""
+    named = os.environ.get(STORM_JAR)
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            raise InvalidRequest(
+                f"{STORM_JAR}={named} does not exist: run the program as `storm-dagster jar`"
+            )
+        return Archive(path, hash_file(path), path.stat().st_size, 0)
+    for _, _, component in spec.components():
+        module = sys.modules.get((component.object.python or "").partition(":")[0].partition(".")[0])
+        file = getattr(module, "__file__", None)
+        if module is None or file is None or module.__name__ == "storm_dagster":
+            continue
+        own = Path(file).absolute()
+        package = own.name == "__init__.py"
+        root = own.parent.parent if package else own.parent
+        files = collect_files(root, [own.parent.name] if package else None, leave_out=[home])
+        return build_archive(folder / "archive.zip", files)
+    raise InvalidRequest(
+        f"no archive is known for topology {spec.name!r}: run the program as `storm-dagster jar ARCHIVE MODULE`, "
+        f"which sets {STORM_JAR}"
+    )
+
+
+def submit_topology(
+    name: str,
+    conf: Mapping[str, Any] | None,
+    topology: Any,
+    *,
+    inactive: bool = False,
+    token: str | None = None,
+    wait: bool = True,
+    home: str | os.PathLike[str] | None = None,
+    timeout: float = 300.0,
+    allow_degraded: bool = False,
+    progress: Progress | None = None,
+) -> Submission:
+    """Submit ``topology`` under ``name`` to the cluster of ``home`` (``STORM_DAGSTER_HOME``, conf seeds).
+
+    ``topology`` is a ``Topology`` class, a ``TopologyBuilder`` or a ``TopologySpec``. The program's archive
+    is the one that ``STORM_JAR`` names (``storm-dagster jar`` sets it), else the folder of the topology's
+    modules; it is uploaded once per process, and never when its hash is stored already. With ``wait`` the
+    call returns when all tasks run, at most ``timeout`` seconds later. The same ``token`` gives the same
+    topology id however often it is submitted. Raises :class:`StormDagsterError` of the fitting branch.
+    """
+    if os.environ.get(DESCRIBING):
+        raise InvalidTopology(
+            "submit_topology was called while the module was being described: submit such a program with "
+            '`storm-dagster jar`, or put the call under if __name__ == "__main__"'
+        )
+    started = time.monotonic()
+    check_topology_name(name)
+    checked, _ = validate_conf(conf or {}, source=f"conf of topology {name!r}")
+    spec = topology_spec_of(topology)
+    if spec is None:
+        raise InvalidTopology(
+            f"{topology!r:.80} is no topology: give a Topology class, a TopologyBuilder or a TopologySpec"
+        )
+    folder = home_dir(home)
+    cluster = cluster_conf(folder)
+    with NimbusClient.of_cluster(cluster, folder) as nimbus:
+        with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as scratch:
+            archive = _program_archive(spec, Path(scratch), folder)
+            uploaded = upload(nimbus, archive=archive, conf=checked, topology=spec, name=name)
+        return submit_uploaded(
+            nimbus,
+            uploaded,
+            name=name,
+            token=token or uuid.uuid4().hex,
+            inactive=inactive,
+            allow_degraded=allow_degraded,
+            wait=wait,
+            timeout=timeout,
+            started=started,
+            progress=progress,
+        )

@@ -1,0 +1,114 @@
+"""Waiting for a Dagster run, and then for every task to run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable, error_from_document
+
+__all__ = ["Progress", "wait_for_run", "wait_for_status", "wait_for_tasks"]
+
+Progress = Callable[[str, str], None]
+"""Hears (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
+
+
+def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
+    error = document.get("error")
+    if isinstance(error, dict) and error.get("type"):
+        return error_from_document({"error": error})
+    said = str(error.get("message")) if isinstance(error, dict) else str(error or "no reason given")
+    return StormDagsterError(
+        f"run {run_id} ended as {document.get('status')}: {said}; see {document.get('url') or 'the Dagster UI'}"
+    )
+
+
+def wait_for_run(
+    nimbus: NimbusClient, run_id: str, *, deadline: float, progress: Progress | None = None
+) -> dict[str, Any]:
+    """The finished run's document; the typed error of a run that failed.
+
+    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on).
+    """
+    told: dict[str, str] = {}
+    pause = 0.1
+    while True:
+        document = nimbus.get(f"/v1/runs/{run_id}")
+        for step in document.get("steps", ()):
+            name, status = str(step.get("name")), str(step.get("status"))
+            if progress is not None and told.get(name) != status:
+                told[name] = status
+                progress(name, status)
+        if document.get("finished"):
+            if document.get("status") != "SUCCESS":
+                raise _run_error(run_id, document)
+            return document
+        if time.monotonic() >= deadline:
+            raise Unavailable(
+                f"run {run_id} is still {document.get('status')}: it goes on; look at it in the Dagster UI "
+                f"({document.get('url') or 'no URL known'})"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.5)
+
+
+def wait_for_tasks(
+    nimbus: NimbusClient, name: str, *, deadline: float, progress: Progress | None = None
+) -> dict[str, Any]:
+    """The topology's document once every one of its tasks runs; :class:`Unavailable` at the deadline."""
+    pause = 0.1
+    told = ""
+    while True:
+        document = nimbus.get(f"/v1/topologies/{name}")
+        tasks = document.get("tasks", [])
+        running = sum(1 for task in tasks if task.get("status") == "running")
+        state = f"{running} of {len(tasks)} run"
+        if progress is not None and state != told:
+            told = state
+            progress("tasks", state)
+        if tasks and running == len(tasks):
+            return document
+        if time.monotonic() >= deadline:
+            waiting = [
+                f"{task.get('id')} ({task.get('component')}, {task.get('status')})"
+                for task in tasks
+                if task.get("status") != "running"
+            ]
+            errors = [
+                str(error.get("error", "")).strip().splitlines() for error in document.get("errors", [])
+            ]
+            newest = f"; newest error: {errors[0][-1]}" if errors and errors[0] else ""
+            raise Unavailable(
+                f"topology {name!r}: {running} of {len(tasks)} tasks run, waiting for {', '.join(waiting[:8])}{newest}: "
+                f"see `storm-dagster show {name}` and `storm-dagster logs {name}`"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.5)
+
+
+def wait_for_status(
+    nimbus: NimbusClient,
+    name: str,
+    done: Callable[[dict[str, Any] | None], bool],
+    *,
+    deadline: float,
+    what: str,
+) -> dict[str, Any] | None:
+    """The topology's document (``None``: it is gone) once ``done`` says so; :class:`Unavailable` else."""
+    pause = 0.1
+    while True:
+        try:
+            document = nimbus.get(f"/v1/topologies/{name}")
+        except NotAlive:
+            document = None
+        if done(document):
+            return document
+        if time.monotonic() >= deadline:
+            status = document.get("status") if document else "gone"
+            raise Unavailable(
+                f"topology {name!r} is {status}, waited for {what}: it goes on; ask `list` later"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.2, 1.0)

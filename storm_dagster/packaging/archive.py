@@ -1,0 +1,140 @@
+"""The archive that travels with a topology: a deterministic zip of a folder or package.
+
+The same files give the same bytes, hence the same hash, so that an unchanged program is uploaded once.
+Left out are the cluster's HOME, hidden files, virtual environments, byte code, and what ``.gitignore`` names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.packaging.ignore_rules import IgnoreRules
+
+__all__ = ["MAX_BYTES", "MAX_FILES", "Archive", "build_archive", "collect_files", "hash_file"]
+
+MAX_BYTES = 64 * 1024 * 1024
+"""Most bytes of a program's own files; vendored requirements are not counted."""
+MAX_FILES = 20_000
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A built archive."""
+
+    path: Path
+    sha256: str
+    size: int
+    files: int
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        for chunk in iter(lambda: stream.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _walk(folder: Path, root: Path, rules: IgnoreRules | None, skip: frozenset[Path]) -> Iterator[Path]:
+    """Files below ``folder`` that travel; links to folders are followed once, cycles are cut."""
+    seen: set[Path] = set()
+    pending = [folder]
+    while pending:
+        here = pending.pop()
+        real = here.resolve()
+        if real in seen or real in skip:
+            continue
+        seen.add(real)
+        if here != root and (here / "pyvenv.cfg").exists():
+            continue
+        try:
+            entries = sorted(os.scandir(here), key=lambda entry: entry.name)
+        except PermissionError as error:
+            raise InvalidTopology(
+                f"folder {here} cannot be read ({error.strerror}): name it in .gitignore"
+            ) from None
+        for entry in entries:
+            name, path = entry.name, Path(entry.path)
+            if rules is not None and name.startswith("."):
+                continue
+            if name == "__pycache__" or name.endswith((".pyc", ".pyo")):
+                continue
+            is_folder = entry.is_dir()
+            if not is_folder and not entry.is_file():
+                continue  # sockets, pipes, devices and dangling links
+            if rules is not None and rules.ignored(path, is_folder):
+                continue
+            if is_folder:
+                pending.append(path)
+            else:
+                yield path
+
+
+def collect_files(
+    root: Path, include: Iterable[str] | None = None, *, leave_out: Iterable[Path] = ()
+) -> dict[str, Path]:
+    """Archive name -> file of everything below ``root`` that travels.
+
+    ``include`` limits it to these names right below ``root``. Raises :class:`InvalidTopology`, naming the
+    largest files, when they exceed 64 MiB, and when there are more than 20,000.
+    """
+    root = root.absolute()
+    skip = frozenset(path.resolve() for path in leave_out)
+    rules = IgnoreRules(root)
+    starts = [root] if include is None else [root / name for name in sorted(include)]
+    found: dict[str, Path] = {}
+    total = 0
+    for start in starts:
+        # What was named is taken even if a rule would leave it out.
+        for path in [start] if start.is_file() else _walk(start, root, rules, skip):
+            found[path.relative_to(root).as_posix()] = path
+            total += path.stat().st_size
+            if len(found) > MAX_FILES:
+                raise InvalidTopology(
+                    f"folder {root} holds more than {MAX_FILES} files: move the topology into a folder of its own, "
+                    "or name what does not belong to it in .gitignore"
+                )
+    if total > MAX_BYTES:
+        largest = sorted(found.items(), key=lambda item: -item[1].stat().st_size)[:5]
+        named = ", ".join(f"{name} ({path.stat().st_size / 2**20:.1f} MiB)" for name, path in largest)
+        raise InvalidTopology(
+            f"the files of {root} take {total / 2**20:.1f} MiB, an archive may hold {MAX_BYTES // 2**20} MiB; "
+            f"the largest are {named}: name them in .gitignore, or move them elsewhere"
+        )
+    return found
+
+
+def build_archive(out: Path, files: dict[str, Path], *, vendored: Path | None = None) -> Archive:
+    """Write the zip of ``files`` (archive name -> file) and of everything below ``vendored`` to ``out``.
+
+    A program's own file wins over a vendored one of the same name. Entries are sorted, dated 1980 and carry
+    only the executable bit.
+    """
+    entries = dict(files)
+    if vendored is not None:
+        for path in _walk(vendored, vendored, None, frozenset()):
+            name = path.relative_to(vendored).as_posix()
+            # Console scripts name the interpreter of the machine that packed them.
+            if not name.startswith("bin/"):
+                entries.setdefault(name, path)
+    if not entries:
+        raise InvalidTopology("the archive would be empty: every file is hidden or named in .gitignore")
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as bundle:
+        for name in sorted(entries):
+            path = entries[name]
+            info = zipfile.ZipInfo(name, date_time=_DATE)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.create_system = 3
+            executable = path.stat().st_mode & stat.S_IXUSR
+            info.external_attr = (stat.S_IFREG | (0o755 if executable else 0o644)) << 16
+            bundle.writestr(info, path.read_bytes())
+    return Archive(out, hash_file(out), out.stat().st_size, len(entries))

@@ -1,0 +1,205 @@
+"""``python -m storm_dagster.packaging.describe REQUEST REPLY``: the child that imports a user's module.
+
+The caller (:mod:`storm_dagster.packaging.describing`) never imports user code itself. REQUEST and REPLY are
+JSON files, so that whatever the module prints cannot be mistaken for the answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from storm_dagster.model.errors import InvalidTopology, StormDagsterError
+from storm_dagster.model.topology import TopologySpec
+
+__all__ = ["describe", "main"]
+
+
+def _where(error: BaseException, root: str) -> str:
+    """The innermost line of the user's own code that ``error`` passed through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename.startswith(root)]
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "outside its own files"
+
+
+def _text(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _import(module: str, root: str, expected: str | None) -> ModuleType:
+    try:
+        loaded = importlib.import_module(module)
+    except StormDagsterError:
+        raise
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(error.name + ".")):
+            raise InvalidTopology(
+                f"module {module!r} is not importable from {root}: check the name, or start where its package lies"
+            ) from None
+        raise InvalidTopology(
+            f"module {module!r} needs {error.name!r}, which is not installed ({_where(error, root)}): install it, "
+            "and vendor it with --requirements FILE"
+        ) from None
+    except SystemExit as error:
+        raise InvalidTopology(
+            f"module {module!r} ended the interpreter with exit code {error.code!r} while it was imported "
+            f'({_where(error, root)}): put such code under if __name__ == "__main__"'
+        ) from None
+    except BaseException as error:
+        raise InvalidTopology(
+            f"module {module!r} cannot be imported: {_text(error)} ({_where(error, root)})"
+        ) from None
+    if expected is not None:
+        found = getattr(loaded, "__file__", None)
+        if found is None or not os.path.exists(found) or not os.path.samefile(found, expected):
+            raise InvalidTopology(
+                f"{expected} would be imported as module {module!r}, which is {found or 'built in'}: rename the file"
+            )
+    return loaded
+
+
+def _is_topology(value: Any, module: ModuleType) -> bool:
+    """Whether a module's attribute is a topology that was made in that module (and not merely imported)."""
+    from storm_dagster.api import Topology, TopologyBuilder
+
+    if inspect.isclass(value):
+        return issubclass(value, Topology) and value is not Topology and value.__module__ == module.__name__
+    return isinstance(value, TopologyBuilder | TopologySpec)
+
+
+def _find(module: ModuleType, attribute: str | None) -> tuple[str, Any, bool]:
+    """(name, object, whether it is the only one) of the topology in ``module``."""
+    candidates: dict[str, Any] = {}
+    for name, value in vars(module).items():
+        if not name.startswith("_") and _is_topology(value, module) and value not in candidates.values():
+            candidates[name] = value
+    names = ", ".join(sorted(candidates)) or "none"
+    if attribute is not None:
+        value: Any = module
+        for part in attribute.split("."):
+            try:
+                value = getattr(value, part)
+            except AttributeError:
+                raise InvalidTopology(
+                    f"module {module.__name__!r} has no attribute {attribute!r}; topologies in it: {names}"
+                ) from None
+        return attribute, value, len(candidates) <= 1
+    if not candidates:
+        raise InvalidTopology(
+            f"module {module.__name__!r} holds no topology: define a class derived from storm_dagster.Topology, a "
+            "TopologyBuilder, or name a callable that returns one (TARGET:NAME)"
+        )
+    if len(candidates) > 1:
+        raise InvalidTopology(
+            f"module {module.__name__!r} holds {len(candidates)} topologies ({names}): name one, as in TARGET:"
+            f"{min(candidates)}"
+        )
+    name, value = next(iter(candidates.items()))
+    return name, value, True
+
+
+def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
+    from storm_dagster.packaging.conversion import topology_spec_of
+
+    try:
+        spec = topology_spec_of(value)
+        if spec is None and callable(value):
+            made = value(*args)
+            spec = topology_spec_of(made)
+            if spec is None:
+                raise InvalidTopology(
+                    f"{name} returned {type(made).__name__}, which is no topology: return a Topology class, a "
+                    "TopologyBuilder or a TopologySpec"
+                )
+        elif spec is not None and args:
+            raise InvalidTopology(
+                f"{name} is a topology and takes no arguments, {len(args)} were given after --"
+            )
+    except StormDagsterError:
+        raise
+    except SystemExit as error:
+        raise InvalidTopology(
+            f"{name} ended the interpreter with exit code {error.code!r} ({_where(error, root)})"
+        ) from None
+    except BaseException as error:
+        raise InvalidTopology(f"{name} raised {_text(error)} ({_where(error, root)})") from None
+    if spec is None:
+        raise InvalidTopology(
+            f"{name} is {type(value).__name__}, which is no topology: name a class derived from "
+            "storm_dagster.Topology, a TopologyBuilder, or a callable that returns one"
+        )
+    return spec
+
+
+def _package_root(module: ModuleType) -> tuple[str, list[str]]:
+    """(folder that goes on the path, names below it that travel) for a module found on the path."""
+    top = module.__name__.partition(".")[0]
+    spec = importlib.util.find_spec(top)
+    if spec is not None and spec.submodule_search_locations:
+        own = Path(inspect.getfile(module)).absolute()
+        for location in spec.submodule_search_locations:
+            package = Path(location).absolute()
+            if own.is_relative_to(package):
+                return str(package.parent), [package.name]
+    file = Path(inspect.getfile(module)).absolute()
+    return str(file.parent), [file.name]
+
+
+def describe(request: dict[str, Any]) -> dict[str, Any]:
+    """The reply to one request; raises :class:`InvalidTopology` for whatever is wrong with the target."""
+    root: str | None = request["root"]
+    sys.path[0] = root or request["cwd"]
+    importlib.invalidate_caches()
+    shown = root or request["cwd"]
+    module = _import(request["module"], shown, request["file"])
+    name, value, only = _find(module, request["attribute"])
+    spec = _spec(name, value, request["args"], shown)
+    include: list[str] | None = None
+    if root is None:
+        root, include = _package_root(module)
+        if include == [Path(inspect.getfile(module)).name] and Path(root) == Path(request["cwd"]):
+            include = None  # a module of the present folder: its folder travels, as for file.py
+    # The name of a topology that does not name itself: its module's, unless several share that.
+    default = request["module"].rpartition(".")[2] if only else name.rpartition(".")[2]
+    return {
+        "topology": json.loads(spec.to_json()),
+        "name": spec.name or default,
+        "attribute": name,
+        "root": root,
+        "include": include,
+    }
+
+
+def main() -> None:
+    """Answer the request file that the first argument names into the second."""
+    request_path, reply_path = sys.argv[1:3]
+    request = json.loads(Path(request_path).read_text(encoding="utf-8"))
+    os.chdir(request["cwd"])
+    # Argument parsers of the target must not see ours.
+    sys.argv = [request["file"] or request["module"], *request["args"]]
+    try:
+        reply = {"ok": describe(request)}
+    except StormDagsterError as error:
+        reply = error.to_document()
+    temporary = Path(f"{reply_path}.tmp")
+    temporary.write_text(json.dumps(reply), encoding="utf-8")
+    temporary.replace(reply_path)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Threads that the module started must not keep the answer waiting.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
