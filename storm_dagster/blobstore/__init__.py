@@ -1,0 +1,12 @@
+"""Blob stores: where archives, confs, topologies and the intermediate results of submissions lie.
+
+A blob is bytes under a key. Its version is its content hash (SHA-256), never a time, so that neither a
+restart nor a change of leader makes a blob look new.
+"""
+
+from __future__ import annotations
+
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.blobstore.store import BlobMeta, BlobStore
+
+__all__ = ["BlobMeta", "BlobStore", "LocalBlobStore"]

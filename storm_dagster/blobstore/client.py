@@ -1,0 +1,229 @@
+"""The blob store as a client of the leading nimbus: what runs and command line use."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any, BinaryIO, cast
+from urllib.parse import quote
+
+import httpx
+
+from storm_dagster.blobstore.store import BlobMeta, chunked, no_such_blob
+from storm_dagster.model.errors import (
+    Corrupt,
+    KeyNotFound,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
+from storm_dagster.model.names import check_blob_key
+
+__all__ = ["NimbusBlobClient"]
+
+_CHUNK = 1 << 16
+_SPOOL = 8 << 20
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 1.0
+
+
+class NimbusBlobClient:
+    """A :class:`~storm_dagster.blobstore.store.BlobStore` over HTTP to the leader.
+
+    ``leader_url`` is asked before every try, so that a change of leader is followed. Each call has a deadline
+    of ``deadline_secs`` over all its tries; after it, :class:`Unavailable`. Only :class:`Unavailable` answers and
+    failed connections are tried again; every call is repeatable, because a content is identified by its hash.
+
+    ``epoch``, when given, is sent with every write: a run whose leader was deposed gets ``Fenced``.
+    ``min_replication`` and ``allow_degraded`` say how many nimbuses must hold a blob before a write is
+    acknowledged, and whether fewer will do when that takes too long.
+    """
+
+    def __init__(
+        self,
+        leader_url: Callable[[], str] | str,
+        *,
+        epoch: Callable[[], int | None] | int | None = None,
+        min_replication: int | None = None,
+        allow_degraded: bool = False,
+        deadline_secs: float = 30.0,
+        read_timeout_secs: float = 90.0,
+    ) -> None:
+        self._leader_url = leader_url
+        self._epoch = epoch
+        self._min_replication = min_replication
+        self._allow_degraded = allow_degraded
+        self._deadline_secs = deadline_secs
+        # Loopback and cluster addresses never go through a proxy of the environment.
+        self._http = httpx.Client(
+            timeout=httpx.Timeout(read_timeout_secs, connect=min(5.0, deadline_secs)), trust_env=False
+        )
+
+    def close(self) -> None:
+        """Close the connections; the client cannot be used afterwards."""
+        self._http.close()
+
+    def __enter__(self) -> NimbusBlobClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
+        """Store at the leader; acknowledged only after the minimum replication."""
+        check_blob_key(key)
+        with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
+            digest = hashlib.sha256()
+            for chunk in chunked(chunks):
+                digest.update(chunk)
+                spool.write(chunk)
+            size = spool.tell()
+            headers = self._write_headers()
+            headers["X-Content-SHA256"] = expected_sha256 or digest.hexdigest()
+            headers["Content-Length"] = str(size)
+
+            def send(base: str) -> httpx.Response:
+                return self._http.put(_url(base, key), content=_chunks_of(spool), headers=headers)
+
+            return _meta_of(self._repeat(f"storing blob {key!r}", send).json())
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[BinaryIO]:
+        """The verified content as a seekable stream (kept on disk when it is large)."""
+        check_blob_key(key)
+        with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
+
+            def fetch(base: str) -> httpx.Response:
+                spool.seek(0)
+                spool.truncate()
+                digest = hashlib.sha256()
+                with self._http.stream("GET", _url(base, key)) as response:
+                    if response.status_code != 200:
+                        response.read()
+                        return response
+                    for chunk in response.iter_bytes(_CHUNK):
+                        digest.update(chunk)
+                        spool.write(chunk)
+                    announced = response.headers.get("X-Content-SHA256")
+                    if announced != digest.hexdigest():
+                        raise Corrupt(
+                            f"blob {key!r} from {base} has SHA-256 {digest.hexdigest()}, {announced} was announced: "
+                            "its stored content is damaged; store it again"
+                        )
+                    return response
+
+            self._repeat(f"reading blob {key!r}", fetch, key=key)
+            spool.seek(0)
+            yield cast(BinaryIO, spool)
+
+    def read(self, key: str) -> bytes:
+        """The whole content, verified."""
+        with self.open(key) as stream:
+            return stream.read()
+
+    def meta(self, key: str) -> BlobMeta:
+        """Size and hash of the blob."""
+        check_blob_key(key)
+        response = self._repeat(
+            f"looking for blob {key!r}", lambda base: self._http.head(_url(base, key)), key=key
+        )
+        return BlobMeta(key, int(response.headers["Content-Length"]), response.headers["X-Content-SHA256"])
+
+    def exists(self, key: str) -> bool:
+        """Whether the leader has the blob."""
+        try:
+            self.meta(key)
+        except KeyNotFound:
+            return False
+        return True
+
+    def delete(self, key: str) -> None:
+        """Remove the blob everywhere."""
+        check_blob_key(key)
+        headers = self._write_headers()
+        self._repeat(
+            f"deleting blob {key!r}",
+            lambda base: self._http.delete(_url(base, key), headers=headers),
+            key=key,
+        )
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """All keys at the leader that start with ``prefix``, sorted."""
+        return [meta.key for meta in self.list(prefix)]
+
+    def list(self, prefix: str = "") -> list[BlobMeta]:
+        """Descriptions of all blobs at the leader whose key starts with ``prefix``."""
+        response = self._repeat(
+            "listing blobs", lambda base: self._http.get(f"{base}/v1/blobs", params={"prefix": prefix})
+        )
+        return [_meta_of(document) for document in response.json()["blobs"]]
+
+    def _write_headers(self) -> dict[str, str]:
+        headers: dict[str, str] = {}
+        epoch = self._epoch() if callable(self._epoch) else self._epoch
+        if epoch is not None:
+            headers["X-Storm-Epoch"] = str(epoch)
+        if self._min_replication is not None:
+            headers["X-Storm-Min-Replication"] = str(self._min_replication)
+        if self._allow_degraded:
+            headers["X-Storm-Allow-Degraded"] = "true"
+        return headers
+
+    def _repeat(
+        self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
+    ) -> httpx.Response:
+        """The first good answer within the deadline; a typed error otherwise."""
+        deadline = time.monotonic() + self._deadline_secs
+        pause = _FIRST_PAUSE
+        while True:
+            failure: StormDagsterError
+            try:
+                base = self._leader_url() if callable(self._leader_url) else self._leader_url
+                response = request(base.rstrip("/"))
+                if response.is_success:
+                    return response
+                failure = _error_of(response, key)
+            except httpx.HTTPError as error:
+                failure = Unavailable(
+                    f"{doing}: the leading nimbus does not answer ({error or type(error).__name__}): "
+                    "check with `storm-dagster nimbuses`"
+                )
+            except Unavailable as error:
+                failure = error
+            if not isinstance(failure, Unavailable) or time.monotonic() + pause >= deadline:
+                raise failure
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _chunks_of(stream: IO[bytes]) -> Iterator[bytes]:
+    stream.seek(0)
+    while chunk := stream.read(_CHUNK):
+        yield chunk
+
+
+def _url(base: str, key: str) -> str:
+    return f"{base}/v1/blobs/{quote(key, safe='')}"
+
+
+def _meta_of(document: Mapping[str, Any]) -> BlobMeta:
+    return BlobMeta(str(document["key"]), int(document["size"]), str(document["sha256"]))
+
+
+def _error_of(response: httpx.Response, key: str | None) -> StormDagsterError:
+    if response.request.method == "HEAD":  # an answer without a body: only the status speaks
+        if response.status_code == 404 and key is not None:
+            return no_such_blob(key, str(response.url.copy_with(path="/", query=None)))
+        return Unavailable(f"the nimbus at {response.url.host} answered {response.status_code}: try again")
+    try:
+        return error_from_document(response.json())
+    except ValueError:
+        return Unavailable(
+            f"{response.url} answered {response.status_code} with something that is not JSON: "
+            "is a nimbus listening there?"
+        )

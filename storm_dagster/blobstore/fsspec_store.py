@@ -1,0 +1,170 @@
+"""A blob store behind any fsspec URL (S3, GCS, HDFS, a shared folder, memory).
+
+Same layout as the local store, without locks: contents are immutable under their hash, and a key is one small
+document that the remote store replaces at once. All nimbuses see the same blobs, so nothing is replicated
+between them and none ever lacks one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, cast
+from urllib.parse import quote, unquote
+
+import fsspec
+
+from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
+from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.names import check_blob_key
+
+__all__ = ["FsspecBlobStore"]
+
+_CHUNK = 1 << 20
+_SPOOL = 8 << 20
+
+
+class FsspecBlobStore:
+    """A :class:`~storm_dagster.blobstore.store.BlobStore` at an fsspec URL such as ``s3://bucket/storm``.
+
+    ``options`` go to the file system unchanged. Errors of the remote store surface as :class:`Unavailable`.
+    """
+
+    def __init__(self, url: str, **options: Any) -> None:
+        self.url = url
+        try:
+            fs, root = fsspec.core.url_to_fs(url, **options)
+        except (ValueError, ImportError) as error:
+            raise InvalidRequest(
+                f"blobstore.dir {url!r} cannot be opened ({error}): check the URL"
+            ) from error
+        self._fs: Any = fs
+        self._root = str(root).rstrip("/")
+        with self._remote("preparing"):
+            for part in ("objects", "keys", "tmp"):
+                self._fs.makedirs(f"{self._root}/{part}", exist_ok=True)
+
+    def __repr__(self) -> str:
+        return f"FsspecBlobStore({self.url!r})"
+
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
+        """Create or replace ``key``; the key's document is written last."""
+        path = self._key_path(key)
+        digest = hashlib.sha256()
+        size = 0
+        with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
+            for chunk in chunked(chunks):
+                digest.update(chunk)
+                size += len(chunk)
+                spool.write(chunk)
+            meta = BlobMeta(key, size, digest.hexdigest())
+            if expected_sha256 is not None and meta.sha256 != expected_sha256:
+                raise InvalidRequest(
+                    f"blob {key!r}: {size} bytes with SHA-256 {meta.sha256} arrived, {expected_sha256} was "
+                    "announced: the transfer was damaged, send it again"
+                )
+            spool.seek(0)
+            with self._remote(f"storing {key!r}"):
+                target = self._object_path(meta.sha256)
+                if not self._fs.exists(target):
+                    temporary = f"{self._root}/tmp/{meta.sha256}"
+                    with self._fs.open(temporary, "wb") as stream:
+                        while chunk := spool.read(_CHUNK):
+                            stream.write(chunk)
+                    self._fs.mv(temporary, target)
+                self._fs.pipe_file(path, json.dumps({"v": 1, **meta.to_document()}).encode())
+        return meta
+
+    def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
+        """Store under ``key`` a content that is there already; ``None`` when it is not."""
+        path = self._key_path(key)
+        target = self._object_path(check_sha256(sha256))
+        with self._remote(f"storing {key!r}"):
+            if not self._fs.exists(target):
+                return None
+            meta = BlobMeta(key, int(self._fs.size(target)), sha256)
+            self._fs.pipe_file(path, json.dumps({"v": 1, **meta.to_document()}).encode())
+        return meta
+
+    def meta(self, key: str) -> BlobMeta:
+        """Size and hash of the blob."""
+        path = self._key_path(key)
+        with self._remote(f"looking for {key!r}"):
+            try:
+                raw = self._fs.cat_file(path)
+            except FileNotFoundError:
+                raise no_such_blob(key, self.url) from None
+        try:
+            document = json.loads(raw)
+            return BlobMeta(key, int(document["size"]), check_sha256(document["sha256"]))
+        except (ValueError, KeyError, TypeError, InvalidRequest):
+            raise Corrupt(f"{path} does not describe a blob: remove it and store the blob again") from None
+
+    def exists(self, key: str) -> bool:
+        """Whether the blob is there."""
+        with self._remote(f"looking for {key!r}"):
+            return bool(self._fs.exists(self._key_path(key)))
+
+    def has_content(self, sha256: str) -> bool:
+        """Whether some blob there has that content."""
+        with self._remote("looking for a content"):
+            return bool(self._fs.exists(self._object_path(check_sha256(sha256))))
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[BinaryIO]:
+        """The content as a readable stream."""
+        meta = self.meta(key)
+        with self._remote(f"reading {key!r}"):
+            stream = self._fs.open(self._object_path(meta.sha256), "rb")
+        with stream:
+            yield cast(BinaryIO, stream)
+
+    def read(self, key: str) -> bytes:
+        """The whole content, verified."""
+        meta = self.meta(key)
+        with self._remote(f"reading {key!r}"):
+            raw = bytes(self._fs.cat_file(self._object_path(meta.sha256)))
+        if hashlib.sha256(raw).hexdigest() != meta.sha256:
+            raise Corrupt(f"blob {key!r} at {self.url} no longer has its hash {meta.sha256}: store it again")
+        return raw
+
+    def delete(self, key: str) -> None:
+        """Remove the blob, and its content when no other key has it."""
+        meta = self.meta(key)
+        with self._remote(f"deleting {key!r}"):
+            self._fs.rm_file(self._key_path(key))
+        if all(self.meta(other).sha256 != meta.sha256 for other in self.keys()):
+            with self._remote(f"deleting {key!r}"):
+                self._fs.rm_file(self._object_path(meta.sha256))
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """All keys that start with ``prefix``, sorted."""
+        with self._remote("listing"):
+            self._fs.invalidate_cache()
+            names = [str(name).rpartition("/")[2] for name in self._fs.ls(f"{self._root}/keys", detail=False)]
+        found = (unquote(name) for name in names if name)
+        return sorted(key for key in found if key.startswith(prefix))
+
+    def list(self, prefix: str = "") -> list[BlobMeta]:
+        """Descriptions of all blobs whose key starts with ``prefix``, by key."""
+        return [self.meta(key) for key in self.keys(prefix)]
+
+    def _key_path(self, key: str) -> str:
+        return f"{self._root}/keys/{quote(check_blob_key(key), safe='')}"
+
+    def _object_path(self, sha256: str) -> str:
+        return f"{self._root}/objects/{sha256}"
+
+    @contextmanager
+    def _remote(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise Unavailable(
+                f"{doing} in the blob store {self.url} failed ({error}): check that it can be reached"
+            ) from error

@@ -1,0 +1,369 @@
+"""A blob store in a folder: atomic, flushed to disk, content-addressed.
+
+Layout below the base folder::
+
+    objects/<sha256>        contents; immutable once there
+    keys/<quoted key>       one small JSON document that names the key's size and content hash
+    tmp/<random>            contents being written
+    quarantine/<sha256>     contents whose bytes no longer match their name
+    .lock                   taken while keys change
+
+The document below ``keys`` is the commit point: it is replaced by rename after the content is on disk. Two
+keys with the same content share one object, so that an archive that was staged, deployed and deployed again
+takes its space once. No part of a caller's key reaches the file system unquoted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote, unquote
+
+from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
+from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.names import check_blob_key
+
+__all__ = ["BlobWriter", "LocalBlobStore"]
+
+_HASHED_NAME = "%h"
+"""Starts the file name of a key that is too long when quoted; ``quote`` never produces it."""
+
+
+class BlobWriter:
+    """One upload in progress. Nothing of it is visible before :meth:`commit`; :meth:`abort` leaves nothing.
+
+    Not thread-safe: one upload has one writer.
+    """
+
+    def __init__(self, store: LocalBlobStore, key: str) -> None:
+        self._store = store
+        self.key = key
+        self.size = 0
+        self._hash = hashlib.sha256()
+        self._path = store.temporary_path()
+        self._stream: BinaryIO | None = None
+        try:
+            self._stream = open(self._path, "xb")  # noqa: SIM115 closed by commit or abort
+        except OSError as error:
+            raise _disk_error(key, error) from error
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what has been written so far."""
+        return self._hash.hexdigest()
+
+    def write(self, chunk: bytes) -> None:
+        """Append; :class:`Unavailable` when the disk is full or gone."""
+        assert self._stream is not None, "write after commit or abort"
+        try:
+            self._stream.write(chunk)
+        except OSError as error:
+            self.abort()
+            raise _disk_error(self.key, error) from error
+        self._hash.update(chunk)
+        self.size += len(chunk)
+
+    def commit(self, expected_sha256: str | None = None) -> BlobMeta:
+        """Make the content visible under the key; :class:`InvalidRequest` when its hash is not the expected one."""
+        assert self._stream is not None, "commit after commit or abort"
+        actual = self.sha256
+        if expected_sha256 is not None and actual != expected_sha256:
+            self.abort()
+            raise InvalidRequest(
+                f"blob {self.key!r}: {self.size} bytes with SHA-256 {actual} arrived, {expected_sha256} was "
+                "announced: the transfer was damaged, send it again"
+            )
+        try:
+            self._stream.flush()
+            os.fsync(self._stream.fileno())
+            self._stream.close()
+            return self._store.commit_object(self._path, BlobMeta(self.key, self.size, actual))
+        except OSError as error:
+            raise _disk_error(self.key, error) from error
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop everything written; harmless after a commit and when repeated."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._path.unlink(missing_ok=True)
+
+
+class LocalBlobStore:
+    """A :class:`~storm_dagster.blobstore.store.BlobStore` in a folder of this machine.
+
+    Safe for many threads and, through a file lock, for several processes on one folder.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = Path(directory)
+        self._objects = self.directory / "objects"
+        self._keys = self.directory / "keys"
+        self._tmp = self.directory / "tmp"
+        self._quarantine = self.directory / "quarantine"
+        try:
+            for folder in (self._objects, self._keys, self._tmp):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(
+                f"blob store {self.directory} cannot be used ({error.strerror}): make the folder writable "
+                "or set blobstore.dir"
+            ) from error
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"LocalBlobStore({str(self.directory)!r})"
+
+    # writing
+
+    def writer(self, key: str) -> BlobWriter:
+        """Begin an upload; the caller ends it with ``commit`` or ``abort``."""
+        return BlobWriter(self, check_blob_key(key))
+
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
+        """Create or replace ``key`` atomically (see the protocol)."""
+        writer = self.writer(key)
+        try:
+            for chunk in chunked(chunks):
+                writer.write(chunk)
+            return writer.commit(expected_sha256)
+        finally:
+            writer.abort()
+
+    def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
+        """Store under ``key`` a content that is here already, without its bytes; ``None`` when it is not here."""
+        check_blob_key(key)
+        source = self._objects / check_sha256(sha256)
+        with self._exclusive():
+            try:
+                meta = BlobMeta(key, source.stat().st_size, sha256)
+            except FileNotFoundError:
+                return None
+            self._write_key(meta)
+        return meta
+
+    def delete(self, key: str) -> None:
+        """Remove the blob, and its content when no other key has it."""
+        path = self._key_path(key)
+        with self._exclusive():
+            meta = self._read_key(path)
+            if meta is None:
+                raise no_such_blob(key, str(self.directory))
+            path.unlink()
+            _sync_folder(self._keys)
+            self._drop_unused([meta.sha256])
+
+    # reading
+
+    def meta(self, key: str) -> BlobMeta:
+        """Size and hash of the blob."""
+        meta = self._read_key(self._key_path(key))
+        if meta is None:
+            raise no_such_blob(key, str(self.directory))
+        return meta
+
+    def exists(self, key: str) -> bool:
+        """Whether the blob is there."""
+        return self._key_path(key).is_file()
+
+    def has_content(self, sha256: str) -> bool:
+        """Whether some blob here has that content."""
+        return (self._objects / check_sha256(sha256)).is_file()
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[BinaryIO]:
+        """The content as a seekable stream; a later replacement or deletion does not disturb the reader."""
+        _, stream = self.open_with_meta(key)
+        with stream:
+            yield stream
+
+    def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
+        """Description and stream of one and the same version; the caller closes the stream."""
+        meta = self.meta(key)
+        for _ in range(5):
+            try:
+                return meta, open(self._objects / meta.sha256, "rb")
+            except FileNotFoundError:
+                meta = self.meta(key)  # replaced between the two reads: look again
+        raise Corrupt(
+            f"blob {key!r} names content {meta.sha256} that is not in {self.directory}: "
+            "delete the blob, or let this nimbus fetch it from another one"
+        )
+
+    def read(self, key: str) -> bytes:
+        """The whole content, verified; damaged content is moved to ``quarantine`` and raises :class:`Corrupt`."""
+        meta, stream = self.open_with_meta(key)
+        with stream:
+            raw = stream.read()
+        if hashlib.sha256(raw).hexdigest() != meta.sha256:
+            self._set_aside(meta)
+            raise Corrupt(
+                f"blob {key!r} in {self.directory} no longer has its hash {meta.sha256}: it was moved to "
+                "quarantine; another nimbus may still hold it, otherwise store it again"
+            )
+        return raw
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """All keys that start with ``prefix``, sorted."""
+        found: list[str] = []
+        for name in os.listdir(self._keys):
+            if name.startswith(_HASHED_NAME):
+                meta = self._read_key(self._keys / name)
+                key = meta.key if meta else None
+            elif name.startswith("."):
+                continue
+            else:
+                key = unquote(name)
+            if key is not None and key.startswith(prefix):
+                found.append(key)
+        return sorted(found)
+
+    def list(self, prefix: str = "") -> list[BlobMeta]:
+        """Descriptions of all blobs whose key starts with ``prefix``, by key."""
+        found = (self._read_key(self._key_path(key)) for key in self.keys(prefix))
+        return [meta for meta in found if meta is not None]
+
+    def modified_secs(self, key: str) -> float | None:
+        """When the key was last written, in epoch seconds of this machine; ``None`` when it is not here."""
+        try:
+            return self._key_path(key).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
+    # upkeep
+
+    def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
+        """Remove temporary files and contents without a key that are older than that; how many were removed.
+
+        The age protects uploads that other threads or processes are in the middle of.
+        """
+        horizon = time.time() - older_than_secs
+        removed = 0
+        for path in self._tmp.iterdir():
+            with _vanished_is_fine():
+                if path.stat().st_mtime <= horizon:
+                    path.unlink()
+                    removed += 1
+        with self._exclusive():
+            old: list[str] = []
+            for path in self._objects.iterdir():
+                with _vanished_is_fine():
+                    if path.stat().st_mtime <= horizon:
+                        old.append(path.name)
+            removed += self._drop_unused(old)
+        return removed
+
+    # within the package
+
+    def temporary_path(self) -> Path:
+        """A fresh name for content being written."""
+        return self._tmp / secrets.token_hex(16)
+
+    def commit_object(self, temporary: Path, meta: BlobMeta) -> BlobMeta:
+        """Move flushed content into place and point the key at it."""
+        with self._exclusive():
+            os.replace(temporary, self._objects / meta.sha256)
+            _sync_folder(self._objects)
+            self._write_key(meta)
+        return meta
+
+    def _write_key(self, meta: BlobMeta) -> None:
+        path = self._key_path(meta.key)
+        former = self._read_key(path)
+        temporary = self.temporary_path()
+        with open(temporary, "xb") as stream:
+            stream.write(json.dumps({"v": 1, **meta.to_document()}).encode())
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+        _sync_folder(self._keys)
+        if former is not None and former.sha256 != meta.sha256:
+            self._drop_unused([former.sha256])
+
+    def _read_key(self, path: Path) -> BlobMeta | None:
+        try:
+            raw = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            document = json.loads(raw)
+            return BlobMeta(
+                check_blob_key(document["key"]), int(document["size"]), check_sha256(document["sha256"])
+            )
+        except (ValueError, KeyError, TypeError, InvalidRequest):
+            raise Corrupt(
+                f"{path} does not describe a blob: it was damaged; remove the file and store the blob again"
+            ) from None
+
+    def _key_path(self, key: str) -> Path:
+        name = quote(check_blob_key(key), safe="")
+        if len(name) > 250:
+            name = _HASHED_NAME + hashlib.sha256(key.encode()).hexdigest()
+        # A leading dot is a legal key, but a hidden file is not looked at by people or listings.
+        return self._keys / ("%2E" + name[1:] if name.startswith(".") else name)
+
+    def _drop_unused(self, hashes: Iterable[str]) -> int:
+        """Remove those contents that no key has; called under the lock."""
+        candidates = set(hashes)
+        if not candidates:
+            return 0
+        used = set()
+        for name in os.listdir(self._keys):
+            try:
+                meta = self._read_key(self._keys / name)
+            except Corrupt:
+                return 0  # nobody knows what the damaged document names: keep everything
+            if meta is not None:
+                used.add(meta.sha256)
+        removed = 0
+        for sha256 in candidates - used:
+            with _vanished_is_fine():
+                (self._objects / sha256).unlink()
+                removed += 1
+        return removed
+
+    def _set_aside(self, meta: BlobMeta) -> None:
+        self._quarantine.mkdir(exist_ok=True)
+        with self._exclusive(), _vanished_is_fine():
+            os.replace(self._objects / meta.sha256, self._quarantine / meta.sha256)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock, open(self.directory / ".lock", "ab") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield
+
+
+def _disk_error(key: str, error: OSError) -> Unavailable:
+    return Unavailable(
+        f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk"
+    )
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _vanished_is_fine() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        pass

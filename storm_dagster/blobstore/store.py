@@ -1,0 +1,102 @@
+"""What every blob store offers: the protocol, and the description of one blob."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import BinaryIO, Protocol, runtime_checkable
+
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound
+
+__all__ = ["BlobMeta", "BlobStore", "check_sha256", "chunked", "no_such_blob", "sha256_of"]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class BlobMeta:
+    """One stored blob. The content hash is its version."""
+
+    key: str
+    size: int
+    """Bytes."""
+    sha256: str
+    """Hex, lower case."""
+
+    def to_document(self) -> dict[str, object]:
+        """The JSON form of every surface."""
+        return {"key": self.key, "size": self.size, "sha256": self.sha256}
+
+
+@runtime_checkable
+class BlobStore(Protocol):
+    """A key-value store of bytes.
+
+    All methods raise :class:`InvalidRequest` for a key outside the grammar of
+    :func:`storm_dagster.model.names.check_blob_key`.
+    """
+
+    def put(
+        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
+    ) -> BlobMeta:
+        """Create or replace ``key`` atomically: readers see the old content until all of the new is stored.
+
+        :class:`InvalidRequest` when the content's hash is not ``expected_sha256``; then nothing changes.
+        """
+        ...
+
+    def open(self, key: str) -> AbstractContextManager[BinaryIO]:
+        """The content as a readable stream; :class:`KeyNotFound` when there is none."""
+        ...
+
+    def read(self, key: str) -> bytes:
+        """The whole content, its hash checked (:class:`Corrupt`); :class:`KeyNotFound` when there is none."""
+        ...
+
+    def meta(self, key: str) -> BlobMeta:
+        """Size and hash; :class:`KeyNotFound` when there is no such blob."""
+        ...
+
+    def delete(self, key: str) -> None:
+        """Remove the blob; :class:`KeyNotFound` when there is none. Open readers keep what they read."""
+        ...
+
+    def keys(self, prefix: str = "") -> list[str]:
+        """All keys that start with ``prefix``, sorted."""
+        ...
+
+    def exists(self, key: str) -> bool:
+        """Whether the blob is there."""
+        ...
+
+
+def no_such_blob(key: str, where: str) -> KeyNotFound:
+    """The error for a missing blob, worded alike everywhere."""
+    return KeyNotFound(
+        f"no blob {key!r} in {where}: it was deleted or never stored; `storm-dagster blob list` shows the keys"
+    )
+
+
+def check_sha256(value: object) -> str:
+    """A SHA-256 in lower-case hex, else :class:`InvalidRequest`."""
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise InvalidRequest(
+            f"{value!r:.80} is no SHA-256 of 64 lower-case hex digits: send the archive's hash"
+        )
+    return value
+
+
+def sha256_of(raw: bytes) -> str:
+    """SHA-256 of ``raw`` in hex."""
+    return hashlib.sha256(raw).hexdigest()
+
+
+def chunked(chunks: Iterable[bytes] | bytes) -> Iterator[bytes]:
+    """``chunks`` as an iterator of chunks, whether it was one bytes object or many."""
+    if isinstance(chunks, bytes | bytearray | memoryview):
+        yield bytes(chunks)
+    else:
+        yield from chunks

@@ -1,0 +1,258 @@
+"""The blob stores: atomicity, verification, key grammar, upkeep (cases O1, O2, O4, B7-B9, S3, S17, F3)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storm_dagster.blobstore import BlobStore, LocalBlobStore
+from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
+from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
+
+Store = LocalBlobStore | FsspecBlobStore
+
+
+@pytest.fixture(params=["local", "fsspec-file", "fsspec-memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "local":
+        return LocalBlobStore(tmp_path / "blobs")
+    if request.param == "fsspec-file":
+        return FsspecBlobStore(f"file://{tmp_path}/blobs")
+    return FsspecBlobStore(f"memory://{tmp_path}/blobs")
+
+
+def sha(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def test_create_update_delete(store: Store) -> None:
+    assert isinstance(store, BlobStore)
+    meta = store.put("test", b"\x01")
+    assert (meta.key, meta.size, meta.sha256) == ("test", 1, sha(b"\x01"))
+    assert store.keys() == ["test"] and store.read("test") == b"\x01" and store.exists("test")
+    store.delete("test")
+    assert store.keys() == [] and not store.exists("test")
+    store.put("test", b"2")
+    store.put("test", [b"3", b"", b"3"])
+    assert store.read("test") == b"33"
+    with store.open("test") as stream:
+        assert stream.read() == b"33"
+    assert store.meta("test").sha256 == sha(b"33")
+
+
+def test_missing_blobs_are_typed(store: Store) -> None:
+    for call in (store.read, store.meta, store.delete):
+        with pytest.raises(KeyNotFound, match="no blob 'x'"):
+            call("x")
+    with pytest.raises(KeyNotFound):
+        with store.open("x"):
+            pass
+
+
+def test_two_blobs_are_independent_even_with_one_content(store: Store) -> None:
+    store.put("a", b"same")
+    store.put("b", b"same")
+    assert store.has_content(sha(b"same"))
+    store.delete("a")
+    assert store.read("b") == b"same"
+    store.delete("b")
+    assert not store.has_content(sha(b"same"))
+    store.put("b", b"again")
+    assert store.meta("b").size == 5
+
+
+def test_wrong_hash_changes_nothing(store: Store) -> None:
+    store.put("k", b"old")
+    with pytest.raises(InvalidRequest, match="announced"):
+        store.put("k", b"new", expected_sha256=sha(b"other"))
+    assert store.read("k") == b"old"
+
+
+def test_existing_content_is_reused(store: Store) -> None:
+    store.put("t-1-100-stormjar.jar", b"archive")
+    meta = store.put_existing("upload.h.archive", sha(b"archive"))
+    assert meta is not None and meta.size == 7
+    assert store.put_existing("other", sha(b"unknown")) is None
+    store.delete("t-1-100-stormjar.jar")
+    assert store.read("upload.h.archive") == b"archive"
+
+
+def test_listing_by_prefix(store: Store) -> None:
+    keys = ["staging.t1.conf", "staging.t1.code", "staging.t2.conf", "a b:c\td", ".dot", "A" * 255]
+    for key in keys:
+        store.put(key, key.encode()) if len(key) < 255 or isinstance(store, LocalBlobStore) else None
+    stored = [key for key in keys if store.exists(key)]
+    assert store.keys() == sorted(stored)
+    assert store.keys("staging.t1.") == ["staging.t1.code", "staging.t1.conf"]
+    assert [meta.key for meta in store.list("staging.t2")] == ["staging.t2.conf"]
+    assert [store.read(key) for key in stored] == [key.encode() for key in stored]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "a?b",
+        "../x",
+        "a\0b",
+        "a\nb",
+        "con/../..",
+        "x" * 256,
+        "\N{PILE OF POO}",
+        "a\\b",
+        "%2e%2e/x",
+        None,
+        7,
+    ],
+)
+def test_key_grammar(store: Store, key: str, tmp_path: Path) -> None:
+    for call in (store.read, store.meta, store.delete, store.exists, lambda k: store.put(k, b"x")):
+        with pytest.raises(InvalidRequest):
+            call(key)
+    assert store.keys() == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.from_regex(r"[\w \t.:\-]{1,255}", fullmatch=True).filter(str.isascii))
+def test_every_legal_key_round_trips_inside_the_folder(
+    tmp_path_factory: pytest.TempPathFactory, key: str
+) -> None:
+    if key in (".", ".."):
+        return
+    base = tmp_path_factory.mktemp("s")
+    store = LocalBlobStore(base / "blobs")
+    store.put(key, b"x")
+    assert store.keys() == [key] and store.read(key) == b"x" and store.meta(key).key == key
+    assert [path.name for path in base.iterdir()] == ["blobs"]
+    store.delete(key)
+    assert store.keys() == []
+
+
+def test_unfinished_update_is_invisible_and_cleaned(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    store.put("k", b"3")
+    writer = store.writer("k")
+    writer.write(b"4")
+    assert store.read("k") == b"3"
+    assert store.clean_abandoned(older_than_secs=3600) == 0, "a running upload is left alone"
+    assert store.clean_abandoned(older_than_secs=-1) == 1
+    assert store.read("k") == b"3" and list((tmp_path / "tmp").iterdir()) == []
+    writer.abort()
+
+
+def test_crash_between_object_and_key_leaves_only_garbage(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    store.put("k", b"kept")
+    (tmp_path / "objects" / sha(b"orphan")).write_bytes(b"orphan")
+    again = LocalBlobStore(tmp_path)
+    assert again.keys() == ["k"]
+    assert again.clean_abandoned(older_than_secs=-1) == 1
+    assert again.read("k") == b"kept" and not again.has_content(sha(b"orphan"))
+
+
+def test_damaged_content_is_quarantined_and_never_returned(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    meta = store.put("k", b"content")
+    (tmp_path / "objects" / meta.sha256).write_bytes(b"c0ntent")
+    with pytest.raises(Corrupt, match="quarantine"):
+        store.read("k")
+    assert (tmp_path / "quarantine" / meta.sha256).read_bytes() == b"c0ntent"
+    with pytest.raises(Corrupt):
+        store.read("k")
+    store.put("k", b"content")
+    assert store.read("k") == b"content"
+
+
+def test_damaged_description_is_reported_and_protects_contents(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    store.put("k", b"1")
+    (tmp_path / "keys" / "k").write_text("{}")
+    with pytest.raises(Corrupt, match="does not describe a blob"):
+        store.meta("k")
+    assert store.clean_abandoned(older_than_secs=-1) == 0
+    store_folder = list((tmp_path / "objects").iterdir())
+    assert len(store_folder) == 1
+
+
+def test_version_is_the_content_not_the_time(tmp_path: Path) -> None:
+    first = LocalBlobStore(tmp_path).put("k", b"x")
+    os.utime(tmp_path / "keys" / "k", (1, 1))
+    second = LocalBlobStore(tmp_path)
+    assert second.meta("k") == first
+    assert second.put("k", b"x") == first
+
+
+def test_reader_keeps_its_version_while_the_blob_is_replaced(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    store.put("k", b"old" * 1000)
+    with store.open("k") as stream:
+        assert stream.read(3) == b"old"
+        store.put("k", b"new")
+        store.delete("k")
+        assert stream.read() == b"old" * 999
+
+
+def test_writers_and_readers_race_without_torn_reads(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    contents = [bytes([n]) * 2000 for n in range(4)]
+    store.put("k", contents[0])
+    failures: list[str] = []
+    done = threading.Event()
+
+    def write(n: int) -> None:
+        for _ in range(25):
+            store.put("k", contents[n])
+
+    def read() -> None:
+        while not done.is_set():
+            if store.read("k") not in contents:
+                failures.append("torn read")
+
+    readers = [threading.Thread(target=read) for _ in range(2)]
+    writers = [threading.Thread(target=write, args=(n,)) for n in range(4)]
+    for thread in (*readers, *writers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    done.set()
+    for thread in readers:
+        thread.join()
+    assert not failures
+    assert len(list((tmp_path / "objects").iterdir())) == 1
+
+
+def test_failing_source_leaves_the_old_content(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    store.put("k", b"old")
+
+    def broken() -> Iterator[bytes]:
+        yield b"part"
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        store.put("k", broken())
+    assert store.read("k") == b"old" and list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_unusable_folder_is_unavailable(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match=r"blobstore\.dir"):
+        LocalBlobStore(tmp_path / "file")
+
+
+def test_age_of_a_key(tmp_path: Path) -> None:
+    store = LocalBlobStore(tmp_path)
+    assert store.modified_secs("k") is None
+    store.put("k", b"")
+    assert abs((store.modified_secs("k") or 0) - time.time()) < 60

@@ -1,0 +1,71 @@
+"""Sequence numbers of blobs (cases O5, O6, O9, B1-B6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from storm_dagster.blobstore.sequence import (
+    SequenceDecision,
+    holders_of_latest,
+    keys_to_download,
+    latest_sequence,
+    next_sequence,
+    split_holder,
+)
+from storm_dagster.model.errors import Corrupt
+
+
+def test_latest_of_holders() -> None:
+    assert latest_sequence(["nimbus1:8000-2", "nimbus-1:8000-4"]) == 4
+    assert latest_sequence([]) == 0
+    assert holders_of_latest(["nimbus1:7800-1", "nimbus2:7800-2"]) == ["nimbus2:7800"]
+    assert holders_of_latest(["nimbus1:7800-0"]) == []
+
+
+def test_split_at_the_last_dash() -> None:
+    assert split_holder("nimbus-1:7800-1") == ("nimbus-1:7800", 1)
+    for damaged in ("nimbus", "nimbus-", "-1", "a:1-x", ""):
+        with pytest.raises(Corrupt):
+            split_holder(damaged)
+
+
+def test_keys_to_download() -> None:
+    assert keys_to_download({"key1"}, {"key1"}) == set()
+    assert keys_to_download({"key1"}, {"key1", "key2"}) == set()
+    assert keys_to_download({"key1"}, set()) == {"key1"}
+
+
+@pytest.mark.parametrize(
+    ("holders", "maximum", "me", "leader", "expected"),
+    [
+        ([], None, "a:1", True, SequenceDecision(1, 1)),  # B4 first creation
+        (["a:1-1"], 1, "a:1", True, SequenceDecision(2, 2)),  # B5 the leader updates what it holds
+        (["a:1-1", "b:1-1"], 1, "a:1", True, SequenceDecision(2, 2)),
+        (["a:1-1"], 2, "b:1", False, SequenceDecision(2, 2)),  # B6 the others lag behind the maximum
+        (["a:1-2"], 2, "b:1", False, SequenceDecision(0, 2)),  # B6 the others are newest
+        (["a:1-2"], 2, "b:1", True, SequenceDecision(3, 3)),  # a new leader that was not listed
+        ([], 3, "b:1", False, SequenceDecision(3, 3)),  # all nimbuses were down
+        ([], 3, "b:1", True, SequenceDecision(3, 3)),
+        (["a:1-2", "b:1-1"], 2, "b:1", False, SequenceDecision(2, 2)),  # mixed: the highest listed
+    ],
+)
+def test_next_number(
+    holders: list[str], maximum: int | None, me: str, leader: bool, expected: SequenceDecision
+) -> None:
+    assert next_sequence(holders, maximum, me=me, leader=leader) == expected
+
+
+def test_two_nimbus_story() -> None:
+    """O9: create, sync, update, sync; the leader updates to 3 and dies before the sync; the old leader returns."""
+    created = next_sequence([], None, me="n1:1", leader=True)
+    assert created == SequenceDecision(1, 1)
+    updated = next_sequence(["n1:1-1", "n2:1-1"], 1, me="n1:1", leader=True)
+    assert updated == SequenceDecision(2, 2)
+    third = next_sequence(["n1:1-2", "n2:1-2"], 2, me="n1:1", leader=True)
+    assert third == SequenceDecision(3, 3)
+    # n1 dies, n2 still shows 2 while the maximum is 3: its own update is 4.
+    fourth = next_sequence(["n2:1-2"], 3, me="n2:1", leader=True)
+    assert fourth == SequenceDecision(4, 4)
+    returned = next_sequence(["n2:1-4"], 4, me="n1:1", leader=False)
+    assert returned == SequenceDecision(0, 4)
+    assert holders_of_latest(["n2:1-4", "n1:1-0"]) == ["n2:1"]
