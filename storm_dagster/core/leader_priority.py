@@ -1,0 +1,70 @@
+"""Who may lead: the priority of nimbuses by the blobs that they miss (design 8.9; seeds 002 and 003).
+
+Seed 002: a nimbus may lead when it holds the code of all topologies. Seed 003: failing that, when no other
+nimbus has fewer missing. A topology whose blobs nobody holds is degraded and blocks no one: then all miss it
+alike, and the first to create the leader's node wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key
+
+__all__ = ["LeaderDecision", "leader_decision", "missing_blobs", "needed_blobs"]
+
+
+@dataclass(frozen=True)
+class LeaderDecision:
+    """Whether to try for leadership now, and why (not), in words."""
+
+    allowed: bool
+    reason: str
+
+
+def needed_blobs(active: Iterable[str], registered: Iterable[str]) -> set[str]:
+    """The blobs that the active topologies need: those three that each has, and whatever else is registered.
+
+    ``active`` are the topology ids below ``/topology``, ``registered`` the keys below ``/blobstore``.
+    """
+    ids = set(active)
+    needed = {key for key in registered if id_of_blob_key(key) in ids}
+    for topology_id in ids:
+        needed.update((jar_key(topology_id), conf_key(topology_id), code_key(topology_id)))
+    return needed
+
+
+def missing_blobs(needed: Iterable[str], local: Iterable[str]) -> set[str]:
+    """Those of the needed blobs that a nimbus does not hold."""
+    return set(needed) - set(local)
+
+
+def leader_decision(
+    me: str, missing: int, others: Mapping[str, int], *, vacant_secs: float, grace_secs: float = 5.0
+) -> LeaderDecision:
+    """Whether the nimbus ``me`` (``host:port``), which misses ``missing`` blobs, may try to lead.
+
+    ``others`` maps the address of every other live nimbus to what it misses, as it announced it.
+    ``vacant_secs`` is for how long this nimbus has seen no leader: one that misses something waits
+    ``grace_secs`` first, so that a better one that is just starting, or fetching, can announce itself. Equal is
+    not fewer: then both try, and ZooKeeper lets one win.
+    """
+    if missing == 0:
+        return LeaderDecision(True, f"{me} holds all blobs of the active topologies")
+    better = min(
+        ((count, address) for address, count in others.items() if address != me and count < missing),
+        default=None,
+    )
+    if better is not None:
+        return LeaderDecision(
+            False, f"{me} misses {missing} blobs, {better[1]} misses only {better[0]} and shall lead"
+        )
+    if vacant_secs < grace_secs:
+        return LeaderDecision(
+            False, f"{me} misses {missing} blobs and waits {grace_secs:g} s for a nimbus that has more"
+        )
+    return LeaderDecision(
+        True,
+        f"{me} misses {missing} blobs and no other nimbus has fewer missing: their topologies are degraded",
+    )

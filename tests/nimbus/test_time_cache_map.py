@@ -1,0 +1,120 @@
+"""The expiring map (cases T1-T9), with time as an argument."""
+
+from __future__ import annotations
+
+import pytest
+
+from storm_dagster.nimbus.time_cache_map import TimeCacheMap
+
+
+def removal_time(put_at: float, expiry: float, buckets: int = 3, step: float = 0.05) -> float:
+    """When an entry put at ``put_at`` is removed from a map that was made at 0."""
+    expired: list[str] = []
+    cache: TimeCacheMap[str, int] = TimeCacheMap(
+        expiry, now=0.0, buckets=buckets, on_expire=lambda key, _: expired.append(key)
+    )
+    tick = 0
+    inserted = False
+    while not expired:
+        now = round(tick * step, 6)
+        if not inserted and now >= put_at:
+            cache.put("k", 1)
+            inserted = True
+        cache.advance(now)
+        tick += 1
+        assert now < 10 * expiry
+    return now
+
+
+def test_fewer_than_two_buckets_are_refused() -> None:
+    for buckets in (1, 0, -1):
+        with pytest.raises(ValueError, match="2 buckets"):
+            TimeCacheMap(30, now=0, buckets=buckets)
+    assert TimeCacheMap(30, now=0).rotation_secs == 15
+    assert TimeCacheMap(120, now=0).rotation_secs == 60
+    assert TimeCacheMap(600, now=0).rotation_secs == 300
+    assert TimeCacheMap(30, now=0, buckets=2).rotation_secs == 30
+    assert TimeCacheMap(30, now=0, buckets=4).rotation_secs == 10
+
+
+@pytest.mark.parametrize(("put_at", "removed_at"), [(0.0, 45), (14.9, 45), (14.95, 45), (15.05, 60)])
+def test_age_at_removal(put_at: float, removed_at: float) -> None:
+    assert removal_time(put_at, 30) == removed_at
+
+
+@pytest.mark.parametrize("buckets", [2, 3, 4])
+def test_age_lies_between_expiry_and_one_rotation_more(buckets: int) -> None:
+    expiry = 12.0
+    for tenth in range(0, 130, 7):
+        age = removal_time(tenth / 10, expiry, buckets) - tenth / 10
+        assert expiry <= age + 1e-6 and age <= expiry * buckets / (buckets - 1) + 1e-6
+
+
+def test_put_and_touch_restart_the_life_get_does_not() -> None:
+    cache: TimeCacheMap[str, int] = TimeCacheMap(30, now=0)
+    for key in ("put", "touch", "get"):
+        cache.put(key, 1)
+    for now in (15, 30):
+        cache.advance(now)
+        cache.put("put", 2)
+        assert cache.touch("touch") == 1
+        assert cache.get("get") == 1
+    cache.advance(45)
+    assert cache.build_map() == {"put": 2, "touch": 1}
+    assert cache.get("get") is None and cache.touch("get") is None and "get" not in cache
+
+
+def test_an_active_transfer_never_expires_and_an_idle_one_is_closed() -> None:
+    closed: list[str] = []
+    cache: TimeCacheMap[str, str] = TimeCacheMap(30, now=0, on_expire=lambda key, _: closed.append(key))
+    cache.put("active", "a")
+    cache.put("idle", "i")
+    for now in range(0, 600, 29):
+        cache.advance(now)
+        assert cache.touch("active") == "a"
+    assert closed == ["idle"]
+
+
+def test_remove_returns_the_value_without_the_callback() -> None:
+    expired: list[str] = []
+    cache: TimeCacheMap[str, int] = TimeCacheMap(30, now=0, on_expire=lambda key, _: expired.append(key))
+    cache.put("k", 7)
+    assert cache.remove("k") == 7 and cache.remove("k") is None
+    cache.advance(1000)
+    assert expired == []
+
+
+def test_callback_runs_after_the_entry_has_left_and_may_fail() -> None:
+    seen: list[bool] = []
+    cache: TimeCacheMap[str, int] = TimeCacheMap(30, now=0, on_expire=lambda key, _: callback(key))
+
+    def callback(key: str) -> None:
+        seen.append(key in cache)
+        raise RuntimeError("closing failed")
+
+    cache.put("a", 1)
+    cache.put("b", 2)
+    assert cache.advance(45) == 2
+    assert seen == [False, False] and len(cache) == 0
+
+
+def test_merged_view_counts_all_buckets() -> None:
+    cache: TimeCacheMap[str, int] = TimeCacheMap(30, now=0)
+    cache.put("a", 1)
+    cache.advance(15)
+    cache.put("b", 2)
+    assert cache.build_map() == {"a": 1, "b": 2} and len(cache) == 2 and "a" in cache and "b" in cache
+
+
+def test_a_long_pause_expires_everything_at_once() -> None:
+    cache: TimeCacheMap[str, int] = TimeCacheMap(30, now=0)
+    cache.put("a", 1)
+    assert cache.advance(1e9) == 1
+    cache.put("b", 1)
+    assert cache.advance(1e9 + 14.9) == 0 and cache.advance(1e9 + 100) == 1
+
+
+def test_a_full_map_refuses_new_keys_but_refreshes_old_ones() -> None:
+    cache: TimeCacheMap[int, int] = TimeCacheMap(30, now=0, limit=2)
+    assert cache.put(1, 1) and cache.put(2, 2) and not cache.put(3, 3) and cache.put(1, 4)
+    assert cache.build_map() == {1: 4, 2: 2}
