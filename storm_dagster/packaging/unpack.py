@@ -1,0 +1,318 @@
+"""Unpacking of archives that strangers wrote: zip, jar, whl and tar.gz (hazard S4).
+
+Nothing that an archive says is trusted: names are checked against one grammar, only plain files and
+folders are taken, and bytes are counted as they come out, not as headers promise. An archive that breaks
+a rule is refused as a whole with :class:`InvalidTopology` naming the entry, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import stat
+import struct
+import tarfile
+import unicodedata
+import uuid
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from storm_dagster.model.errors import InvalidTopology
+
+__all__ = ["UnpackLimits", "UnpackReport", "archive_kind", "check_archive", "unpack_archive"]
+
+_CHUNK = 256 * 1024
+
+
+@dataclass(frozen=True)
+class UnpackLimits:
+    """How much one archive may hold."""
+
+    entries: int = 100_000
+    """Most files and folders."""
+    total_bytes: int = 4 * 1024**3
+    """Most bytes of all files together, unpacked."""
+    ratio: int = 200
+    """Most bytes unpacked for each byte of the archive ..."""
+    ratio_from_bytes: int = 32 * 1024**2
+    """... judged once this many bytes have come out (short text compresses far better)."""
+    path_bytes: int = 1024
+    """Longest path of an entry, UTF-8."""
+
+
+@dataclass(frozen=True)
+class UnpackReport:
+    """What an archive held."""
+
+    kind: Literal["zip", "tar.gz"]
+    files: int
+    folders: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One plain file or folder; ``stream`` is ``None`` for a folder."""
+
+    name: str
+    executable: bool
+    stream: IO[bytes] | None
+
+
+def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
+    """What the file is, by its content: jar and whl are zips. :class:`InvalidTopology` for anything else."""
+    with path.open("rb") as stream:
+        magic = stream.read(4)
+    if magic in (b"PK\x03\x04", b"PK\x05\x06") or (magic and zipfile.is_zipfile(path)):
+        return "zip"
+    if magic[:2] == b"\x1f\x8b":
+        return "tar.gz"
+    raise InvalidTopology(
+        f"archive {path.name} is neither zip (zip, jar, whl) nor tar.gz: pack it as one of those"
+    )
+
+
+def check_archive(path: Path, limits: UnpackLimits | None = None) -> UnpackReport:
+    """Go through the whole archive as :func:`unpack_archive` would, and write nothing."""
+    return _walk(path, limits or UnpackLimits(), None)
+
+
+def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> UnpackReport:
+    """Unpack into ``target``, which must not exist; it appears complete or not at all.
+
+    Raises :class:`InvalidTopology` for an archive that breaks a rule and ``OSError`` when the disk does not
+    take it. The folder beside ``target`` that the files are written to first is removed in both cases.
+    """
+    fresh = target.with_name(f".{target.name}.{uuid.uuid4().hex}.unpacking")
+    fresh.mkdir(parents=True)
+    try:
+        report = _walk(path, limits or UnpackLimits(), fresh)
+        os.rename(fresh, target)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return report
+
+
+class _Names:
+    """Checks names, and that no two entries meet in one place on any file system."""
+
+    def __init__(self, archive: str, limits: UnpackLimits) -> None:
+        self._archive = archive
+        self._limits = limits
+        self._files: dict[str, str] = {}
+        self._folders: dict[str, str] = {}
+
+    def refuse(self, name: str, why: str) -> InvalidTopology:
+        return InvalidTopology(f"archive {self._archive}: entry {name!r:.200} {why}: pack it again without")
+
+    def take(self, name: str, *, folder: bool) -> tuple[str, ...]:
+        """The parts of the entry's path, checked."""
+        if not name or any(ord(character) < 32 or ord(character) == 127 for character in name):
+            raise self.refuse(name, "has an empty name or control characters in it")
+        if "\\" in name:
+            raise self.refuse(name, "has a backslash in its name")
+        try:
+            encoded = name.encode()
+        except UnicodeEncodeError:
+            raise self.refuse(name, "has a name that is not UTF-8") from None
+        if len(encoded) > self._limits.path_bytes:
+            raise self.refuse(name, f"has a name of more than {self._limits.path_bytes} bytes")
+        if name.startswith("/") or (len(name) > 1 and name[1] == ":" and name[0].isalpha()):
+            raise self.refuse(name, "has an absolute path")
+        parts = tuple(part for part in name.split("/") if part not in ("", "."))
+        if ".." in parts:
+            raise self.refuse(name, "points outside with '..'")
+        if any(len(part.encode()) > 255 for part in parts):
+            raise self.refuse(name, "has a part of more than 255 bytes in its name")
+        if not parts and not folder:
+            raise self.refuse(name, "has no name")
+        self._claim(name, parts, folder)
+        return parts
+
+    def _claim(self, name: str, parts: tuple[str, ...], folder: bool) -> None:
+        # Case and Unicode forms: two names that one file system holds apart are one on another.
+        folded = [unicodedata.normalize("NFC", part).casefold() for part in parts]
+        for depth in range(1, len(parts) + (1 if folder else 0)):
+            key, real = "/".join(folded[:depth]), "/".join(parts[:depth])
+            if key in self._files:
+                raise self.refuse(name, f"lies below {self._files[key]!r:.80}, which is a file")
+            if self._folders.setdefault(key, real) != real:
+                raise self.refuse(name, f"differs from {self._folders[key]!r:.80} only in case or form")
+        if not folder:
+            key = "/".join(folded)
+            other = self._files.get(key) or self._folders.get(key)
+            if other is not None:
+                raise self.refuse(name, f"collides with {other!r:.80}")
+            self._files[key] = name
+
+
+def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackReport:
+    kind = archive_kind(path)
+    names = _Names(path.name, limits)
+    packed = path.stat().st_size
+    files = folders = total = seen = 0
+    entries = _zip_entries(path, limits, names) if kind == "zip" else _tar_entries(path, limits, names)
+    try:
+        for entry in entries:
+            seen += 1
+            if seen > limits.entries:
+                raise InvalidTopology(
+                    f"archive {path.name} has more than {limits.entries} entries: leave out what is not needed"
+                )
+            parts = names.take(entry.name, folder=entry.stream is None)
+            if entry.stream is None:
+                folders += 1
+                if target is not None:
+                    target.joinpath(*parts).mkdir(parents=True, exist_ok=True)
+                continue
+            files += 1
+            sink = _create(target.joinpath(*parts), entry.executable) if target is not None else None
+            try:
+                while chunk := entry.stream.read(_CHUNK):
+                    total += len(chunk)
+                    _check_size(path.name, entry.name, total, packed, limits)
+                    if sink is not None:
+                        sink.write(chunk)
+            finally:
+                entry.stream.close()
+                if sink is not None:
+                    sink.close()
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
+        raise InvalidTopology(f"archive {path.name} is damaged ({error}): pack and upload it again") from None
+    except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:
+        # zipfile: an unknown compression or an encrypted entry; tarfile: numbers that make no sense.
+        raise InvalidTopology(f"archive {path.name} cannot be read ({error}): pack it anew") from None
+    return UnpackReport(kind, files, folders, total)
+
+
+def _create(path: Path, executable: bool) -> IO[bytes]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # O_EXCL and O_NOFOLLOW: a file is only ever made, nothing that stands there is written through.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o755 if executable else 0o644), "wb")
+
+
+def _check_size(archive: str, name: str, total: int, packed: int, limits: UnpackLimits) -> None:
+    if total > limits.total_bytes:
+        raise InvalidTopology(
+            f"archive {archive}: with entry {name!r:.200} it unpacks to more than {limits.total_bytes} bytes: "
+            "leave out what is not needed"
+        )
+    if total > limits.ratio_from_bytes and total > limits.ratio * max(packed, 1):
+        raise InvalidTopology(
+            f"archive {archive}: entry {name!r:.200} unpacks to more than {limits.ratio} times the archive's "
+            "size: it looks like a decompression bomb, leave it out"
+        )
+
+
+def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
+    # zipfile makes an object of each entry before one can be looked at: the directory's size bounds them.
+    directory = _zip_directory_bytes(path)
+    if directory // 46 > limits.entries:
+        raise InvalidTopology(
+            f"archive {path.name} has more than {limits.entries} entries: leave out what is not needed"
+        )
+    with zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            mode = info.external_attr >> 16
+            folder = info.filename.endswith("/")
+            if info.flag_bits & 0x1:
+                raise names.refuse(info.filename, "is encrypted")
+            kind = stat.S_IFMT(mode)
+            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise names.refuse(
+                    info.filename, f"is {_kind_name(kind)}, only files and folders may be packed"
+                )
+            if kind == stat.S_IFDIR and not folder:
+                raise names.refuse(info.filename, "is a folder by its mode and a file by its name")
+            yield _Entry(info.filename, bool(mode & 0o111), None if folder else archive.open(info))
+
+
+def _kind_name(kind: int) -> str:
+    names = {stat.S_IFLNK: "a link", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+    return names.get(kind, "a device")
+
+
+def _zip_directory_bytes(path: Path) -> int:
+    """Size of a zip's central directory as its end record states it (zipfile reads no more than that)."""
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        start = max(0, size - 65_557)
+        stream.seek(start)
+        tail = stream.read()
+        at = tail.rfind(b"PK\x05\x06")
+        if at < 0 or len(tail) < at + 22:
+            return 0
+        stated = int.from_bytes(tail[at + 12 : at + 16], "little")
+        locator = tail[at - 20 : at] if at >= 20 else b""
+        if locator.startswith(b"PK\x06\x07"):
+            stream.seek(int.from_bytes(locator[8:16], "little") & 0x7FFFFFFFFFFFFFFF)
+            record = stream.read(56)
+            if record.startswith(b"PK\x06\x06"):
+                stated = max(stated if stated != 0xFFFFFFFF else 0, int.from_bytes(record[40:48], "little"))
+        return min(stated, size)
+
+
+class _Bounded:
+    """A decompressed stream that gives no more than it may, and never much at once.
+
+    tarfile reads extended headers in one piece of whatever size they state, before a member is seen.
+    """
+
+    def __init__(self, stream: gzip.GzipFile, archive: str, packed: int, limits: UnpackLimits) -> None:
+        self._stream = stream
+        self._archive = archive
+        # Headers and padding come on top of what the files hold.
+        slack = 2048 * limits.entries + 1024**2
+        self._most = min(limits.total_bytes, max(limits.ratio * packed, limits.ratio_from_bytes)) + slack
+
+    def read(self, size: int = -1) -> bytes:
+        if size < 0 or size > 4 * 1024**2:
+            raise InvalidTopology(
+                f"archive {self._archive} has a header of {size} bytes: it is damaged or forged, pack it anew"
+            )
+        data = self._stream.read(size)
+        self._check(self._stream.tell())
+        return data
+
+    def seek(self, position: int, whence: int = 0) -> int:
+        if whence == 0:
+            self._check(position)
+        return self._stream.seek(position, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def _check(self, position: int) -> None:
+        if position > self._most:
+            raise InvalidTopology(
+                f"archive {self._archive} unpacks to more than {self._most} bytes: it looks like a "
+                "decompression bomb, leave out what is not needed"
+            )
+
+
+def _tar_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
+    with gzip.open(path, "rb") as stream:
+        assert isinstance(stream, gzip.GzipFile)
+        bounded = _Bounded(stream, path.name, path.stat().st_size, limits)
+        with tarfile.open(fileobj=bounded, mode="r:") as archive:  # type: ignore[arg-type]
+            while (member := archive.next()) is not None:
+                # tarfile remembers every member that it has seen.
+                archive.members.clear()  # type: ignore[attr-defined]
+                if member.isdir():
+                    yield _Entry(member.name, False, None)
+                    continue
+                if not member.isreg():
+                    what = "a link" if member.issym() or member.islnk() else "a device, pipe or unknown kind"
+                    raise names.refuse(member.name, f"is {what}, only files and folders may be packed")
+                if member.issparse():
+                    raise names.refuse(member.name, "is a sparse file")
+                content = archive.extractfile(member)
+                assert content is not None
+                yield _Entry(member.name, bool(member.mode & 0o111), content)
