@@ -1,0 +1,12 @@
+"""The command line, ``storm-dagster VERB`` (design 6.1)."""
+
+from __future__ import annotations
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line and exit with the code of the outcome; never returns."""
+    from storm_dagster.cli.app import run
+
+    run()

@@ -1,0 +1,125 @@
+"""The verb table, and how a verb's outcome becomes output and an exit code.
+
+Verbs are imported when they are used: ``submit`` must not pay for what ``dev`` needs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from storm_dagster import __version__
+from storm_dagster.model.errors import StormDagsterError
+
+__all__ = ["VERBS", "cli", "run"]
+
+VERBS: dict[str, tuple[str, str]] = {
+    "dev": ("cluster_verbs", "Start a whole local cluster"),
+    "stop": ("cluster_verbs", "End a local cluster"),
+    "status": ("cluster_verbs", "What runs where"),
+    "doctor": ("doctor", "Check this machine and say how to mend it"),
+    "submit": ("submit_verbs", "Submit a topology"),
+    "jar": ("submit_verbs", "Run a program that submits topologies"),
+    "list": ("topology_verbs", "Topologies"),
+    "show": ("topology_verbs", "One topology: tasks, slots, stats, errors"),
+    "activate": ("topology_verbs", "Let spouts emit"),
+    "deactivate": ("topology_verbs", "Stop spouts from emitting"),
+    "kill": ("topology_verbs", "End a topology"),
+    "restart": ("topology_verbs", "Start a topology's workers anew"),
+    "rebalance": ("topology_verbs", "Change parallelism or spread, live"),
+    "explain": ("look_verbs", "Why a task is where it is"),
+    "plan": ("plan_verb", "What-if scheduling"),
+    "conf": ("look_verbs", "The cluster conf and where each value comes from"),
+    "supervisors": ("look_verbs", "Supervisors and their slots"),
+    "nimbuses": ("look_verbs", "Nimbuses and who leads"),
+    "errors": ("look_verbs", "Errors of a topology's tasks"),
+    "logs": ("log_verbs", "Logs of a topology's workers"),
+    "tail": ("log_verbs", "Follow all logs of a local cluster"),
+    "zookeeper": ("daemon_verbs", "Daemon: the embedded ZooKeeper server"),
+    "spark": ("daemon_verbs", "Daemon: the embedded Spark Connect server"),
+    "nimbus": ("daemon_verbs", "Daemon: nimbus"),
+    "supervisor": ("daemon_verbs", "Daemon: the supervisor of this host"),
+    "worker": ("daemon_verbs", "Daemon: one worker (started by its supervisor)"),
+}
+
+
+class _LazyGroup(click.Group):
+    """A group whose commands are imported at first use; help texts stand in the table."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"storm_dagster.cli.{VERBS[cmd_name][0]}")
+        command = module.COMMANDS[cmd_name]
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(name, text) for name, (_, text) in VERBS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="storm-dagster")
+def cli() -> None:
+    """Storm's cluster system for Python teams who live in Dagster."""
+
+
+def _fail(document: dict[str, Any], code: int) -> NoReturn:
+    """Print an error, as JSON on standard output when that was asked for, and exit."""
+    if "--json" in sys.argv[1:]:
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        from storm_dagster.cli.output import plain
+
+        error = document["error"]
+        sys.stderr.write(plain(f"{error['type']}: {error['message']}") + "\n")
+    _flush()
+    sys.exit(code)
+
+
+def _flush() -> None:
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        pass
+
+
+def _document(kind: str, message: str) -> dict[str, Any]:
+    return {"error": {"type": kind, "message": message}}
+
+
+def run() -> NoReturn:
+    """Run the verb of ``sys.argv``. Exit codes: 0, the error's branch (2 to 6), 130 after Ctrl-C, else 1."""
+    try:
+        code = cli.main(standalone_mode=False, prog_name="storm-dagster")
+    except StormDagsterError as error:
+        _fail(error.to_document(), error.exit_code)
+    except click.exceptions.NoArgsIsHelpError as error:
+        sys.stderr.write(error.format_message() + "\n")
+        sys.exit(2)
+    except click.ClickException as error:
+        hint = ""
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            hint = f" (see `{error.ctx.command_path} --help`)"
+        _fail(_document("InvalidRequest", error.format_message() + hint), 2)
+    except (click.Abort, KeyboardInterrupt):
+        _fail(_document("Interrupted", "interrupted"), 130)
+    except BrokenPipeError:
+        # The reader of our output went away: nobody is left to tell.
+        sys.stdout = None
+        sys.exit(0)
+    except Exception as error:
+        logging.getLogger(__name__).debug("unexpected", exc_info=True)
+        _fail(_document(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace"), 1)
+    _flush()
+    sys.exit(code if isinstance(code, int) else 0)

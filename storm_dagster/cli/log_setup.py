@@ -1,0 +1,87 @@
+"""Logging: the standard library's loggers, rendered by structlog."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["QUIET_STDERR", "configure_daemon_logging", "configure_logging", "log_file"]
+
+QUIET_STDERR = "STORM_DAGSTER_LOG_FILES_ONLY"
+"""Set by ``dev`` for its daemons: their log stands in ``HOME/logs`` alone."""
+_NOISY = ("httpx", "httpcore", "kazoo", "asyncio", "urllib3", "py4j", "uvicorn.access")
+
+
+def _formatter(*, colors: bool) -> logging.Formatter:
+    import structlog
+
+    stamp = structlog.processors.TimeStamper(fmt="%Y-%m-%dT%H:%M:%S.%fZ", utc=True)
+    shared: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        stamp,
+    ]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=shared,
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            structlog.dev.ConsoleRenderer(colors=colors, pad_event_to=0, pad_level=False),
+        ],
+    )
+
+
+def _levels(level: int) -> None:
+    logging.getLogger().setLevel(level)
+    for name in _NOISY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+
+
+def configure_logging(*, verbose: bool = False) -> None:
+    """For a client verb: warnings (``verbose``: all) on standard error.
+
+    structlog is imported only when something is logged: most calls log nothing.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LazyFormatter(colors=sys.stderr.isatty()))
+    logging.getLogger().handlers[:] = [handler]
+    _levels(logging.DEBUG if verbose else logging.WARNING)
+
+
+class _LazyFormatter(logging.Formatter):
+    """Makes the real formatter at the first record."""
+
+    def __init__(self, *, colors: bool) -> None:
+        super().__init__()
+        self._colors = colors
+        self._real: logging.Formatter | None = None
+
+    def format(self, record: logging.LogRecord) -> str:
+        if self._real is None:
+            self._real = _formatter(colors=self._colors)
+        return self._real.format(record)
+
+
+def log_file(home: Path, role: str, id: str) -> Path:
+    """``HOME/logs/<role>-<id>.log``."""
+    return home / "logs" / f"{role}-{id.replace('/', '_')}.log"
+
+
+def configure_daemon_logging(home: Path, role: str, id: str, level: str = "INFO") -> Path:
+    """For a daemon: its own file, rotated at 10 MiB with 3 backups, and standard error; returns the file."""
+    path = log_file(home, role, id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = logging.handlers.RotatingFileHandler(path, maxBytes=10 * 2**20, backupCount=3, encoding="utf-8")
+    file.setFormatter(_formatter(colors=False))
+    handlers: list[logging.Handler] = [file]
+    if not os.environ.get(QUIET_STDERR):
+        stream = logging.StreamHandler(sys.stderr)
+        stream.setFormatter(_formatter(colors=sys.stderr.isatty()))
+        handlers.append(stream)
+    logging.getLogger().handlers[:] = handlers
+    _levels(getattr(logging, level))
+    logging.captureWarnings(True)
+    return path

@@ -1,0 +1,160 @@
+"""Verbs that only look: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import click
+
+from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.output import human_seconds, plain, print_json, print_table
+from storm_dagster.model.conf_schema import CONF_KEYS
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["COMMANDS"]
+
+
+@verb("conf")
+@click.argument("key", required=False)
+def conf(invocation: Invocation, key: str | None) -> None:
+    """The merged cluster conf, or one KEY of it: value, origin, meaning."""
+    merged = invocation.conf
+    if key is not None and key not in merged.values:
+        raise InvalidRequest(f"conf key {key!r} is not set and not known: see `storm-dagster conf`")
+    keys = [key] if key is not None else sorted(merged.values)
+    if invocation.json:
+        print_json(
+            {
+                "conf": {
+                    name: {
+                        "value": merged.values[name],
+                        "origin": merged.origins.get(name, "default"),
+                        "doc": CONF_KEYS[name].doc if name in CONF_KEYS else None,
+                    }
+                    for name in keys
+                },
+                "warnings": list(merged.warnings),
+            }
+        )
+        return
+    print_table(
+        "",
+        ["key", "value", "origin", "meaning"],
+        [
+            (
+                name,
+                "null" if merged.values[name] is None else merged.values[name],
+                merged.origins.get(name, "default"),
+                CONF_KEYS[name].doc if name in CONF_KEYS else "",
+            )
+            for name in keys
+        ],
+    )
+    for warning in merged.warnings:
+        click.echo(plain(f"warning: {warning}"), err=True)
+
+
+def _cluster(invocation: Invocation) -> dict[str, Any]:
+    with invocation.nimbus() as nimbus:
+        return nimbus.get("/v1/cluster")
+
+
+@verb("supervisors")
+def supervisors(invocation: Invocation) -> None:
+    """Supervisors, their slots and what is used of them."""
+    document = _cluster(invocation)
+    rows = document["supervisors"]
+    if invocation.json:
+        print_json({"supervisors": rows})
+        return
+    print_table(
+        "",
+        ["id", "host", "ports", "used", "uptime"],
+        [
+            (
+                row["id"],
+                row["host"],
+                ", ".join(map(str, row.get("ports", []))),
+                ", ".join(map(str, row.get("used", []))) or "-",
+                human_seconds(row.get("uptime_secs")),
+            )
+            for row in rows
+        ],
+    )
+
+
+@verb("nimbuses")
+def nimbuses(invocation: Invocation) -> None:
+    """Nimbuses, and which of them leads."""
+    document = _cluster(invocation)
+    rows = document["nimbuses"]
+    if invocation.json:
+        print_json({"nimbuses": rows})
+        return
+    print_table(
+        "",
+        ["host:port", "http", "role", "uptime", "version"],
+        [
+            (
+                f"{row['host']}:{row['port']}",
+                row.get("http"),
+                "leader" if row.get("leader") else "follower",
+                human_seconds(row.get("uptime_secs")),
+                row.get("version"),
+            )
+            for row in rows
+        ],
+    )
+
+
+@verb("errors")
+@click.argument("name")
+def errors(invocation: Invocation, name: str) -> None:
+    """Errors that tasks of topology NAME reported, newest first."""
+    with invocation.nimbus() as nimbus:
+        document = nimbus.get(f"/v1/topologies/{name}")
+    rows = document.get("errors", [])
+    if invocation.json:
+        print_json({"id": document["id"], "name": document["name"], "errors": rows})
+        return
+    if not rows:
+        click.echo(f"{document['id']} has reported no errors")
+    for row in rows:
+        when = datetime.datetime.fromtimestamp(row["time"], datetime.timezone.utc).isoformat()
+        click.echo(plain(f"{when}  {row['component']}[{row['task']}] on {row['host']}:{row['port']}"))
+        for line in str(row["error"]).rstrip().splitlines():
+            click.echo(plain(f"    {line}"))
+
+
+@verb("explain")
+@click.argument("name")
+@click.argument("task", type=int, required=False)
+def explain(invocation: Invocation, name: str, task: int | None) -> None:
+    """Why the tasks of topology NAME (or one TASK) are where they are, or unscheduled."""
+    with invocation.nimbus() as nimbus:
+        document = nimbus.get(f"/v1/topologies/{name}/placement")
+    if invocation.json:
+        print_json(document)
+        return
+    reasons: dict[str, Any] = document.get("reasons", {})
+    unassigned: dict[str, Any] = document.get("unassigned", {})
+    if task is not None and str(task) not in {**reasons, **unassigned}:
+        raise InvalidRequest(f"topology {name!r} has no task {task}")
+    rows = [
+        (number, "unscheduled" if number in unassigned else "placed", said)
+        for number, said in sorted({**reasons, **unassigned}.items(), key=lambda item: int(item[0]))
+        if task is None or number == str(task)
+    ]
+    print_table("", ["task", "", "why"], rows)
+    if task is None:
+        print_table("", ["slot", "why"], sorted(document.get("worker_reasons", {}).items()))
+
+
+COMMANDS: dict[str, click.Command] = {
+    "conf": conf,
+    "supervisors": supervisors,
+    "nimbuses": nimbuses,
+    "errors": errors,
+    "explain": explain,
+}

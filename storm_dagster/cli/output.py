@@ -1,0 +1,174 @@
+"""What a verb prints: one JSON document or tables on standard output, progress on standard error."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+__all__ = ["Steps", "human_seconds", "plain", "print_json", "print_table", "say"]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def plain(text: object) -> str:
+    """Text that cannot drive the terminal: control characters, escapes included, become ``?``."""
+    return _CONTROL.sub("?", str(text))
+
+
+def print_json(document: Any) -> None:
+    """The one JSON document of a verb."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False, default=str) + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """One line for people, on standard error."""
+    sys.stderr.write(plain(text) + "\n")
+    sys.stderr.flush()
+
+
+def human_seconds(seconds: float | None) -> str:
+    """``75`` as ``1m 15s``; ``-`` for nothing."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    parts = [(days, "d"), (hours, "h"), (minutes, "m"), (secs, "s")]
+    shown = [f"{value}{unit}" for value, unit in parts if value]
+    return " ".join(shown[:2]) or "0s"
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """A table on standard output; cells are text, never markup."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=Text(plain(title)) if title else None, title_justify="left", show_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(plain("-" if cell is None else cell)) for cell in row))
+    # Piped output is not cut at 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else 200)
+    console.print(table)
+
+
+class Steps:
+    """Progress by step with its seconds, on standard error, once the whole lasts longer than a second.
+
+    Steps may overlap. On a terminal the running ones are shown live; elsewhere each is a line when it ends,
+    and a line names what is waited for every ten seconds. Use as a context manager.
+    """
+
+    def __init__(self, what: str, *, quiet: bool = False) -> None:
+        self._what = what
+        self._quiet = quiet
+        self._started = time.monotonic()
+        self._running: dict[str, float] = {}
+        self._detail: dict[str, str] = {}
+        self._held: list[str] = []
+        self._lock = threading.Lock()
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._live = sys.stderr.isatty()
+        self._drawn = False
+
+    def __enter__(self) -> Steps:
+        if not self._quiet:
+            self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(2)
+        with self._lock:
+            self._clear()
+
+    def begin(self, step: str) -> None:
+        """A step begins (again)."""
+        with self._lock:
+            self._running.setdefault(step, time.monotonic())
+
+    def note(self, step: str, detail: str) -> None:
+        """How far a running step is."""
+        self.begin(step)
+        with self._lock:
+            self._detail[step] = detail
+
+    def done(self, step: str, outcome: str = "") -> None:
+        """A step has ended."""
+        with self._lock:
+            began = self._running.pop(step, None)
+            self._detail.pop(step, None)
+            seconds = time.monotonic() - began if began is not None else 0.0
+            self._line(f"  {step:<28}{seconds:6.1f} s{'  ' + outcome if outcome else ''}")
+
+    def hear(self, step: str, state: str) -> None:
+        """The shape of progress callbacks of :mod:`storm_dagster.client`."""
+        if state in ("SUCCESS", "FAILURE", "SKIPPED"):
+            self.begin(step)
+            self.done(step, "" if state == "SUCCESS" else state.lower())
+        elif state in ("STARTED", "STARTING", "IN_PROGRESS"):
+            self.begin(step)
+        else:
+            self.note(step, state.lower() if state.isupper() else state)
+
+    # -- drawing, always under the lock -------------------------------------------------------------------
+    def _clear(self) -> None:
+        if self._drawn:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._drawn = False
+
+    def _line(self, text: str) -> None:
+        if self._quiet:
+            return
+        self._held.append(plain(text))
+        if time.monotonic() - self._started > 1.0:
+            self._release()
+
+    def _release(self) -> None:
+        self._clear()
+        if self._held:
+            if self._what:
+                sys.stderr.write(plain(self._what) + "\n")
+                self._what = ""
+            sys.stderr.write("\n".join(self._held) + "\n")
+            sys.stderr.flush()
+            self._held.clear()
+
+    def _now(self) -> str:
+        parts = []
+        for step, began in self._running.items():
+            detail = self._detail.get(step)
+            parts.append(f"{step}{' (' + detail + ')' if detail else ''} {time.monotonic() - began:.0f} s")
+        return plain(", ".join(parts))
+
+    def _tick(self) -> None:
+        said = self._started
+        while not self._end.wait(0.2):
+            now = time.monotonic()
+            if now - self._started <= 1.0:
+                continue
+            with self._lock:
+                self._release()
+                if not self._running:
+                    continue
+                if self._live:
+                    sys.stderr.write(f"\r\x1b[K  ... {self._now()[:110]}")
+                    sys.stderr.flush()
+                    self._drawn = True
+                elif now - said >= 10.0:
+                    said = now
+                    sys.stderr.write(f"  ... {self._now()}\n")
+                    sys.stderr.flush()

@@ -1,0 +1,167 @@
+"""``submit`` and ``jar``."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import click
+import yaml
+
+from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.output import Steps, print_json, print_table
+from storm_dagster.model.conf import parse_assignments, validate_conf
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.names import check_topology_name
+
+__all__ = ["COMMANDS"]
+
+
+def _conf_file(path: Path) -> dict[str, Any]:
+    """The map in a YAML or JSON file, validated."""
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidRequest(f"--conf-file {path} cannot be read: {error}") from None
+    return validate_conf({} if loaded is None else loaded, source=str(path))[0]
+
+
+def _submission_conf(invocation: Invocation, pairs: tuple[str, ...], file: str | None) -> dict[str, Any]:
+    """``-c topology.*``, then the file, then ``--conf``."""
+    conf = {key: value for key, value in invocation.overrides.items() if key.startswith("topology.")}
+    if file is not None:
+        conf.update(_conf_file(Path(file)))
+    conf.update(validate_conf(parse_assignments(pairs), source="--conf")[0])
+    return conf
+
+
+def _dry_run(
+    invocation: Invocation, target: str, args: tuple[str, ...], name: str | None, requirements: str | None
+) -> None:
+    from storm_dagster.packaging.bundle import bundle_target
+
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder, Steps("dry run") as steps:
+        steps.begin("describe and pack")
+        bundle = bundle_target(
+            target,
+            args,
+            folder=Path(folder),
+            home=invocation.home,
+            requirements=Path(requirements) if requirements else None,
+        )
+        steps.done("describe and pack")
+    shown = check_topology_name(name or bundle.name)
+    components = [
+        {"id": component, "type": kind, "parallelism": spec.parallelism}
+        for component, kind, spec in bundle.topology.components()
+    ]
+    archive = {"sha256": bundle.archive.sha256, "size": bundle.archive.size, "files": bundle.archive.files}
+    if invocation.json:
+        print_json({"name": shown, "dry_run": True, "components": components, "archive": archive})
+        return
+    print_table(
+        f"would submit {shown} with an archive of {archive['size']} bytes ({archive['sha256'][:12]})",
+        ["component", "type", "parallelism"],
+        [(part["id"], part["type"], part["parallelism"]) for part in components],
+    )
+
+
+@verb("submit", changes=True, context_settings={"ignore_unknown_options": False})
+@click.argument("target")
+@click.argument("args", nargs=-1)
+@click.option("--name", help="Name of the topology. [default: its own]")
+@click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML.")
+@click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON.")
+@click.option("--inactive", is_flag=True, help="Place it, but do not let spouts emit.")
+@click.option("--token", help="Client token: the same token gives the same topology.")
+@click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive.")
+@click.option("--allow-degraded", is_flag=True, help="Go on when the code is on too few nimbuses.")
+@click.option("--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds.")
+def submit(
+    invocation: Invocation,
+    target: str,
+    args: tuple[str, ...],
+    name: str | None,
+    pairs: tuple[str, ...],
+    conf_file: str | None,
+    inactive: bool,
+    token: str | None,
+    requirements: str | None,
+    allow_degraded: bool,
+    timeout: float,
+) -> None:
+    """Submit TARGET: file.py[:Name], package.module[:Name], or archive.zip::module[:Name].
+
+    ARGS after -- go to a callable target.
+    """
+    conf = _submission_conf(invocation, pairs, conf_file)
+    if invocation.dry_run:
+        _dry_run(invocation, target, args, name, requirements)
+        return
+    from storm_dagster.client.submission import submit_target
+
+    with invocation.nimbus() as nimbus, Steps(f"submitting {target}", quiet=invocation.json) as steps:
+        done = submit_target(
+            nimbus,
+            target,
+            args,
+            name=name,
+            conf=conf,
+            home=invocation.home,
+            requirements=Path(requirements) if requirements else None,
+            token=token,
+            inactive=inactive,
+            allow_degraded=allow_degraded,
+            wait=invocation.wait,
+            timeout=timeout,
+            progress=steps.hear,
+        )
+        if invocation.wait:
+            steps.done("tasks", "all run")
+    if invocation.json:
+        print_json(done.to_document())
+    elif invocation.wait:
+        click.echo(f"{done.id} is {done.status}: all tasks run, {done.seconds:.1f} s")
+    else:
+        click.echo(f"{done.name} is being submitted by run {done.run_id} (token {done.token})")
+
+
+@verb("jar", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.argument("archive")
+@click.argument("module")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]) -> None:
+    """Run MODULE of ARCHIVE as a program; its calls of submit_topology upload ARCHIVE.
+
+    The program is run in this process as ``python -m MODULE ARGS`` would, with the unpacked archive first
+    on the path and STORM_JAR naming the archive.
+    """
+    from storm_dagster.client.submission import STORM_JAR
+    from storm_dagster.packaging.unpack import unpack_archive
+
+    path = Path(archive).absolute()
+    if not path.is_file():
+        raise InvalidRequest(f"archive {archive} does not exist")
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-jar-") as folder:
+        root = Path(folder, "code")
+        unpack_archive(path, root)
+        os.environ[STORM_JAR] = str(path)
+        os.environ["STORM_DAGSTER_HOME"] = str(invocation.home)
+        sys.path.insert(0, str(root))
+        sys.argv = [module, *args]
+        started_in = os.getcwd()
+        try:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        except ImportError as error:
+            if error.name != module:
+                raise
+            raise InvalidRequest(f"archive {archive} holds no module {module!r}") from None
+        finally:
+            os.chdir(started_in)
+
+
+COMMANDS: dict[str, click.Command] = {"submit": submit, "jar": jar}

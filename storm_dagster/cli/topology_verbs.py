@@ -1,0 +1,267 @@
+"""Verbs on topologies that run: ``list``, ``show``, and their life cycle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.waiting import wait_for_run, wait_for_status, wait_for_tasks
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["COMMANDS"]
+
+_WAIT_SECS = 300.0
+
+
+@verb("list")
+def list_topologies(invocation: Invocation) -> None:
+    """Topologies of the cluster."""
+    with invocation.nimbus() as nimbus:
+        document = nimbus.get("/v1/topologies")
+    if invocation.json:
+        print_json(document)
+        return
+    print_table(
+        "",
+        ["id", "name", "status", "uptime", "workers", "executors", "tasks"],
+        [
+            (
+                row["id"],
+                row["name"],
+                row["status"],
+                human_seconds(row["uptime_secs"]),
+                row["workers"],
+                row["executors"],
+                row["tasks"],
+            )
+            for row in document["topologies"]
+        ],
+    )
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+@verb("show")
+@click.argument("name")
+def show(invocation: Invocation, name: str) -> None:
+    """Topology NAME: its workers, tasks, stats and errors."""
+    with invocation.nimbus() as nimbus:
+        document = nimbus.get(f"/v1/topologies/{name}")
+    if invocation.json:
+        print_json(document)
+        return
+    click.echo(f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}")
+    print_table(
+        "workers",
+        ["node", "host:port", "pid", "uptime", "tasks"],
+        [
+            (
+                worker["node"],
+                f"{worker['host']}:{worker['port']}",
+                worker["pid"],
+                human_seconds(worker["uptime_secs"]),
+                ", ".join(map(str, worker["tasks"])),
+            )
+            for worker in document["workers"]
+        ],
+    )
+    columns = ("emitted", "executed", "acked", "failed", "execute_ms", "complete_ms")
+    print_table(
+        "tasks",
+        ["task", "component", "on", "status", "uptime", *columns],
+        [
+            (
+                task["id"],
+                task["component"],
+                f"{task['host']}:{task['port']}" if task.get("port") else None,
+                task["status"],
+                human_seconds(task["uptime_secs"]),
+                *(_number((task.get("stats") or {}).get(column)) for column in columns),
+            )
+            for task in document["tasks"]
+        ],
+    )
+    for error in document.get("errors", [])[:10]:
+        said = str(error["error"]).strip().splitlines()
+        click.echo(
+            plain(f"error in {error['component']}[{error['task']}]: {said[-1] if said else ''}"), err=True
+        )
+
+
+def _answer(invocation: Invocation, document: dict[str, Any]) -> None:
+    if invocation.json:
+        print_json(document)
+        return
+    if document.get("dry_run"):
+        click.echo(f"would {document['would']} {document['id']} ({document['status']})")
+        return
+    run = f" (run {document['run_id']})" if document.get("run_id") else ""
+    status = document["status"] or "being changed"
+    click.echo(f"{document['id'] or document['name']} is {status}{run}, {document['seconds']:.1f} s")
+
+
+def _change(
+    invocation: Invocation,
+    name: str,
+    action: str,
+    body: dict[str, Any] | None,
+    settle: Callable[[NimbusClient, float, Steps], dict[str, Any] | None],
+    *,
+    extra_secs: float = 0.0,
+) -> None:
+    """Ask for ``action``, wait for its run and then for ``settle``, and answer."""
+    started = time.monotonic()
+    with invocation.nimbus() as nimbus:
+        if invocation.dry_run:
+            now = nimbus.get(f"/v1/topologies/{name}")
+            would = {"id": now["id"], "name": now["name"], "status": now["status"], "run_id": None}
+            _answer(invocation, {**would, "seconds": 0.0, "dry_run": True, "would": action})
+            return
+        with Steps(f"{action} {name}", quiet=invocation.json) as steps:
+            accepted = nimbus.post(f"/v1/topologies/{name}/{action}", body or {}, repeat=False)
+            result = {
+                "id": accepted.get("id"),
+                "name": accepted.get("name") or name,
+                "status": accepted.get("status"),
+                "run_id": accepted.get("run_id"),
+            }
+            if invocation.wait:
+                deadline = started + _WAIT_SECS + extra_secs
+                if result["run_id"]:
+                    wait_for_run(nimbus, result["run_id"], deadline=deadline, progress=steps.hear)
+                document = settle(nimbus, deadline, steps)
+                if document is not None:
+                    result["status"] = document["status"]
+    _answer(invocation, {**result, "seconds": round(time.monotonic() - started, 3)})
+
+
+def _until_status(name: str, status: str) -> Callable[[NimbusClient, float, Steps], dict[str, Any] | None]:
+    def settle(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
+        steps.begin(status.lower())
+        found = wait_for_status(
+            nimbus,
+            name,
+            lambda document: document is not None and document["status"] == status,
+            deadline=deadline,
+            what=status,
+        )
+        steps.done(status.lower())
+        return found
+
+    return settle
+
+
+def _until_running(name: str) -> Callable[[NimbusClient, float, Steps], dict[str, Any] | None]:
+    def settle(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
+        steps.begin("settled")
+        wait_for_status(
+            nimbus,
+            name,
+            lambda document: document is not None and document["status"] in ("ACTIVE", "INACTIVE"),
+            deadline=deadline,
+            what="the change to end",
+        )
+        steps.done("settled")
+        return wait_for_tasks(nimbus, name, deadline=deadline, progress=steps.hear)
+
+    return settle
+
+
+@verb("activate", changes=True)
+@click.argument("name")
+def activate(invocation: Invocation, name: str) -> None:
+    """Let the spouts of topology NAME emit."""
+    _change(invocation, name, "activate", None, _until_status(name, "ACTIVE"))
+
+
+@verb("deactivate", changes=True)
+@click.argument("name")
+def deactivate(invocation: Invocation, name: str) -> None:
+    """Stop the spouts of topology NAME from emitting."""
+    _change(invocation, name, "deactivate", None, _until_status(name, "INACTIVE"))
+
+
+@verb("kill", changes=True)
+@click.argument("name")
+@click.option(
+    "-w",
+    "wait_secs",
+    type=click.IntRange(min=0),
+    help="Seconds to let tuples finish. [default: message timeout]",
+)
+def kill(invocation: Invocation, name: str, wait_secs: int | None) -> None:
+    """End topology NAME; waits until it is gone."""
+
+    def settle(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
+        steps.begin("removal")
+        wait_for_status(
+            nimbus, name, lambda document: document is None, deadline=deadline, what="its removal"
+        )
+        steps.done("removal")
+        return {"status": "KILLED"}
+
+    body = {} if wait_secs is None else {"wait_secs": wait_secs}
+    _change(invocation, name, "kill", body, settle, extra_secs=wait_secs or 0)
+
+
+@verb("restart", changes=True)
+@click.argument("name")
+def restart(invocation: Invocation, name: str) -> None:
+    """Start all workers of topology NAME anew, where they are."""
+    _change(invocation, name, "restart", None, _until_running(name))
+
+
+def _executors(pairs: tuple[str, ...]) -> dict[str, int]:
+    executors: dict[str, int] = {}
+    for pair in pairs:
+        component, equals, number = pair.rpartition("=")
+        if not equals or not component or not number.isdigit() or int(number) < 1:
+            raise InvalidRequest(f"-e {pair!r} is not of the form COMPONENT=N with N of 1 or more")
+        executors[component] = int(number)
+    return executors
+
+
+@verb("rebalance", changes=True)
+@click.argument("name")
+@click.option("-w", "wait_secs", type=click.IntRange(min=0), help="Seconds to let tuples finish first.")
+@click.option("-n", "workers", type=click.IntRange(min=1), help="Workers wanted.")
+@click.option("-e", "executors", metavar="COMPONENT=N", multiple=True, help="Parallelism wanted.")
+@click.option("--reassign", is_flag=True, help="Place everything anew instead of moving the fewest tasks.")
+def rebalance(
+    invocation: Invocation,
+    name: str,
+    wait_secs: int | None,
+    workers: int | None,
+    executors: tuple[str, ...],
+    reassign: bool,
+) -> None:
+    """Change parallelism or spread of topology NAME while it runs."""
+    body: dict[str, Any] = {"reassign": reassign}
+    if wait_secs is not None:
+        body["wait_secs"] = wait_secs
+    if workers is not None:
+        body["workers"] = workers
+    if executors:
+        body["executors"] = _executors(executors)
+    _change(invocation, name, "rebalance", body, _until_running(name), extra_secs=wait_secs or 0)
+
+
+COMMANDS: dict[str, click.Command] = {
+    "list": list_topologies,
+    "show": show,
+    "activate": activate,
+    "deactivate": deactivate,
+    "kill": kill,
+    "restart": restart,
+    "rebalance": rebalance,
+}
