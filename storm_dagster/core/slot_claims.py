@@ -1,0 +1,50 @@
+"""What the cluster's assignments want of one supervisor, slot by slot (cases P5, K8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storm_dagster.core.slot_model import Work
+from storm_dagster.model.records import Assignment
+
+__all__ = ["SlotClaims", "check_ports", "slot_claims"]
+
+
+@dataclass(frozen=True)
+class SlotClaims:
+    """The work of each slot, and the slots that several topologies claim."""
+
+    work: Mapping[int, Work]
+    contested: Mapping[int, tuple[str, ...]]
+    """Port -> topology ids, ascending. Such a slot keeps what runs in it; nothing new is started there."""
+
+
+def slot_claims(assignments: Mapping[str, Assignment], supervisor_id: str) -> SlotClaims:
+    """The slots of ``supervisor_id`` in ``assignments`` (topology id -> assignment)."""
+    claims: dict[int, set[Work]] = {}
+    for topology_id, assignment in assignments.items():
+        for worker in assignment.workers:
+            if worker.node == supervisor_id:
+                claims.setdefault(worker.port, set()).add(Work(topology_id, assignment.code_dir))
+    return SlotClaims(
+        work={port: next(iter(works)) for port, works in claims.items() if len(works) == 1},
+        contested={
+            port: tuple(sorted(work.topology_id for work in works))
+            for port, works in claims.items()
+            if len(works) > 1
+        },
+    )
+
+
+def check_ports(ports: tuple[int, ...]) -> str | None:
+    """Why a supervisor cannot offer these slots, in words, or ``None`` (F17)."""
+    if not ports:
+        return "supervisor.slots.ports is empty: name at least one port"
+    wrong = [port for port in ports if not 1 <= port <= 65535]
+    if wrong:
+        return f"supervisor.slots.ports holds {wrong[0]}: ports are 1 to 65535"
+    twice = sorted({port for port in ports if ports.count(port) > 1})
+    if twice:
+        return f"supervisor.slots.ports names {twice[0]} twice: name each port once"
+    return None

@@ -1,0 +1,220 @@
+"""The values of the slot state machine: the slot, the events that reach it, the instructions that it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeAlias
+
+__all__ = [
+    "Assigned",
+    "Beat",
+    "Clean",
+    "CodeFailed",
+    "CodeReady",
+    "Event",
+    "Exited",
+    "Fetch",
+    "Instruction",
+    "Kill",
+    "Launch",
+    "LaunchFailed",
+    "Launched",
+    "Report",
+    "Slot",
+    "SlotLimits",
+    "SlotState",
+    "Terminate",
+    "Tick",
+    "Work",
+    "Worker",
+]
+
+SlotState = Literal[
+    "empty",
+    "waiting-for-code",
+    "waiting-for-start",
+    "running",
+    "waiting-for-update",
+    "killing",
+    "killing-to-relaunch",
+]
+
+
+class Work(NamedTuple):
+    """What a slot is to run: which tasks is the worker's own affair (it reads its assignment itself)."""
+
+    topology_id: str
+    code_dir: str
+
+
+class Worker(NamedTuple):
+    """One process: the id of its working folder, and the work that it was started for."""
+
+    id: str
+    work: Work
+
+
+@dataclass(frozen=True)
+class SlotLimits:
+    """Seconds."""
+
+    start_timeout: float
+    """From the start of a process to its first beat (``supervisor.worker.start.timeout.secs``)."""
+    silence_timeout: float
+    """Between two beats (``supervisor.worker.timeout.secs``)."""
+    kill_after: float
+    """Between TERM and KILL (``supervisor.worker.shutdown.sleep.secs``)."""
+    stable_after: float = 60.0
+    """A process that ran so long starts the back-off anew (design 8.7)."""
+    longest_delay: float = 60.0
+    """Back-off between restarts: 0, 1, 2, 4 ... up to this."""
+    fetch_again_after: float = 3.0
+    """After a fetch that failed and may succeed (Storm L3)."""
+    stopped_delay: float = 1.0
+    """After an exit that nobody here ordered and that is no crash: whoever did it gets to say why."""
+
+
+# -- events -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """What the cluster wants in this slot now; ``None``: nothing."""
+
+    work: Work | None
+
+
+@dataclass(frozen=True)
+class CodeReady:
+    """That code is on this disk, whole."""
+
+    code_dir: str
+
+
+@dataclass(frozen=True)
+class CodeFailed:
+    """That code could not be fetched. ``lasting``: trying again soon would give the same."""
+
+    code_dir: str
+    reason: str
+    lasting: bool = False
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A process was started (or, when the supervisor itself starts, found: ``beating``)."""
+
+    worker: Worker
+    beating: bool = False
+
+
+@dataclass(frozen=True)
+class LaunchFailed:
+    """No process came of a ``Launch``. ``code_missing``: because its code is not on the disk any more."""
+
+    reason: str
+    code_missing: bool = False
+
+
+@dataclass(frozen=True)
+class Beat:
+    """The worker's heartbeat advanced."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True)
+class Exited:
+    """The process is dead. ``status``: exit code, minus the signal's number, ``None`` when not known."""
+
+    worker_id: str
+    status: int | None
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time went by."""
+
+
+Event: TypeAlias = "Assigned | CodeReady | CodeFailed | Launched | LaunchFailed | Beat | Exited | Tick"
+
+# -- instructions -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """Get that code onto this disk; answered by ``CodeReady`` or ``CodeFailed``."""
+
+    code_dir: str
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Start a process; answered by ``Launched`` or ``LaunchFailed``."""
+
+    work: Work
+
+
+@dataclass(frozen=True)
+class Terminate:
+    """Ask the process to end (TERM)."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """End the process and all its children (KILL)."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True)
+class Clean:
+    """The process is dead: end what it left running, remove its folder."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Something that the topology's owner has to hear of."""
+
+    topology_id: str
+    text: str
+
+
+Instruction: TypeAlias = "Fetch | Launch | Terminate | Kill | Clean | Report"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One slot: what is wanted, what runs, and since when."""
+
+    port: int
+    state: SlotState = "empty"
+    wanted: Work | None = None
+    worker: Worker | None = None
+    """The process that lives here, as far as is known."""
+    launching: bool = False
+    """A ``Launch`` was given and not answered yet."""
+    fetching: str | None = None
+    """Code whose ``Fetch`` was not answered yet."""
+    ready: str | None = None
+    """Code that is known to be on this disk."""
+    since: float = 0.0
+    """When this state was entered, or the process of this state was started."""
+    beat_at: float = 0.0
+    """When the worker's heartbeat last advanced."""
+    running_since: float | None = None
+    """When this process first beat."""
+    not_before: float = 0.0
+    """No launch and no fetch before this moment."""
+    killed_at: float | None = None
+    """When KILL was last sent."""
+    crashes: int = 0
+    """Crashes in a row, none of them after a stable minute."""
+    ran: Work | None = None
+    """The work of the last process that was seen to run here, while the same topology is wanted."""
+    reason: str = ""
+    """Why what is wanted does not run, for people."""
