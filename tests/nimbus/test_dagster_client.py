@@ -1,0 +1,142 @@
+"""Launching and reading runs over GraphQL, against a real webserver."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
+from storm_dagster.nimbus.dagster_client import TOKEN_TAG, DagsterClient, run_document
+from storm_dagster.testing.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.dagster
+
+STEPS = [
+    "topology_conf",
+    "topology_code",
+    "task_info",
+    "assignment",
+    "published_assignment",
+    "active_topology",
+]
+
+
+@pytest.fixture
+def client(dagster_server: Any) -> Iterator[DagsterClient]:
+    client = DagsterClient(lambda: dagster_server.url, timeout=20.0)
+    yield client
+    client.close()
+
+
+def submit(client: DagsterClient, name: str, token: str, handle: str = "h") -> str:
+    client.add_partition(name)
+    config = {"ops": {"storm__topology_conf": {"config": {"handle": handle, "token": token}}}}
+    return client.launch("submit_topology", config, {"dagster/partition": name, TOKEN_TAG: token})
+
+
+def finished(client: DagsterClient, run_id: str) -> dict[str, Any]:
+    def done() -> dict[str, Any] | None:
+        document = client.run(run_id)
+        return document if document["finished"] else None
+
+    return eventually(done, timeout=90, what=f"run {run_id}") or {}
+
+
+def test_submission_runs_six_steps(client: DagsterClient) -> None:
+    run_id = submit(client, "wc", "token-1")
+    document = finished(client, run_id)
+    assert document["status"] == "SUCCESS" and document["error"] is None
+    assert [step["name"] for step in document["steps"]] == STEPS
+    assert {step["status"] for step in document["steps"]} == {"SUCCESS"}
+    assert document["url"].endswith(f"/runs/{run_id}") and document["job"] == "submit_topology"
+    found = client.find_run(TOKEN_TAG, "token-1", job="submit_topology")
+    assert found is not None and found.run_id == run_id and not found.failed
+    assert client.find_run(TOKEN_TAG, "unknown") is None
+    client.add_partition("wc")  # known already
+    client.report(["storm", "active_topology"], "wc", "killed by the leader while Dagster was away")
+
+
+def test_typed_failure_of_a_step(client: DagsterClient) -> None:
+    document = finished(client, submit(client, "typed", "t-typed", "typed-failure"))
+    assert document["status"] == "FAILURE"
+    assert document["error"] == {"type": "Unavailable", "message": "topology needs 4 slots, 3 are free"}
+    assert document["steps"][0]["status"] == "FAILURE"
+
+
+def test_plain_failure_of_a_step(client: DagsterClient) -> None:
+    document = finished(client, submit(client, "plain", "t-plain", "plain-failure"))
+    assert document["error"]["type"] == "StormDagsterError"
+    assert (
+        "topology_conf" in document["error"]["message"] and "something broke" in document["error"]["message"]
+    )
+    found = client.find_run(TOKEN_TAG, "t-plain")
+    assert found is not None and found.failed
+
+
+def test_op_job_with_config(client: DagsterClient) -> None:
+    config = {"ops": {"kill_topology_op": {"config": {"name": "wc", "wait_secs": 1}}}}
+    run_id = client.launch("kill_topology", config, {"storm/topology": "wc"})
+    assert finished(client, run_id)["status"] == "SUCCESS"
+
+
+def test_what_dagster_refuses_is_typed(client: DagsterClient) -> None:
+    with pytest.raises(InvalidRequest, match="kill_topology"):
+        client.launch("kill_topology", {"ops": {"kill_topology_op": {"config": {"nonsense": 1}}}}, {})
+    with pytest.raises(Unavailable, match="no_such_job"):
+        client.launch("no_such_job", {}, {})
+    for unknown in ("00000000-0000-0000-0000-000000000000", "../x", "a b"):
+        with pytest.raises(KeyNotFound):
+            client.run(unknown)
+
+
+def test_no_dagster_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match=r"dagster\.graphql\.url"):
+        DagsterClient(lambda: None).add_partition("x")
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    with pytest.raises(Unavailable, match="does not answer"):
+        DagsterClient(lambda: f"http://127.0.0.1:{port}/graphql").add_partition("x")
+
+
+def test_a_silent_dagster_is_unavailable() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        kept: list[socket.socket] = []
+        accepting = threading.Thread(target=lambda: kept.append(listener.accept()[0]))
+        accepting.start()
+        client = DagsterClient(lambda: f"http://127.0.0.1:{listener.getsockname()[1]}/graphql", timeout=0.3)
+        with pytest.raises(Unavailable, match="did not answer within"):
+            client.add_partition("x")
+        accepting.join()
+        kept[0].close()
+        client.close()
+
+
+def test_steps_not_begun_are_pending() -> None:
+    run = {
+        "runId": "r",
+        "status": "STARTED",
+        "executionPlan": {"steps": [{"key": "storm__topology_conf"}, {"key": "storm__topology_code"}]},
+        "stepStats": [
+            {"stepKey": "storm__topology_conf", "status": "SUCCESS", "startTime": 1.0, "endTime": 1.5}
+        ],
+    }
+    document = run_document(run, [], None)
+    assert document["steps"] == [
+        {"name": "topology_conf", "status": "SUCCESS", "seconds": 0.5},
+        {"name": "topology_code", "status": "PENDING", "seconds": None},
+    ]
+    assert document["finished"] is False and document["error"] is None
+
+
+def test_cancelled_run_says_so() -> None:
+    document = run_document({"runId": "r", "status": "CANCELED"}, [], None)
+    assert document["finished"] and document["error"]["message"] == "the run was canceled"
