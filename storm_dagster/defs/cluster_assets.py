@@ -1,0 +1,30 @@
+"""External assets: the daemons, which Dagster shows and observes but never makes."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+from storm_dagster.defs.keys import NIMBUS, OWNER, SUPERVISORS
+
+__all__ = ["build_cluster_assets"]
+
+
+def build_cluster_assets() -> list[dg.AssetSpec]:
+    """Supervisors and nimbuses, observed by `supervisor_sensor` and `leader_sensor`."""
+    return [
+        dg.AssetSpec(
+            key=SUPERVISORS,
+            group_name="cluster",
+            description="The supervisors that live now, their slots, and what runs in them. One process on each host; "
+            "observed on change and at most once a minute.",
+            kinds={"storm", "zookeeper"},
+            owners=[OWNER],
+        ),
+        dg.AssetSpec(
+            key=NIMBUS,
+            group_name="cluster",
+            description="Who leads the cluster, under which epoch, and which nimbuses follow.",
+            kinds={"storm", "zookeeper"},
+            owners=[OWNER],
+        ),
+    ]

@@ -1,0 +1,114 @@
+"""The forms of the Launchpad: one typed config for each job, every field described and defaulted.
+
+A map field is plain ``dict``: Dagster's typed maps refuse null values, which conf maps may hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+__all__ = [
+    "KillConfig",
+    "NameConfig",
+    "ReassignConfig",
+    "RebalanceConfig",
+    "StartClusterConfig",
+    "StopClusterConfig",
+    "SubmitConfig",
+]
+
+
+class SubmitConfig(dg.Config):
+    """What is submitted. The topology's name is the partition key of the run, not a field."""
+
+    target: str | None = Field(
+        default=None,
+        description=(
+            "For a run launched by hand: what to submit, as 'file.py[:Name]', 'package.module[:Name]' or "
+            "'archive.zip::module[:Name]', seen from the code location. The run packs and uploads it."
+        ),
+    )
+    conf: dict = Field(
+        default_factory=dict,
+        description="Topology conf that overrides the topology's own, for example {topology.workers: 4}.",
+    )
+    inactive: bool = Field(
+        default=False, description="Leave the topology INACTIVE: placed and started, its spouts silent."
+    )
+    allow_degraded: bool = Field(
+        default=False,
+        description="Go on when the code has fewer copies than asked for, once the wait for them ended.",
+    )
+    handle: str | None = Field(
+        default=None,
+        description="Set by the command line and the services: the upload session that holds the code.",
+    )
+    token: str | None = Field(
+        default=None,
+        description="Client token: a submission repeated with it gives the same topology id. Empty: a new one.",
+    )
+
+
+class RebalanceConfig(dg.Config):
+    """How the topology of the run's partition is to be spread. Empty fields keep what is."""
+
+    workers: int | None = Field(default=None, ge=1, description="Worker processes wanted.")
+    executors: dict[str, int] = Field(
+        default_factory=dict, description="Component -> executors wanted, for example {count: 4}."
+    )
+    reassign: bool = Field(
+        default=False, description="Place every task anew instead of moving the fewest that restore balance."
+    )
+    wait_secs: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds of silence before tasks move. Empty: the topology's message timeout.",
+    )
+
+
+class NameConfig(dg.Config):
+    """Which topology."""
+
+    name: str = Field(description="Name of the topology.")
+
+
+class KillConfig(dg.Config):
+    """Which topology, and how long its spouts are silent before it ends."""
+
+    name: str = Field(description="Name of the topology.")
+    wait_secs: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds between the spouts' silence and the end. Empty: the topology's message timeout.",
+    )
+
+
+class ReassignConfig(dg.Config):
+    """Why tasks are to be placed anew. The healing sensor fills it; empty causes are found by the run itself."""
+
+    causes: list[dict[str, Any]] = Field(
+        default_factory=list,
+        description="Causes as the healing sensor saw them. Empty: look at the cluster now and heal what is dead.",
+    )
+
+
+class StartClusterConfig(dg.Config):
+    """The local cluster to start beside this Dagster."""
+
+    home: str | None = Field(
+        default=None, description="State folder of the cluster. Empty: the one of this code location."
+    )
+    supervisors: int = Field(default=2, ge=1, le=64, description="Supervisors.")
+    slots: int = Field(default=4, ge=1, le=256, description="Slots (ports) of each supervisor.")
+    nimbuses: int = Field(default=1, ge=1, le=7, description="Nimbuses: one leads, the others follow.")
+
+
+class StopClusterConfig(dg.Config):
+    """The local cluster to stop."""
+
+    home: str | None = Field(
+        default=None, description="State folder of the cluster. Empty: the one of this code location."
+    )

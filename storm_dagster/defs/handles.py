@@ -1,0 +1,103 @@
+"""Resources: handles by which assets, ops and sensors reach the cluster.
+
+A resource finds what runs and never owns its life. Building one connects to nothing: definitions load
+without a cluster. Connections are opened inside ``with`` blocks, in the process that uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.endpoints import home_dir
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["BlobStoreResource", "ClusterHandle", "ZooKeeperResource", "leader_http"]
+
+
+class ClusterHandle(dg.ConfigurableResource):
+    """Where the cluster is: a local cluster's HOME, or a conf folder."""
+
+    home: str | None = Field(
+        default=None,
+        description="State folder of a local cluster. Empty: STORM_DAGSTER_HOME, else ./.storm-dagster.",
+    )
+    conf_dir: str | None = Field(
+        default=None,
+        description="Folder whose storm.yaml names the cluster. Set, it wins over the local cluster's addresses.",
+    )
+    overrides: dict[str, Any] = Field(
+        default_factory=dict, description="Conf keys laid over everything else, for example spark.remote."
+    )
+
+    def conf(self) -> ClusterConf:
+        """The merged conf, read now: a cluster that was restarted meanwhile is found again."""
+        return cluster_conf(
+            Path(self.home) if self.home else None,
+            Path(self.conf_dir) if self.conf_dir else None,
+            self.overrides or None,
+        )
+
+    def home_path(self) -> Path:
+        """The state folder, whether it exists or not."""
+        return home_dir(self.home)
+
+
+class ZooKeeperResource(ClusterHandle):
+    """Cluster state. Each ``with cluster()`` is a session of its own."""
+
+    @contextmanager
+    def cluster(self) -> Iterator[StormClusterState]:
+        """Open the cluster's state, close it at the end.
+
+        :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist: it is never created
+        from here.
+        """
+        state = StormClusterState.open(self.conf().values)
+        try:
+            yield state
+        finally:
+            state.disconnect()
+
+
+class BlobStoreResource(ClusterHandle):
+    """Blobs: a client of the leading nimbus."""
+
+    local_dir: str | None = Field(
+        default=None,
+        description="Use the local blob store in this folder instead, without a nimbus (tests, repairs).",
+    )
+
+    @contextmanager
+    def blobs(
+        self, cluster: StormClusterState, *, epoch: int | None = None, allow_degraded: bool = False
+    ) -> Iterator[BlobStore]:
+        """The store. Writes carry ``epoch``, so that a run whose leader was deposed gets ``Fenced``."""
+        if self.local_dir:
+            yield LocalBlobStore(Path(self.local_dir))
+            return
+        with NimbusBlobClient(
+            lambda: leader_http(cluster), epoch=epoch, allow_degraded=allow_degraded
+        ) as client:
+            yield client
+
+
+def leader_http(cluster: StormClusterState) -> str:
+    """Base URL of the leading nimbus; :class:`Unavailable` when there was never a leader."""
+    known = cluster.epoch()
+    if known is None:
+        raise Unavailable(
+            "no nimbus has led this cluster yet: start one with `storm-dagster nimbus` or `storm-dagster dev`"
+        )
+    return known[1].http

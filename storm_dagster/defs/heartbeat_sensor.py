@@ -1,0 +1,251 @@
+"""The sensor that heals: it blocks on ZooKeeper watches and asks for a reassignment when tasks are dead.
+
+A tick lasts up to 45 seconds (Dagster cuts it off at 60). Watches only end its waiting; every decision is
+made from one view of the cluster. Because limits pass without any event, it also looks every five seconds.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import dagster as dg
+
+from storm_dagster.core.causes import Cause, due_attempts
+from storm_dagster.core.liveness import LivenessLimits, observe
+from storm_dagster.defs.handles import ZooKeeperResource
+from storm_dagster.defs.healing_memory import (
+    REASSIGN_JOB,
+    REASSIGN_OP,
+    HealingMemory,
+    Restart,
+    restarts,
+    run_requests,
+)
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
+from storm_dagster.defs.metadata import table
+from storm_dagster.model import paths
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.view import ClusterView
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["boot_clock", "boot_id", "build_heartbeat_sensor"]
+
+_TICK_SECS = 45.0
+_LOOK_EVERY_SECS = 5.0
+_COALESCE_SECS = 0.15
+# Longer than the pause between two ticks: after more, silence of the sensor is not silence of a worker.
+_BLIND_SECS = 20.0
+# A run that was killed hard stays "started" for ever; it must not keep its topology from being healed.
+_LONGEST_RUN_SECS = 360.0
+_UNFINISHED = [
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+]
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def boot_clock() -> float:
+    """Seconds since boot, sleep included; never set back."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _Watch:
+    """The armed sensor: one ZooKeeper session with its watches, and the node that says so."""
+
+    def __init__(self, cluster: StormClusterState) -> None:
+        self._cluster = cluster
+        self._wake = threading.Event()
+        self._registration = cluster.state.register(lambda kind, path: self._wake.set())
+        cluster.state.add_listener(self._on_connection)
+        self._holder = json.dumps({"v": 1, "host": socket.gethostname(), "pid": os.getpid()}).encode()
+
+    def _on_connection(self, state: str) -> None:
+        # A new connection has no watches: look again, which arms them.
+        self._wake.set()
+
+    def look(self) -> ClusterView:
+        """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
+        self._wake.clear()
+        state = self._cluster.state
+        # Another armed sensor (a code reload in progress) may hold the node: then it is ours after its end.
+        state.claim_ephemeral_node(paths.HEALER, self._holder)
+        state.find_children(paths.SUPERVISORS, watch=True)
+        topologies = state.find_children(paths.TOPOLOGY, watch=True) or []
+        state.find_children_many([paths.workers(topology_id) for topology_id in topologies], watch=True)
+        return self._cluster.load_view()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until something changes, at most ``seconds``."""
+        self._wake.wait(max(0.0, seconds))
+
+    def disarm(self) -> None:
+        """Drop the registration; the session's end removes the node."""
+        self._cluster.state.unregister(self._registration)
+        self._cluster.state.remove_listener(self._on_connection)
+
+
+def unfinished_topologies(instance: dg.DagsterInstance) -> set[str]:
+    """Ids of the topologies that a reassignment is working on now."""
+    records = instance.get_run_records(
+        filters=dg.RunsFilter(job_name=REASSIGN_JOB, statuses=_UNFINISHED), limit=100
+    )
+    found: set[str] = set()
+    now = time.time()
+    for record in records:
+        if now - record.create_timestamp.timestamp() > _LONGEST_RUN_SECS:
+            continue
+        config = record.dagster_run.run_config
+        ops = config.get("ops", {}) if isinstance(config, dict) else {}
+        for document in ops.get(REASSIGN_OP, {}).get("config", {}).get("causes", ()):
+            try:
+                found.add(Cause.from_json(document).topology_id)
+            except InvalidRequest:
+                continue  # A run that somebody launched by hand with a config of his own.
+    return found
+
+
+def restart_observations(found: Iterable[Restart]) -> list[dg.AssetObservation]:
+    """One observation for each topology whose workers were restarted in place by their supervisors."""
+    by_name: dict[str, list[Restart]] = {}
+    for restart in found:
+        by_name.setdefault(restart.name, []).append(restart)
+    return [
+        dg.AssetObservation(
+            asset_key=ACTIVE_TOPOLOGY,
+            partition=name,
+            description=f"{len(members)} workers of {name} were restarted in place",
+            metadata={
+                "restarts": len(members),
+                "workers": table(
+                    [("host", "string"), ("port", "int"), ("supervisor", "string"), ("pid", "int")],
+                    [{"host": r.host, "port": r.port, "supervisor": r.node, "pid": r.pid} for r in members],
+                ),
+                "topology_id": members[0].topology_id,
+            },
+        )
+        for name, members in sorted(by_name.items())
+    ]
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """What one look at the cluster leads to, if it is the look that counts."""
+
+    requests: list[dg.RunRequest]
+    restarted: list[Restart]
+    memory: HealingMemory
+    next_check: float
+    """Boot clock at which the next limit or back-off ends."""
+    frozen: str | None
+
+
+class _Tick:
+    """One evaluation of the sensor."""
+
+    def __init__(self, context: dg.SensorEvaluationContext, limits: LivenessLimits) -> None:
+        self.context = context
+        self.limits = limits
+        self.boot_id = boot_id()
+        self.memory = HealingMemory.from_cursor(context.cursor)
+        self.restarted: list[Restart] = []
+        self.frozen: str | None = None
+
+    def run(self, watch: _Watch, deadline: float) -> list[dg.RunRequest]:
+        """Look until there is something to heal, or until ``deadline`` of the monotonic clock."""
+        while True:
+            judged = self.judge(watch.look(), boot_clock())
+            if judged.requests:
+                # What dies together is seen together: one run for all of it, and no second blind window.
+                time.sleep(_COALESCE_SECS)
+                judged = self.judge(watch.look(), boot_clock())
+            self.memory = judged.memory
+            self.restarted.extend(judged.restarted)
+            self.frozen = judged.frozen
+            left = deadline - time.monotonic()
+            if judged.requests or left <= 0:
+                return judged.requests
+            watch.wait(min(left, _LOOK_EVERY_SECS, judged.next_check - boot_clock()))
+
+    def judge(self, view: ClusterView, now: float) -> _Judgement:
+        """Judge ``view`` by what is remembered; changes nothing."""
+        looked_at = self.memory.looked_at
+        blind = looked_at is None or not 0 <= now - looked_at <= _BLIND_SECS
+        seen = observe(
+            view, self.memory.liveness, self.limits, boot_id=self.boot_id, boot_now=now, grant=blind
+        )
+        busy = unfinished_topologies(self.context.instance) if seen.causes else set()
+        running = [
+            f"{cause.key}:{self.memory.attempts.get(cause.key, (0, now))[0]}"
+            for cause in seen.causes
+            if cause.topology_id in busy
+        ]
+        due, attempts = due_attempts(seen.causes, self.memory.attempts, boot_now=now, running=running)
+        restarted, workers = restarts(view, self.memory.workers)
+        ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
+        return _Judgement(
+            requests=run_requests(due),
+            restarted=restarted,
+            memory=HealingMemory(seen.memory, attempts, now, workers),
+            # A limit that passes at this very moment is looked at a little later, never in a busy loop.
+            next_check=max(
+                now + _COALESCE_SECS, min((end for end in ends if end is not None), default=now + 60)
+            ),
+            frozen=seen.frozen,
+        )
+
+
+def build_heartbeat_sensor(*, tick_secs: float = _TICK_SECS) -> dg.SensorDefinition:
+    """The sensor. ``tick_secs`` bounds a tick and must stay below Dagster's 60 seconds."""
+
+    @dg.sensor(
+        name="heartbeat_sensor",
+        job_name=REASSIGN_JOB,
+        minimum_interval_seconds=1,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Watches workers, supervisors and heartbeats; asks for a reassignment when tasks are dead. "
+        "Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer meanwhile.",
+    )
+    def heartbeat_sensor(
+        context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
+    ) -> dg.SensorResult | dg.SkipReason:
+        deadline = time.monotonic() + tick_secs
+        tick = _Tick(context, LivenessLimits.from_conf(zookeeper.conf().values))
+        before = tick.memory
+        requests: list[dg.RunRequest] = []
+        lost: str | None = None
+        try:
+            with zookeeper.cluster() as cluster:
+                watch = _Watch(cluster)
+                try:
+                    requests = tick.run(watch, deadline)
+                finally:
+                    watch.disarm()
+        except Unavailable as error:
+            # What was seen before the connection was lost stands; the gap that follows grants new time.
+            lost = error.message
+        if lost is not None and tick.memory is before:
+            return dg.SkipReason(lost)
+        for request in requests:
+            context.log.info(f"asking for {request.run_key}")
+        if lost or tick.frozen:
+            context.log.warning(lost or tick.frozen)
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None if requests else dg.SkipReason(tick.frozen or lost or "every worker is alive"),
+            asset_events=restart_observations(tick.restarted),
+            cursor=tick.memory.to_cursor(),
+        )
+
+    return heartbeat_sensor

@@ -1,0 +1,58 @@
+"""Names of everything that Dagster shows: asset keys, the partitions, tags. Other tools rely on them."""
+
+from __future__ import annotations
+
+import dagster as dg
+
+__all__ = [
+    "ACTIVE_TOPOLOGY",
+    "ASSIGNMENT",
+    "GROUP",
+    "NIMBUS",
+    "OWNER",
+    "PARTITIONS",
+    "PARTITIONS_NAME",
+    "PUBLISHED_ASSIGNMENT",
+    "REBALANCE_JOB",
+    "STAGES",
+    "SUBMIT_JOB",
+    "SUPERVISORS",
+    "TASK_INFO",
+    "TOKEN_TAG",
+    "TOPOLOGY_CODE",
+    "TOPOLOGY_CONF",
+    "TOPOLOGY_TAG",
+    "topology_tags",
+]
+
+GROUP = "submission"
+OWNER = "team:storm"
+
+PARTITIONS_NAME = "storm_topologies"
+PARTITIONS = dg.DynamicPartitionsDefinition(name=PARTITIONS_NAME)
+"""One partition for each topology that lives, keyed by its name: one history per topology across deploys."""
+
+TOPOLOGY_CONF = dg.AssetKey(["storm", "topology_conf"])
+TOPOLOGY_CODE = dg.AssetKey(["storm", "topology_code"])
+TASK_INFO = dg.AssetKey(["storm", "task_info"])
+ASSIGNMENT = dg.AssetKey(["storm", "assignment"])
+PUBLISHED_ASSIGNMENT = dg.AssetKey(["storm", "published_assignment"])
+ACTIVE_TOPOLOGY = dg.AssetKey(["storm", "active_topology"])
+STAGES = (TOPOLOGY_CONF, TOPOLOGY_CODE, TASK_INFO, ASSIGNMENT, PUBLISHED_ASSIGNMENT, ACTIVE_TOPOLOGY)
+"""The six stages of a submission, in order."""
+
+SUPERVISORS = dg.AssetKey(["storm", "cluster", "supervisors"])
+NIMBUS = dg.AssetKey(["storm", "cluster", "nimbus"])
+
+SUBMIT_JOB = "submit_topology"
+REBALANCE_JOB = "rebalance_topology"
+
+TOKEN_TAG = "storm/token"
+"""Run tag: the client token of the submission that the run belongs to."""
+TOPOLOGY_TAG = "storm/topology"
+"""Run tag: the topology's name."""
+
+
+def topology_tags(name: str) -> dict[str, str]:
+    """Tags by which the runs of one topology are found in the UI."""
+    return {TOPOLOGY_TAG: name}
