@@ -1,0 +1,83 @@
+"""What a topology author imports: components, groupings, topologies."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from storm_dagster.api.batching import BatchingBolt, TicklessBatchingBolt
+    from storm_dagster.api.bolt import Bolt
+    from storm_dagster.api.builder import TopologyBuilder
+    from storm_dagster.api.component import Component, log, logger
+    from storm_dagster.api.context import TopologyContext
+    from storm_dagster.api.shell import ShellBolt, ShellSpout
+    from storm_dagster.api.spark import SparkBolt, SparkSpout
+    from storm_dagster.api.specs import Spec
+    from storm_dagster.api.spout import ReliableSpout, Spout
+    from storm_dagster.api.state import TaskState
+    from storm_dagster.api.streams import Grouping, Stream
+    from storm_dagster.api.topology import Topology
+    from storm_dagster.api.tuples import Tuple, is_tick
+
+_PUBLIC = {
+    "BatchingBolt": "batching",
+    "Bolt": "bolt",
+    "Component": "component",
+    "Grouping": "streams",
+    "ReliableSpout": "spout",
+    "ShellBolt": "shell",
+    "ShellSpout": "shell",
+    "SparkBolt": "spark",
+    "SparkSpout": "spark",
+    "Spec": "specs",
+    "Spout": "spout",
+    "Stream": "streams",
+    "TaskState": "state",
+    "TicklessBatchingBolt": "batching",
+    "Topology": "topology",
+    "TopologyBuilder": "builder",
+    "TopologyContext": "context",
+    "Tuple": "tuples",
+    "is_tick": "tuples",
+    "log": "component",
+    "logger": "component",
+}
+
+__all__ = [
+    "BatchingBolt",
+    "Bolt",
+    "Component",
+    "Grouping",
+    "ReliableSpout",
+    "ShellBolt",
+    "ShellSpout",
+    "SparkBolt",
+    "SparkSpout",
+    "Spec",
+    "Spout",
+    "Stream",
+    "TaskState",
+    "TicklessBatchingBolt",
+    "Topology",
+    "TopologyBuilder",
+    "TopologyContext",
+    "Tuple",
+    "is_tick",
+    "log",
+    "logger",
+]
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = _PUBLIC[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

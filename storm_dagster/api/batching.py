@@ -1,0 +1,98 @@
+"""Bolts that gather tuples and process them in batches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.tuples import Tuple
+
+__all__ = ["BatchingBolt", "TicklessBatchingBolt"]
+
+
+class BatchingBolt(Bolt):
+    """Gathers tuples by ``group_key`` and calls ``process_batch`` for each group, every n-th tick.
+
+    Set ``topology.tick.tuple.freq.secs`` in the component's conf. The tuples of a batch are acked after
+    ``process_batch`` returned, and all fail when it raises; what it emits is anchored to the whole batch.
+    """
+
+    auto_ack: ClassVar[bool] = True
+    auto_anchor: ClassVar[bool] = True
+    auto_fail: ClassVar[bool] = True
+    ticks_between_batches: ClassVar[int] = 1
+
+    _gathers = True
+
+    def group_key(self, tup: Tuple) -> Any:
+        """The group of a tuple; by default there is one."""
+        return None
+
+    def process_batch(self, key: Any, tups: list[Tuple]) -> None:
+        """Handle one group of tuples."""
+        raise TypeError(f"{type(self).__name__} does not define process_batch(self, key, tups)")
+
+    @property
+    def _batches(self) -> dict[Any, list[Tuple]]:
+        return self.__dict__.setdefault("_waiting", defaultdict(list))
+
+    def process(self, tup: Tuple) -> None:
+        """Add the tuple to its group."""
+        self._batches[self.group_key(tup)].append(tup)
+
+    def process_tick(self, tup: Tuple) -> None:
+        """Process the batches when enough ticks have passed."""
+        ticks = self.__dict__.get("_ticks", 0) + 1
+        if ticks < self.ticks_between_batches:
+            self.__dict__["_ticks"] = ticks
+            return
+        self.__dict__["_ticks"] = 0
+        self.process_batches()
+
+    def process_batches(self) -> None:
+        """Process all groups now. A group that raises fails; the others are not affected."""
+        batches = dict(self._batches)
+        self._batches.clear()
+        for key, tups in batches.items():
+            self._current_anchors = tups if self.auto_anchor else []
+            try:
+                self.process_batch(key, tups)
+            except Exception as error:
+                self.raise_exception(error, tups[0])
+                if self.auto_fail:
+                    for tup in tups:
+                        self.fail(tup)
+            else:
+                if self.auto_ack:
+                    for tup in tups:
+                        self.ack(tup)
+            finally:
+                self._current_anchors = None
+
+    _current_anchors: list[Tuple] | None = None
+
+    def emit(
+        self,
+        tup: Any,
+        stream: str | None = None,
+        anchors: Any = None,
+        direct_task: int | None = None,
+        need_task_ids: bool = False,
+    ) -> list[int] | None:
+        """As :meth:`Bolt.emit`; the default anchors are the batch in process."""
+        if anchors is None:
+            anchors = self._current_anchors or []
+        return super().emit(tup, stream, anchors, direct_task, need_task_ids)
+
+
+class TicklessBatchingBolt(BatchingBolt):
+    """A :class:`BatchingBolt` whose batches are processed every ``secs_between_batches`` seconds."""
+
+    secs_between_batches: ClassVar[float] = 2
+
+    @classmethod
+    def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The tick that the batches need."""
+        return {"topology.tick.tuple.freq.secs": cls.secs_between_batches}

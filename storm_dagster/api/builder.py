@@ -1,0 +1,150 @@
+"""Topologies that are made in a loop, and the checks that every topology passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from storm_dagster.api.specs import Inputs, Spec, _json_map
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.names import check_component_id
+from storm_dagster.model.topology import ComponentSpec, TopologySpec
+
+__all__ = ["TopologyBuilder", "build_spec"]
+
+
+class TopologyBuilder:
+    """Collects spouts and bolts by id::
+
+    builder = TopologyBuilder("wc")
+    builder.set_spout("words", WordSpout, par=2)
+    builder.set_bolt("count", CountBolt, inputs={"words": Grouping.fields("word")})
+    """
+
+    def __init__(self, name: str = "", config: Mapping[str, Any] | None = None) -> None:
+        self.name = name
+        self.config = dict(config or {})
+        self._specs: dict[str, Spec] = {}
+
+    def set_spout(
+        self,
+        component_id: str,
+        component: Any,
+        par: int = 1,
+        config: Mapping[str, Any] | None = None,
+        args: Mapping[str, Any] | None = None,
+        outputs: Sequence[Any] | None = None,
+    ) -> Spec:
+        """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``. The spec can be used as an input."""
+        return self._add("spout", component_id, component, None, par, config, args, outputs)
+
+    def set_bolt(
+        self,
+        component_id: str,
+        component: Any,
+        inputs: Inputs = None,
+        par: int = 1,
+        config: Mapping[str, Any] | None = None,
+        args: Mapping[str, Any] | None = None,
+        outputs: Sequence[Any] | None = None,
+    ) -> Spec:
+        """Add a bolt; inputs are component ids, specs or their streams, as in ``Component.spec``."""
+        return self._add("bolt", component_id, component, inputs, par, config, args, outputs)
+
+    def _add(
+        self,
+        kind: str,
+        component_id: str,
+        component: Any,
+        inputs: Inputs,
+        par: int,
+        config: Mapping[str, Any] | None,
+        args: Mapping[str, Any] | None,
+        outputs: Sequence[Any] | None,
+    ) -> Spec:
+        if component_id in self._specs:
+            raise InvalidTopology(f"component id {component_id!r} is used twice: rename one of the two")
+        if isinstance(component, Spec):
+            spec = component
+            if inputs is not None:
+                spec.inputs = inputs
+        elif isinstance(component, str):
+            spec = Spec(
+                kind=kind, code=component, args=args, inputs=inputs, par=par, config=config, outputs=outputs
+            )
+        elif isinstance(component, type) and hasattr(component, "spec"):
+            made: Any = component
+            spec = made.spec(inputs=inputs, par=par, config=config, outputs=outputs, args=args)
+        else:
+            raise InvalidTopology(
+                f"component {component_id!r} must be a Spout or Bolt class, a spec, or 'module:Class', got {component!r:.60}"
+            )
+        if spec.kind != kind:
+            raise InvalidTopology(f"component {component_id!r} is a {spec.kind}: add it with set_{spec.kind}")
+        spec.name = component_id
+        self._specs[component_id] = spec
+        return spec
+
+    def build(self) -> TopologySpec:
+        """The topology in the form that travels; :class:`InvalidTopology` when it breaks a rule."""
+        return build_spec(self._specs, name=self.name, config=self.config, title="the topology")
+
+    to_spec = build
+
+
+def build_spec(
+    specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any], title: str
+) -> TopologySpec:
+    """The checked topology of these components.
+
+    Checked here: ids, at least one spout, that inputs, their streams and their fields exist, importable
+    code, JSON arguments. The rest is checked again by nimbus, for every client.
+    """
+    names: dict[int, str] = {}
+    for component_id, spec in specs.items():
+        check_component_id(component_id)
+        if id(spec) in names:
+            raise InvalidTopology(
+                f"{title}: {names[id(spec)]!r} and {component_id!r} are one and the same spec: make one for each"
+            )
+        names[id(spec)] = component_id
+        spec.name = spec.name or component_id
+    if not any(spec.kind == "spout" for spec in specs.values()):
+        raise InvalidTopology(f"{title} has no spout: add one, nothing else makes tuples")
+    spouts: dict[str, ComponentSpec] = {}
+    bolts: dict[str, ComponentSpec] = {}
+    for component_id, spec in specs.items():
+        (spouts if spec.kind == "spout" else bolts)[component_id] = spec.to_component(names)
+    topology = TopologySpec(name=name, spouts=spouts, bolts=bolts, conf=_json_map(config, f"{title}: config"))
+    for component_id, part in bolts.items():
+        _check_inputs(topology, component_id, part)
+    return topology
+
+
+def _check_inputs(topology: TopologySpec, component_id: str, part: ComponentSpec) -> None:
+    if not part.inputs:
+        raise InvalidTopology(f"bolt {component_id!r} has no inputs: give it at least one")
+    seen: set[tuple[str, str]] = set()
+    for item in part.inputs:
+        source = topology.component(item.component)
+        if source is None:
+            raise InvalidTopology(
+                f"bolt {component_id!r} reads from {item.component!r}, which is not part of the topology"
+            )
+        stream = source.outputs.get(item.stream)
+        if stream is None:
+            known = ", ".join(repr(name) for name in source.outputs) or "none"
+            raise InvalidTopology(
+                f"bolt {component_id!r} reads stream {item.stream!r} of {item.component!r}, which declares: {known}"
+            )
+        if (item.component, item.stream) in seen:
+            raise InvalidTopology(
+                f"bolt {component_id!r} reads stream {item.stream!r} of {item.component!r} twice: remove one input"
+            )
+        seen.add((item.component, item.stream))
+        missing = [field for field in item.grouping.fields if field not in stream.fields]
+        if missing:
+            raise InvalidTopology(
+                f"bolt {component_id!r} groups {item.component!r} by {missing[0]!r}, but stream {item.stream!r} "
+                f"has the fields: {', '.join(stream.fields) or 'none'}"
+            )

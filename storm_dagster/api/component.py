@@ -1,0 +1,144 @@
+"""What spouts and bolts have in common: logging, metrics, errors, and the spec that puts them in a topology."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from storm_dagster.api.specs import Inputs, Spec
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["Collector", "Component", "log", "logger"]
+
+logger = logging.getLogger("storm_dagster.component")
+"""The logger of component code: its records reach the worker's log with the task's name."""
+
+_LEVELS = {"trace": 5, "debug": 10, "info": 20, "warn": 30, "warning": 30, "error": 40, "critical": 50}
+
+
+def log(message: str, level: str | int | None = None) -> None:
+    """Write ``message`` to the worker's log; ``level`` is ``"debug"``, ``"info"`` (default), ``"warn"``, ``"error"``."""
+    number = level if isinstance(level, int) else _LEVELS.get((level or "info").lower(), logging.INFO)
+    logger.log(number, "%s", message)
+
+
+class Collector(Protocol):
+    """What a running component talks to. The worker provides it; the test harness too."""
+
+    def emit(
+        self,
+        tup: Sequence[Any],
+        stream: str | None,
+        anchors: Any,
+        direct_task: int | None,
+        need_task_ids: bool,
+        tup_id: Any,
+    ) -> list[int] | None: ...
+
+    def ack(self, tup: Any) -> None: ...
+
+    def fail(self, tup: Any) -> None: ...
+
+    def error(self, error: BaseException, tup: Any = None) -> None: ...
+
+    def metric(self, name: str, value: Any) -> None: ...
+
+
+class Component:
+    """Base of :class:`Spout` and :class:`Bolt`; not used directly."""
+
+    outputs: ClassVar[Sequence[Any] | None] = None
+    """Field names of the default stream, or a list of :class:`Stream`."""
+    config: ClassVar[Mapping[str, Any] | None] = None
+    """Component conf; a spec's ``config`` lies over it."""
+    blocking: ClassVar[bool] = False
+    """Whether its methods block (I/O, long computations): then each task gets a thread of its own, so that
+    it holds up nothing else in the worker."""
+
+    _collector: Collector | None = None
+    context: Any = None
+    """The :class:`TopologyContext` of the task, from before ``initialize`` on."""
+    conf: Mapping[str, Any] = {}
+    """Topology conf with the component's conf laid over it, from before ``initialize`` on."""
+    logger: logging.Logger = logger
+
+    @classmethod
+    def spec(
+        cls,
+        name: str | None = None,
+        inputs: Inputs = None,
+        par: int = 1,
+        config: Mapping[str, Any] | None = None,
+        outputs: Sequence[Any] | None = None,
+        args: Mapping[str, Any] | None = None,
+    ) -> Spec:
+        """The component as part of a topology.
+
+        ``name`` defaults to the attribute that holds the spec. ``inputs`` are specs (shuffled), or a map
+        from specs to groupings; ``spec["stream"]`` names a stream other than the default one. ``par`` is
+        the number of executors. ``args`` are JSON values, given to the class when a task is made.
+        """
+        given = dict(args or {})
+        return Spec(
+            kind=cls._kind(),
+            code=cls,
+            args=given,
+            name=name,
+            inputs=inputs,
+            par=par,
+            config={**cls.component_config(given), **(cls.config or {}), **(config or {})},
+            outputs=cls.outputs if outputs is None else outputs,
+        )
+
+    @classmethod
+    def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """Conf that the class itself needs, given the arguments of a spec; subclasses may extend it."""
+        return {}
+
+    @classmethod
+    def _kind(cls) -> str:
+        raise InvalidRequest(f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them")
+
+    def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
+        """Called once, before the first tuple. An error in it is reported, and the task is tried again later."""
+
+    def close(self) -> None:
+        """Called when the task ends in good order; a killed worker never calls it."""
+
+    def _bound(self) -> Collector:
+        if self._collector is None:
+            raise InvalidRequest(
+                f"{type(self).__name__} is not running: emit, ack and fail work from initialize() on, inside a worker "
+                "or storm_dagster.testing.topology_harness"
+            )
+        return self._collector
+
+    # -- names that streamparse users expect ----------------------------------------------------------
+
+    @property
+    def task_id(self) -> int:
+        """Task id."""
+        return self.context.task_id
+
+    @property
+    def component_name(self) -> str:
+        """Component id."""
+        return self.context.component
+
+    @property
+    def topology_name(self) -> str:
+        """Name of the topology."""
+        return self.context.topology_name
+
+    def log(self, message: str, level: str | int | None = None) -> None:
+        """Write to the worker's log."""
+        log(message, level)
+
+    def report_metric(self, name: str, value: Any) -> None:
+        """Publish a number under ``name`` in the task's statistics (the newest value is shown)."""
+        self._bound().metric(name, value)
+
+    def raise_exception(self, exception: BaseException, tup: Any = None) -> None:
+        """Report an error: counted, and shown among the topology's errors (throttled). The task goes on."""
+        self._bound().error(exception, tup)

@@ -1,0 +1,133 @@
+"""What a running task can know of its topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.api.state import TaskState
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.names import topology_name_of
+from storm_dagster.model.topology import DEFAULT_STREAM, TopologySpec
+
+__all__ = ["TopologyContext"]
+
+
+class TopologyContext:
+    """Identity of a task, and the shape of its topology. Read-only for components."""
+
+    def __init__(
+        self,
+        *,
+        topology_id: str,
+        spec: TopologySpec,
+        tasks: Mapping[int, str],
+        task_id: int,
+        component: str,
+        conf: Mapping[str, Any],
+        host: str = "127.0.0.1",
+        port: int = 0,
+        node: str = "",
+        archive: Path | None = None,
+        state_dir: Path | None = None,
+        owns: Callable[[], bool] | None = None,
+    ) -> None:
+        self.topology_id = topology_id
+        self.spec = spec
+        self.task_id = task_id
+        self.component = component
+        self.conf = conf
+        self.host = host
+        self.port = port
+        self.node = node
+        self.archive = archive
+        """The unpacked archive of the topology, or ``None`` in a test harness."""
+        self._tasks = tasks
+        self._state_dir = state_dir
+        self._state: TaskState | None = None
+        self._owns = owns
+
+    @property
+    def topology_name(self) -> str:
+        """Name of the topology, the same across its deployments."""
+        return self.spec.name or topology_name_of(self.topology_id)
+
+    @property
+    def task_to_component(self) -> dict[int, str]:
+        """Task id -> component id, of the whole topology."""
+        return dict(self._tasks)
+
+    @property
+    def task_index(self) -> int:
+        """Place of this task among those of its component, from 0."""
+        return self.component_tasks(self.component).index(self.task_id)
+
+    def component_tasks(self, component: str) -> list[int]:
+        """Task ids of a component, ascending."""
+        return sorted(task for task, name in self._tasks.items() if name == component)
+
+    @property
+    def streams(self) -> list[str]:
+        """Output streams of this task's component."""
+        part = self.spec.component(self.component)
+        return [name for name in part.outputs if not name.startswith("__")] if part else []
+
+    def output_fields(self, stream: str = DEFAULT_STREAM) -> list[str]:
+        """Fields of one of this component's streams."""
+        return self.source_fields(self.component, stream)
+
+    def source_fields(self, component: str, stream: str = DEFAULT_STREAM) -> list[str]:
+        """Fields of a stream of any component; ``InvalidRequest`` when it has no such stream."""
+        part = self.spec.component(component)
+        found = part.outputs.get(stream) if part else None
+        if found is None:
+            raise InvalidRequest(f"component {component!r} has no stream {stream!r}")
+        return list(found.fields)
+
+    @property
+    def state(self) -> TaskState:
+        """The task's durable key-value store, opened at first use."""
+        if self._state is None:
+            if self._state_dir is None:
+                raise InvalidRequest("this task has no state folder: set topology.state.dir")
+            self._state = TaskState.open(
+                self._state_dir, self.topology_name, self.component, self.task_id, self._owns
+            )
+        return self._state
+
+    def close(self) -> None:
+        """Close the state, when it was opened."""
+        if self._state is not None:
+            self._state.close()
+            self._state = None
+
+    # streamparse hands components a map; these are its keys.
+    def __getitem__(self, key: str) -> Any:
+        if key == "taskid":
+            return self.task_id
+        if key == "componentid":
+            return self.component
+        if key == "task->component":
+            return {str(task): name for task, name in self._tasks.items()}
+        if key == "streams":
+            return self.streams
+        if key == "stream->outputfields":
+            return {stream: self.output_fields(stream) for stream in self.streams}
+        if key == "source->stream->fields":
+            part = self.spec.component(self.component)
+            found: dict[str, dict[str, list[str]]] = {}
+            for item in part.inputs if part else ():
+                if not item.component.startswith("__"):
+                    found.setdefault(item.component, {})[item.stream] = self.source_fields(
+                        item.component, item.stream
+                    )
+            return found
+        raise KeyError(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As ``context[key]``, or ``default``."""
+        try:
+            return self[key]
+        except KeyError:
+            return default

@@ -1,0 +1,148 @@
+"""A component as an author places it in a topology."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Union
+
+from storm_dagster.api.streams import Grouping, code_name, stream_specs
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.topology import (
+    DEFAULT_STREAM,
+    ComponentObject,
+    ComponentSpec,
+    GroupingSpec,
+    InputSpec,
+    StreamSpec,
+)
+
+__all__ = ["Inputs", "Spec", "StreamOf"]
+
+
+class StreamOf:
+    """One stream of a component: ``spec["stream"]``. ``component`` is a spec, or the id of a component."""
+
+    __slots__ = ("component", "stream")
+
+    def __init__(self, component: Any, stream: str) -> None:
+        self.component = component
+        self.stream = stream
+
+    def __hash__(self) -> int:
+        return hash((id(self.component) if isinstance(self.component, Spec) else self.component, self.stream))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, StreamOf) or self.stream != other.stream:
+            return False
+        if isinstance(self.component, Spec):
+            return self.component is other.component
+        return self.component == other.component
+
+
+Inputs = Union[None, "Spec", StreamOf, str, Iterable[Any], Mapping[Any, Any]]
+"""Specs, streams of specs or component ids; alone, in a list (shuffled), or as keys of a map to groupings."""
+
+
+class Spec:
+    """A spout or bolt with its inputs, parallelism and conf. Made by ``Component.spec(...)``.
+
+    Everything is checked when the topology is built, so that errors can name the component.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str,
+        code: Any = None,
+        args: Mapping[str, Any] | None = None,
+        shell: Sequence[str] | None = None,
+        name: str | None = None,
+        inputs: Inputs = None,
+        par: int = 1,
+        config: Mapping[str, Any] | None = None,
+        outputs: Sequence[Any] | None = None,
+    ) -> None:
+        self.kind = kind
+        self.name = name
+        self.par = par
+        self.config = dict(config or {})
+        self.inputs = inputs
+        self.outputs = outputs
+        self._code = code
+        self._args = dict(args or {})
+        self._shell = tuple(shell) if shell is not None else None
+
+    def __getitem__(self, stream: str) -> StreamOf:
+        return StreamOf(self, stream)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} spec {self.name or self._code or self._shell!r}>"
+
+    def streams(self) -> dict[str, StreamSpec]:
+        """The declared output streams by name."""
+        return stream_specs(self.outputs, f"{self.kind} {self.name!r}")
+
+    def to_component(self, names: Mapping[int, str]) -> ComponentSpec:
+        """The form that travels. ``names`` gives the component id for the ``id()`` of each spec of the topology.
+
+        Raises :class:`InvalidTopology` naming the component and what is wrong with it.
+        """
+        owner = f"{self.kind} {self.name!r}"
+        if isinstance(self.par, bool) or not isinstance(self.par, int) or self.par < 1:
+            raise InvalidTopology(f"{owner}: par must be an integer of at least 1, got {self.par!r}")
+        return ComponentSpec(
+            object=self._object(owner),
+            parallelism=self.par,
+            conf=_json_map(self.config, f"{owner}: config"),
+            inputs=tuple(self._inputs(owner, names)),
+            outputs=self.streams(),
+        )
+
+    def _object(self, owner: str) -> ComponentObject:
+        if self._shell is not None:
+            return ComponentObject(shell=self._shell)
+        args = _json_map(self._args, f"{owner}: args")
+        return ComponentObject(python=code_name(self._code, f"the class of {owner}"), args=args)
+
+    def _inputs(self, owner: str, names: Mapping[int, str]) -> Iterable[InputSpec]:
+        given = self.inputs
+        if given is None:
+            pairs: list[tuple[Any, Any]] = []
+        elif isinstance(given, Mapping):
+            pairs = list(given.items())
+        elif isinstance(given, Spec | StreamOf | str):
+            pairs = [(given, Grouping.SHUFFLE)]
+        else:
+            pairs = [(source, Grouping.SHUFFLE) for source in given]
+        if self.kind == "spout" and pairs:
+            raise InvalidTopology(f"{owner} has inputs: spouts have none, make it a Bolt")
+        for source, grouping in pairs:
+            stream = DEFAULT_STREAM
+            if isinstance(source, StreamOf):
+                source, stream = source.component, source.stream
+            if isinstance(source, Spec):
+                component = names.get(id(source))
+                if component is None:
+                    raise InvalidTopology(
+                        f"{owner} reads from {source!r}, which is not part of this topology"
+                    )
+            elif isinstance(source, str):
+                component = source
+            else:
+                raise InvalidTopology(f"{owner}: input {source!r:.60} is no spec, stream or component id")
+            if not isinstance(grouping, GroupingSpec):
+                raise InvalidTopology(
+                    f"{owner}: the grouping of input {component!r} must be a Grouping, got {grouping!r:.60}"
+                )
+            yield InputSpec(component=component, stream=stream, grouping=grouping)
+
+
+def _json_map(value: Mapping[str, Any], what: str) -> dict[str, Any]:
+    if not all(isinstance(key, str) for key in value):
+        raise InvalidTopology(f"{what}: keys must be texts, got {list(value)!r:.80}")
+    try:
+        loaded = json.loads(json.dumps(dict(value), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidTopology(f"{what} must hold JSON values only: {error}") from None
+    return loaded

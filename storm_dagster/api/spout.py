@@ -1,0 +1,103 @@
+"""Spouts: where tuples come from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from storm_dagster.api.component import Component
+
+__all__ = ["ReliableSpout", "Spout"]
+
+
+class Spout(Component):
+    """A source of tuples.
+
+    The worker calls ``next_tuple`` again and again, on its one loop unless ``blocking`` is set; emitting
+    nothing tells it that there is nothing at the moment.
+    """
+
+    @classmethod
+    def _kind(cls) -> str:
+        return "spout"
+
+    def next_tuple(self) -> None:
+        """Emit the next tuple or tuples, or nothing."""
+
+    def ack(self, tup_id: Any) -> None:
+        """The tuple emitted with ``tup_id``, and everything anchored to it, has been processed."""
+
+    def fail(self, tup_id: Any) -> None:
+        """The tuple emitted with ``tup_id`` failed, or did not complete within the message timeout."""
+
+    def activate(self) -> None:
+        """The topology became active."""
+
+    def deactivate(self) -> None:
+        """The topology was deactivated; ``next_tuple`` is not called until ``activate``."""
+
+    def emit(
+        self,
+        tup: Sequence[Any],
+        tup_id: Any = None,
+        stream: str | None = None,
+        direct_task: int | None = None,
+        need_task_ids: bool = False,
+    ) -> list[int] | None:
+        """Emit values. With ``tup_id`` the tuple is tracked: ``ack`` or ``fail`` will be called with it.
+
+        Returns the receiving task ids when ``need_task_ids``. ``direct_task`` chooses the receiver on a
+        direct stream.
+        """
+        return self._bound().emit(tup, stream, None, direct_task, need_task_ids, tup_id)
+
+
+class ReliableSpout(Spout):
+    """A spout that emits a failed tuple again, at most ``max_fails`` times."""
+
+    max_fails = 3
+
+    @property
+    def failed_tuples(self) -> Counter[Any]:
+        """Tuple id -> how often it failed since it was last acked or given up."""
+        return self.__dict__.setdefault("_failed", Counter())
+
+    @property
+    def unacked_tuples(self) -> dict[Any, tuple[Any, ...]]:
+        """Tuple id -> the emit that has been neither acked nor given up."""
+        return self.__dict__.setdefault("_unacked", {})
+
+    def emit(
+        self,
+        tup: Sequence[Any],
+        tup_id: Any = None,
+        stream: str | None = None,
+        direct_task: int | None = None,
+        need_task_ids: bool = False,
+    ) -> list[int] | None:
+        """As :meth:`Spout.emit`; a tuple with an id is kept until it is acked."""
+        if tup_id is None:
+            raise ValueError("a ReliableSpout needs a tup_id for every tuple: pass tup_id=...")
+        self.unacked_tuples[tup_id] = (tup, stream, direct_task)
+        return super().emit(tup, tup_id, stream, direct_task, need_task_ids)
+
+    def ack(self, tup_id: Any) -> None:
+        """Forget the tuple."""
+        self.failed_tuples.pop(tup_id, None)
+        self.unacked_tuples.pop(tup_id, None)
+
+    def fail(self, tup_id: Any) -> None:
+        """Emit the tuple again; after ``max_fails`` failures it is dropped and logged."""
+        saved = self.unacked_tuples.get(tup_id)
+        if saved is None:
+            self.logger.warning("tuple %r failed, but is not known (any more)", tup_id)
+            return
+        self.failed_tuples[tup_id] += 1
+        if self.failed_tuples[tup_id] > self.max_fails:
+            self.logger.error("tuple %r failed %d times and is given up", tup_id, self.failed_tuples[tup_id])
+            self.failed_tuples.pop(tup_id, None)
+            self.unacked_tuples.pop(tup_id, None)
+            return
+        tup, stream, direct_task = saved
+        self.emit(tup, tup_id=tup_id, stream=stream, direct_task=direct_task)

@@ -1,0 +1,140 @@
+"""Durable state of one task: a small key-value store that survives the worker.
+
+It is keyed by topology *name*, component and task id below ``topology.state.dir``, so that it outlives
+restarts, moves between slots of one host, and new deployments of the topology.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from storm_dagster.model.errors import Corrupt, Unavailable
+
+__all__ = ["TaskState"]
+
+_encode = msgspec.json.Encoder().encode
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS state (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS applied (id TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+
+class TaskState:
+    """Keys (texts) to JSON values, and a set of ids of what has been applied to them.
+
+    :meth:`save` changes both in one transaction: after a crash either all of it is there or nothing. So a
+    bolt that saves the id of a line together with the counts that the line changed, and acks only then,
+    counts every line exactly once although lines are delivered at least once::
+
+        if not state.applied(line_id):
+            state.save({word: state.get(word, 0) + n for word, n in counts.items()}, applied=[line_id])
+        self.ack(tup)
+    """
+
+    def __init__(self, path: Path, owns: Callable[[], bool] | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._owns = owns
+        self._lock = threading.RLock()
+        try:
+            self._db = sqlite3.connect(path, timeout=10.0, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            # In WAL mode NORMAL survives the death of the process; `sync` of save() adds a power cut.
+            self._db.execute("PRAGMA synchronous=NORMAL")
+            self._db.executescript(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise Corrupt(
+                f"the state of this task in {path} cannot be opened ({error}): move the file away to start with nothing"
+            ) from None
+
+    @staticmethod
+    def open(
+        folder: Path, topology: str, component: str, task: int, owns: Callable[[], bool] | None = None
+    ) -> TaskState:
+        """The store of one task. ``owns`` tells whether this process may still write."""
+        safe = quote(component, safe="").replace(".", "%2E") or "%00"
+        return TaskState(folder / topology / safe / f"{task}.sqlite3", owns)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or ``default``."""
+        with self._lock:
+            row = self._db.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
+        return default if row is None else msgspec.json.decode(row[0])
+
+    def items(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        """All (key, value) pairs whose key starts with ``prefix``, by key."""
+        with self._lock:
+            rows = self._db.execute(
+                "SELECT key, value FROM state WHERE substr(key, 1, ?) = ? ORDER BY key", (len(prefix), prefix)
+            ).fetchall()
+        for key, value in rows:
+            yield key, msgspec.json.decode(value)
+
+    def __len__(self) -> int:
+        with self._lock:
+            return self._db.execute("SELECT count(*) FROM state").fetchone()[0]
+
+    def applied(self, id: object) -> bool:
+        """Whether the id was saved as applied."""
+        with self._lock:
+            return self._db.execute("SELECT 1 FROM applied WHERE id = ?", (str(id),)).fetchone() is not None
+
+    def applied_ids(self) -> set[str]:
+        """All applied ids, as texts."""
+        with self._lock:
+            return {row[0] for row in self._db.execute("SELECT id FROM applied")}
+
+    def save(
+        self,
+        values: Mapping[str, Any] | None = None,
+        *,
+        applied: Iterable[object] = (),
+        remove: Iterable[str] = (),
+        forget: Iterable[object] = (),
+        sync: bool = False,
+    ) -> None:
+        """Set ``values``, delete the keys ``remove``, add ids to the applied ones and drop those in ``forget``.
+
+        All or nothing. It survives the death of the process at once, and with ``sync`` also a power cut.
+        Raises :class:`Unavailable`, having changed nothing, when the worker's lease has ended: then another
+        worker may own the task.
+        """
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._db.executemany("DELETE FROM state WHERE key = ?", [(key,) for key in remove])
+                self._db.executemany(
+                    "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                    [(key, _encode(value)) for key, value in (values or {}).items()],
+                )
+                self._db.executemany(
+                    "INSERT OR IGNORE INTO applied VALUES (?)", [(str(id),) for id in applied]
+                )
+                self._db.executemany("DELETE FROM applied WHERE id = ?", [(str(id),) for id in forget])
+                if self._owns is not None and not self._owns():
+                    raise Unavailable(
+                        "the worker's lease ended, its tasks may run elsewhere by now: the state was not saved"
+                    )
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            if sync:
+                self._db.execute("PRAGMA wal_checkpoint(FULL)")
+
+    def clear(self) -> None:
+        """Forget everything."""
+        with self._lock:
+            self._db.executescript("BEGIN; DELETE FROM state; DELETE FROM applied; COMMIT;")
+
+    def close(self) -> None:
+        """Close the file; further use fails."""
+        with self._lock:
+            self._db.close()
