@@ -70,7 +70,9 @@ def log_file(home: Path, role: str, id: str) -> Path:
     return home / "logs" / f"{role}-{id.replace('/', '_')}.log"
 
 
-def configure_daemon_logging(home: Path, role: str, id: str, level: str = "INFO") -> Path:
+def configure_daemon_logging(
+    home: Path, role: str, id: str, level: str = "INFO", *, stderr_level: int = logging.NOTSET
+) -> Path:
     """For a daemon: its own file, rotated at 10 MiB with 3 backups, and standard error; returns the file."""
     path = log_file(home, role, id)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +82,7 @@ def configure_daemon_logging(home: Path, role: str, id: str, level: str = "INFO"
     if not os.environ.get(QUIET_STDERR):
         stream = logging.StreamHandler(sys.stderr)
         stream.setFormatter(_formatter(colors=sys.stderr.isatty()))
+        stream.setLevel(stderr_level)
         handlers.append(stream)
     logging.getLogger().handlers[:] = handlers
     _levels(getattr(logging, level))

@@ -1,0 +1,260 @@
+"""``dev``, ``stop`` and ``status``: a whole local cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any, Literal
+
+import click
+
+from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.output import Steps, human_seconds, print_json, print_table
+from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.run_file import RunFile
+
+__all__ = ["COMMANDS"]
+
+
+def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool) -> None:
+    if invocation.json:
+        print_json({"home": str(invocation.home), **cluster.model_dump(mode="json")})
+        return
+    assert cluster.dagster is not None
+    rows = [
+        ("Dagster UI", cluster.dagster.url),
+        *(("nimbus", f"{nimbus.http}  thrift {nimbus.thrift}") for nimbus in cluster.nimbuses),
+        *(
+            ("supervisor", f"{one.id} on {one.host}, slots {', '.join(map(str, one.ports))}")
+            for one in cluster.supervisors
+        ),
+        ("ZooKeeper", f"{cluster.zookeeper}{cluster.zookeeper_root}"),
+        ("Spark", cluster.spark.remote if cluster.spark else "spark.master"),
+        ("HOME", str(invocation.home)),
+    ]
+    print_table("ready", ["", ""], rows)
+    option = f" --home {invocation.home}" if str(invocation.home) != os.path.abspath(".storm-dagster") else ""
+    if detached:
+        click.echo(f"stop it with: storm-dagster stop{option}")
+    else:
+        click.echo("Ctrl-C ends it")
+    sys.stdout.flush()
+
+
+@verb("dev", changes=True)
+@click.option("--supervisors", type=click.IntRange(1, 50), default=2, show_default=True, help="Supervisors.")
+@click.option("--slots", type=click.IntRange(1, 200), default=4, show_default=True, help="Slots of each.")
+@click.option("--nimbuses", type=click.IntRange(1, 9), default=1, show_default=True, help="Nimbuses.")
+@click.option(
+    "--ports",
+    type=click.Choice(["auto", "default"]),
+    default="default",
+    show_default=True,
+    help="'auto': any free ports, so that several clusters can run side by side.",
+)
+@click.option("--detach", is_flag=True, help="Return when ready; `stop` ends it.")
+@click.option("--timeout", type=float, default=240.0, show_default=True, help="Longest wait, seconds.")
+def dev(
+    invocation: Invocation,
+    supervisors: int,
+    slots: int,
+    nimbuses: int,
+    ports: Literal["auto", "default"],
+    detach: bool,
+    timeout: float,
+) -> None:
+    """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster."""
+    from storm_dagster.cli.dev.cluster import refuse_live_home
+    from storm_dagster.cli.dev.detach import REPORT_FD, run_child, run_foreground, start_detached
+    from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
+    from storm_dagster.cli.dev.ports import choose_ports
+    from storm_dagster.zk.java import java_command
+
+    # Without Java nothing else is worth trying.
+    java = java_command()
+    home = invocation.home
+    conf = load_cluster_conf(invocation.conf_dir or home, invocation.overrides)
+    if conf["storm.cluster.mode"] != "distributed":
+        raise InvalidRequest(
+            "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
+        )
+    is_child = REPORT_FD in os.environ
+    refuse_live_home(home)
+    options = DevOptions(supervisors, slots, nimbuses, ports, timeout)
+    if invocation.dry_run:
+        document = {
+            "dry_run": True,
+            "home": str(home),
+            "java": java,
+            "supervisors": supervisors,
+            "slots": slots,
+            "nimbuses": nimbuses,
+            "ports": ports,
+        }
+        if invocation.json:
+            print_json(document)
+        else:
+            click.echo(
+                f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots in {home}"
+            )
+        return
+    home.mkdir(parents=True, exist_ok=True)
+    if detach and not is_child:
+        argv = [sys.executable, "-m", "storm_dagster", "dev", "--home", str(home), "--detach"]
+        argv += ["--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)]
+        argv += ["--ports", ports, "--timeout", str(timeout)]
+        if invocation.conf_dir is not None:
+            argv += ["--conf-dir", str(invocation.conf_dir)]
+        for key, value in invocation.overrides.items():
+            argv += ["-c", f"{key}={json.dumps(value)}"]
+        cluster = start_detached(home, argv, quiet=invocation.json)
+        _show_ready(invocation, cluster, detached=True)
+        return
+    chosen = choose_ports(ports, conf, supervisors=supervisors, slots=slots, nimbuses=nimbuses, home=home)
+    plan = ClusterPlan(
+        home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides
+    )
+    if is_child:
+        run_child(plan)
+    else:
+        run_foreground(plan, lambda cluster: _show_ready(invocation, cluster, detached=False), quiet=False)
+
+
+def _stop_dev(record: RunFile, seconds: float) -> None:
+    """Let a living ``dev`` end its cluster by itself."""
+    try:
+        os.kill(record.pid, signal.SIGTERM)
+        os.kill(record.pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return
+    deadline = time.monotonic() + seconds
+    while record.alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+@verb("stop", changes=True)
+def stop(invocation: Invocation) -> None:
+    """End every process of the local cluster: workers first."""
+    from storm_dagster.cli.dev.ending import end_cluster, marks_of
+    from storm_dagster.cli.dev.process_table import family
+
+    home = invocation.home
+    started = time.monotonic()
+    records = [record for record in RunFile.read_all(home) if record.alive()]
+    marks = marks_of(RunFile.read_all(home))
+    running = [{"role": record.role, "id": record.id, "pid": record.pid} for record in records]
+    if invocation.dry_run:
+        if invocation.json:
+            print_json({"dry_run": True, "home": str(home), "processes": running})
+        else:
+            print_table("would end", ["role", "id", "pid"], [tuple(row.values()) for row in running])
+        return
+    before = family(home, RunFile.read_all(home), marks)
+    with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:
+        for record in records:
+            if record.role == "dev":
+                steps.begin("dev")
+                # Its own waits: workers, daemons, then ZooKeeper and Spark.
+                _stop_dev(record, 45.0)
+                steps.done("dev")
+        if invocation.wait:
+            left = end_cluster(home)
+            (home / "cluster.json").unlink(missing_ok=True)
+        else:
+            left = []
+    if left:
+        pids = ", ".join(str(process.pid) for process in left)
+        raise Unavailable(f"processes {pids} of the cluster in {home} could not be ended: end them by hand")
+    seconds = round(time.monotonic() - started, 3)
+    if invocation.json:
+        print_json({"home": str(home), "ended": len(before), "seconds": seconds})
+    else:
+        said = f"ended {len(before)} processes, {seconds:.1f} s" if before else f"no cluster runs in {home}"
+        click.echo(said)
+
+
+def _uptime(record: RunFile) -> float | None:
+    ticks = os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - record.start_ticks / ticks
+
+
+@verb("status")
+def status(invocation: Invocation) -> None:
+    """What runs where."""
+    home = invocation.home
+    cluster = ClusterFile.read(home) if invocation.conf_dir is None else None
+    rows = [
+        {
+            "role": record.role,
+            "id": "0" if record.role == "dev" else record.id,
+            "pid": record.pid,
+            "alive": record.alive(),
+            "ports": record.ports,
+            "uptime_secs": round(_uptime(record) or 0) if record.alive() else None,
+        }
+        for record in RunFile.read_all(home)
+    ]
+    document: dict[str, Any] = {
+        "home": str(home),
+        "running": any(row["alive"] for row in rows),
+        "processes": rows,
+        "endpoints": cluster.model_dump(mode="json") if cluster else None,
+        "leader": None,
+        "supervisors": [],
+        "topologies": [],
+        "healer": None,
+    }
+    problem = None
+    try:
+        with invocation.nimbus(patience=0.0) as nimbus:
+            document["leader"] = nimbus.leader()
+            seen = nimbus.get("/v1/cluster")
+            document["supervisors"] = seen.get("supervisors", [])
+            document["healer"] = seen.get("healer")
+            document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
+    except StormDagsterError as error:
+        problem = error.message
+        document["problem"] = problem
+    if invocation.json:
+        print_json(document)
+        return
+    if not rows and document["leader"] is None:
+        click.echo(f"no cluster runs in {home}: start one with `storm-dagster dev`")
+        return
+    print_table(
+        f"processes of {home}",
+        ["role", "id", "pid", "state", "uptime", "ports"],
+        [
+            (
+                row["role"],
+                row["id"],
+                row["pid"],
+                "runs" if row["alive"] else "dead",
+                human_seconds(row["uptime_secs"]),
+                ", ".join(f"{name} {port}" for name, port in row["ports"].items()),
+            )
+            for row in rows
+        ],
+    )
+    if problem:
+        click.echo(problem, err=True)
+        return
+    click.echo(f"leader: {document['leader']}")
+    if cluster and cluster.dagster:
+        click.echo(f"Dagster UI: {cluster.dagster.url}")
+    print_table(
+        "topologies",
+        ["name", "status", "workers", "tasks", "uptime"],
+        [
+            (row["name"], row["status"], row["workers"], row["tasks"], human_seconds(row["uptime_secs"]))
+            for row in document["topologies"]
+        ],
+    )
+
+
+COMMANDS: dict[str, click.Command] = {"dev": dev, "stop": stop, "status": status}

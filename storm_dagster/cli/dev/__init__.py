@@ -1,0 +1,3 @@
+"""A whole local cluster as the child processes of one: start, watch, restart, end."""
+
+from __future__ import annotations

@@ -1,0 +1,349 @@
+"""The ``dev`` process: starts the daemons of a local cluster, keeps them running, ends them all."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import subprocess
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.cli.dev import readiness
+from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec
+from storm_dagster.cli.dev.ending import end_cluster, marks_of
+from storm_dagster.cli.dev.plan import HOST, ClusterPlan, daemon_environment, prepare_dagster_home
+from storm_dagster.cli.dev.process_table import family
+from storm_dagster.model.endpoints import (
+    ClusterFile,
+    DagsterEndpoint,
+    NimbusEndpoint,
+    SparkEndpoint,
+    SupervisorEndpoint,
+)
+from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.run_file import RunFile
+
+__all__ = ["DevCluster", "Reporter", "refuse_live_home"]
+
+log = logging.getLogger(__name__)
+_MAX_DEATHS = 4
+
+
+class Reporter:
+    """Hears what ``dev`` does; the command line draws it, a detached ``dev`` sends it to its parent."""
+
+    def begin(self, step: str) -> None:
+        """A step begins."""
+
+    def done(self, step: str) -> None:
+        """It has ended."""
+
+
+def refuse_live_home(home: Path) -> None:
+    """Raise :class:`Conflict` when processes of a cluster in ``home`` live."""
+    records = RunFile.read_all(home)
+    for record in records:
+        if record.role == "dev" and record.alive() and record.pid != os.getpid():
+            raise Conflict(
+                f"a cluster already runs in {home} (dev has pid {record.pid}): `storm-dagster stop --home {home}`, "
+                "or give another --home"
+            )
+    left = family(home, records, marks_of(records))
+    if left:
+        raise Conflict(
+            f"{len(left)} processes of an earlier cluster in {home} still run (pids "
+            f"{', '.join(str(process.pid) for process in left[:8])}): `storm-dagster stop --home {home}` ends them"
+        )
+
+
+class DevCluster:
+    """One local cluster. :meth:`run` does everything; ``stop`` (an event) ends it."""
+
+    def __init__(self, plan: ClusterPlan, reporter: Reporter, stop: threading.Event) -> None:
+        self._plan = plan
+        self._home = plan.home
+        self._reporter = reporter
+        self._stop = stop
+        self._mark = uuid.uuid4().hex
+        self._env = daemon_environment(self._home, self._mark)
+        self._daemons: dict[str, Daemon] = {}
+        self._lock = threading.Lock()
+        self._failure: StormDagsterError | None = None
+        self._deadline = 0.0
+        self._workspace: Path | None = None
+        self.hurry = threading.Event()
+        """Set by a second Ctrl-C: no grace for anybody."""
+
+    @contextmanager
+    def _claim(self):
+        """Hold ``HOME/dev.lock`` and the run file of this process."""
+        self._home.mkdir(parents=True, exist_ok=True)
+        with (self._home / "dev.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise Conflict(
+                    f"a cluster is being started or ended in {self._home}: wait, or give another --home"
+                ) from None
+            refuse_live_home(self._home)
+            for record in RunFile.read_all(self._home):
+                RunFile.path_of(self._home, record.role, record.id).unlink(missing_ok=True)
+            record = RunFile.write(self._home, "dev", self._mark)
+            try:
+                yield
+            finally:
+                record.remove(self._home)
+
+    # -- the life of the cluster --------------------------------------------------------------------------
+    def run(self, ready: Callable[[ClusterFile], None]) -> None:
+        """Start, call ``ready`` once, keep everything running until told to stop, end everything.
+
+        Raises what made the start fail, after everything has been ended.
+        """
+        with self._claim():
+            try:
+                self._start()
+                if not self._stop.is_set():
+                    ready(self._write_cluster_file())
+                while not self._stop.wait(0.1):
+                    self._watch()
+            finally:
+                self._end()
+
+    def _start(self) -> None:
+        self._deadline = time.monotonic() + self._plan.options.timeout
+        self._workspace = prepare_dagster_home(self._home, self._plan.ports.code)
+        tracks = [
+            threading.Thread(target=self._track, args=(track,), name=track.__name__, daemon=True)
+            for track in (self._start_control, self._start_spark, self._start_dagster)
+        ]
+        for thread in tracks:
+            thread.start()
+        while any(thread.is_alive() for thread in tracks) and self._failure is None:
+            if self._stop.wait(0.1):
+                break
+            self._watch()
+        if self._failure is not None:
+            # The others see the stop and end by themselves.
+            self._stop.set()
+        for thread in tracks:
+            thread.join(15)
+        if self._failure is not None:
+            raise self._failure
+
+    def _track(self, track: Callable[[], None]) -> None:
+        try:
+            track()
+        except StormDagsterError as error:
+            self._failure = self._failure or error
+        except Exception as error:
+            log.exception("starting the cluster failed")
+            self._failure = self._failure or Unavailable(f"the cluster cannot be started: {error!r}")
+
+    def _start_control(self) -> None:
+        """ZooKeeper, then nimbuses and supervisors."""
+        plan = self._plan
+        from storm_dagster.zk.embedded import server_answers
+
+        self._reporter.begin("zookeeper")
+        zookeeper = self._launch(plan.zookeeper_daemon())
+        self._wait(lambda: server_answers(HOST, plan.ports.zookeeper), "zookeeper", [zookeeper])
+        if self._stop.is_set():
+            return
+        remembered = self._home / "cluster_id"
+        known = remembered.read_text(encoding="ascii").strip() if remembered.exists() else None
+        values = {
+            "storm.zookeeper.servers": [plan.zookeeper],
+            "storm.zookeeper.root": plan.conf["storm.zookeeper.root"],
+        }
+        cluster_id = readiness.prepare_root(values, known, uuid.uuid4().hex)
+        remembered.write_text(cluster_id + "\n", encoding="ascii")
+        self._reporter.done("zookeeper")
+        if self._stop.is_set():
+            return
+        self._reporter.begin("nimbus")
+        self._reporter.begin("supervisors")
+        nimbuses = [self._launch(plan.nimbus_daemon(index)) for index in range(plan.options.nimbuses)]
+        supervisors = [
+            self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)
+        ]
+        self._write_cluster_file()
+        urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
+        leader = self._wait(lambda: readiness.leader_url(urls), "nimbus", nimbuses)
+        self._wait(
+            lambda: all(readiness.get_json(f"{url}/healthz") for url in urls), "all nimbuses", nimbuses
+        )
+        self._reporter.done("nimbus")
+        wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
+        self._wait(
+            lambda: wanted <= readiness.registered(readiness.leader_url(urls) or str(leader)),
+            "supervisors",
+            supervisors,
+        )
+        self._reporter.done("supervisors")
+
+    def _start_spark(self) -> None:
+        """The Connect server, and the first jobs on it."""
+        plan = self._plan
+        if not plan.embeds_spark:
+            return
+        self._reporter.begin("spark")
+        spark = self._launch(plan.spark_daemon())
+        self._wait(lambda: readiness.listens(plan.ports.spark), "spark", [spark])
+        if self._stop.is_set():
+            return
+        self._reporter.done("spark")
+        self._reporter.begin("spark warm-up")
+        with (self._home / "logs" / "spark-warm-up.out").open("wb") as output:
+            child = subprocess.Popen(
+                plan.warm_up_command(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=self._env,
+                cwd=self._home,
+                start_new_session=True,
+            )
+        RunFile.write(self._home, "spark-warm-up", "0", pid=child.pid)
+        self._wait(lambda: child.poll() is not None, "spark warm-up", [spark])
+        if child.returncode:
+            said = (self._home / "logs" / "spark-warm-up.out").read_text("utf-8", "replace").strip()[-1500:]
+            raise Unavailable(f"the Spark server does not run jobs: {said}")
+        RunFile.path_of(self._home, "spark-warm-up", "0").unlink(missing_ok=True)
+        self._reporter.done("spark warm-up")
+
+    def _start_dagster(self) -> None:
+        """The code location, then what loads it."""
+        plan = self._plan
+        assert self._workspace is not None
+        self._reporter.begin("dagster")
+        code = self._launch(plan.code_daemon())
+        self._wait(lambda: readiness.listens(plan.ports.code), "dagster code server", [code])
+        if self._stop.is_set():
+            return
+        others = [
+            self._launch(plan.webserver_daemon(self._workspace)),
+            self._launch(plan.dagster_daemon(self._workspace)),
+        ]
+        seen: list[str] = []
+
+        def loaded() -> bool:
+            reason = readiness.code_location_error(plan.web_url)
+            seen[:] = [reason or ""]
+            return reason is None
+
+        self._wait(loaded, "dagster", [code, *others], lambda: seen[0] if seen else "")
+        self._reporter.done("dagster")
+
+    # -- daemons ------------------------------------------------------------------------------------------
+    def _launch(self, spec: DaemonSpec) -> Daemon:
+        daemon = Daemon(spec, self._home, self._env)
+        with self._lock:
+            self._daemons[f"{spec.role}-{spec.id}"] = daemon
+            if not self._stop.is_set():
+                daemon.start()
+        return daemon
+
+    def _wait(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        needs: list[Daemon],
+        detail: Callable[[], str] = lambda: "",
+    ) -> Any:
+        """The condition's value; ``None`` when told to stop. :class:`Unavailable` when a needed one keeps dying."""
+        while not self._stop.is_set():
+            value = condition()
+            if value:
+                return value
+            for daemon in needs:
+                if daemon.deaths >= _MAX_DEATHS:
+                    raise Unavailable(
+                        f"{daemon.spec.name} does not start; the end of {daemon.output}:\n{daemon.tail()}"
+                    )
+            if time.monotonic() > self._deadline:
+                tails = "\n".join(f"{daemon.spec.name}: {daemon.tail(600)}" for daemon in needs)
+                raise Unavailable(
+                    f"{what} was not ready within {self._plan.options.timeout:g} s {detail()}: see "
+                    f"{self._home / 'logs'}\n{tails}"
+                )
+            self._stop.wait(0.1)
+        return None
+
+    def _watch(self) -> None:
+        """Restart what died; record new pids."""
+        restarted = False
+        with self._lock:
+            for daemon in self._daemons.values():
+                try:
+                    restarted |= daemon.watch()
+                except OSError:
+                    log.exception("%s cannot be started", daemon.spec.name)
+        if restarted and (self._home / "cluster.json").exists():
+            self._write_cluster_file()
+
+    def _pid(self, name: str) -> int | None:
+        daemon = self._daemons.get(name)
+        return daemon.pid if daemon is not None else None
+
+    def _write_cluster_file(self) -> ClusterFile:
+        """``HOME/cluster.json`` as of now."""
+        plan, ports = self._plan, self._plan.ports
+        dagster = [self._pid(f"dagster-{part}-0") for part in ("webserver", "daemon", "code")]
+        cluster = ClusterFile(
+            zookeeper=plan.zookeeper,
+            zookeeper_root=plan.conf["storm.zookeeper.root"],
+            zookeeper_pid=self._pid("zookeeper-0"),
+            nimbuses=tuple(
+                NimbusEndpoint(
+                    thrift=f"{HOST}:{ports.thrift[index]}",
+                    http=plan.nimbus_url(index),
+                    pid=self._pid(f"nimbus-n{index + 1}") or 0,
+                )
+                for index in range(plan.options.nimbuses)
+            ),
+            supervisors=tuple(
+                SupervisorEndpoint(
+                    id=plan.supervisor_id(index),
+                    host=plan.conf["storm.local.hostname"],
+                    ports=ports.slots[index],
+                    pid=self._pid(f"supervisor-{plan.supervisor_id(index)}") or 0,
+                    http=f"http://{HOST}:{ports.supervisor_http[index]}",
+                )
+                for index in range(plan.options.supervisors)
+            ),
+            dagster=DagsterEndpoint(
+                url=plan.web_url,
+                home=str(self._home / "dagster"),
+                pids=tuple(pid for pid in dagster if pid is not None),
+            ),
+            spark=(
+                SparkEndpoint(remote=plan.spark_remote, pid=self._pid("spark-0"))
+                if plan.conf.get("spark.master") is None
+                else None
+            ),
+        )
+        with self._lock:
+            cluster.write(self._home)
+        return cluster
+
+    def _end(self) -> None:
+        self._reporter.begin("ending")
+
+        def reap() -> None:
+            for daemon in self._daemons.values():
+                daemon.reap()
+
+        left = end_cluster(self._home, hurry=self.hurry.is_set, reap=reap)
+        (self._home / "cluster.json").unlink(missing_ok=True)
+        self._reporter.done("ending")
+        if left:
+            log.error(
+                "these processes could not be ended: %s", ", ".join(str(process.pid) for process in left)
+            )

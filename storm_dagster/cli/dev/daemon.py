@@ -1,0 +1,124 @@
+"""One child process that is kept running: started, watched, restarted with back-off."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storm_dagster.cli.dev.ending import end_session
+from storm_dagster.model.run_file import RunFile
+
+__all__ = ["Daemon", "DaemonSpec"]
+
+log = logging.getLogger(__name__)
+_BACKOFF = (0.2, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0)
+_STABLE_SECS = 60.0
+
+
+@dataclass(frozen=True)
+class DaemonSpec:
+    """How one daemon is started; a restart uses the same, ports included."""
+
+    role: str
+    id: str
+    argv: tuple[str, ...]
+    ports: dict[str, int] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.role} {self.id}" if self.id != "0" else self.role
+
+
+class Daemon:
+    """A child in a session of its own, with its output in ``HOME/logs/<role>-<id>.out``."""
+
+    def __init__(self, spec: DaemonSpec, home: Path, env: dict[str, str]) -> None:
+        self.spec = spec
+        self.deaths = 0
+        """How often it died since it last ran for a minute."""
+        self._home = home
+        self._env = {**env, **spec.env}
+        self._child: subprocess.Popen[bytes] | None = None
+        self._record: RunFile | None = None
+        self._started = 0.0
+        self._start_at: float | None = None
+
+    @property
+    def output(self) -> Path:
+        """What it prints; its own log stands beside it."""
+        return self._home / "logs" / f"{self.spec.role}-{self.spec.id}.out"
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid while it runs."""
+        return self._child.pid if self._child is not None and self._child.returncode is None else None
+
+    def start(self) -> None:
+        """Start it now."""
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        if self.output.exists() and self.output.stat().st_size > 20 * 2**20:
+            os.replace(self.output, self.output.with_suffix(".out.1"))
+        with self.output.open("ab") as stream:
+            # A session of its own: Ctrl-C in our terminal reaches us alone, and we end the rest in order.
+            self._child = subprocess.Popen(
+                self.spec.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                cwd=self._home,
+                env=self._env,
+                start_new_session=True,
+            )
+        self._started = time.monotonic()
+        self._start_at = None
+        try:
+            self._record = RunFile.write(
+                self._home, self.spec.role, self.spec.id, self.spec.ports, pid=self._child.pid
+            )
+        except ProcessLookupError:
+            # Already dead: the next look restarts it.
+            self._record = None
+
+    def watch(self) -> bool:
+        """Restart it when it died and its pause is over; whether it was started anew by this call."""
+        now = time.monotonic()
+        if self._child is None:
+            return False
+        if self._start_at is None:
+            code = self._child.poll()
+            if code is None:
+                if self.deaths and now - self._started > _STABLE_SECS:
+                    self.deaths = 0
+                return False
+            pause = _BACKOFF[min(self.deaths, len(_BACKOFF) - 1)]
+            self.deaths += 1
+            self._start_at = now + pause
+            log.warning("%s ended with code %s; it is started again in %g s", self.spec.name, code, pause)
+            if self._record is not None:
+                end_session(self._home, self._record)
+            return False
+        if now < self._start_at:
+            return False
+        self.start()
+        return True
+
+    def reap(self) -> None:
+        """Collect it if it is dead."""
+        if self._child is not None:
+            self._child.poll()
+
+    def tail(self, size: int = 1500) -> str:
+        """The end of what it printed and logged, for an error message."""
+        texts = []
+        for path in (self.output, self.output.with_suffix(".log")):
+            try:
+                texts.append(path.read_bytes()[-size:].decode("utf-8", "replace").strip())
+            except OSError:
+                continue
+        return "\n".join(text for text in texts if text)

@@ -1,0 +1,150 @@
+"""``dev`` in the foreground and detached; both report the same way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import IO, Any
+
+from storm_dagster.cli.dev.cluster import DevCluster, Reporter
+from storm_dagster.cli.dev.plan import ClusterPlan
+from storm_dagster.cli.log_setup import configure_daemon_logging
+from storm_dagster.cli.output import Steps
+from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
+
+__all__ = ["REPORT_FD", "run_child", "run_foreground", "start_detached"]
+
+log = logging.getLogger(__name__)
+REPORT_FD = "STORM_DAGSTER_REPORT_FD"
+"""Environment variable: the pipe on which a detached ``dev`` reports to the command that started it."""
+
+
+class _StepsReporter(Reporter):
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+
+    def begin(self, step: str) -> None:
+        self._steps.begin(step)
+
+    def done(self, step: str) -> None:
+        self._steps.done(step)
+
+
+class _PipeReporter(Reporter):
+    def __init__(self, pipe: IO[str]) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, document: dict[str, Any]) -> None:
+        with self._lock:
+            try:
+                self._pipe.write(json.dumps(document) + "\n")
+                self._pipe.flush()
+            except (OSError, ValueError):
+                # The command that waited was ended; the cluster goes on.
+                pass
+
+    def begin(self, step: str) -> None:
+        self.send({"begin": step})
+
+    def done(self, step: str) -> None:
+        self.send({"done": step})
+
+
+def _install_signals(cluster: DevCluster, stop: threading.Event) -> None:
+    """SIGINT, SIGTERM and SIGHUP end the cluster; a second one hurries.
+
+    Handlers, unlike an inherited "ignore" (``dev &`` in a script), become the default again in children.
+    """
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            cluster.hurry.set()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, handle)
+
+
+def run_foreground(plan: ClusterPlan, ready: Any, *, quiet: bool) -> None:
+    """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``; ``ready`` hears its addresses."""
+    stop = threading.Event()
+    configure_daemon_logging(plan.home, "dev", "0", stderr_level=logging.WARNING)
+    with Steps(f"starting a cluster in {plan.home}", quiet=False) as steps:
+        cluster = DevCluster(plan, _StepsReporter(steps), stop)
+        _install_signals(cluster, stop)
+        cluster.run(ready)
+
+
+def run_child(plan: ClusterPlan) -> None:
+    """Run the cluster as the detached process, reporting on the inherited pipe until it is ready."""
+    stop = threading.Event()
+    os.environ["STORM_DAGSTER_LOG_FILES_ONLY"] = "1"
+    configure_daemon_logging(plan.home, "dev", "0")
+    with os.fdopen(int(os.environ.pop(REPORT_FD)), "w", encoding="utf-8") as pipe:
+        os.set_inheritable(pipe.fileno(), False)
+        reporter = _PipeReporter(pipe)
+        cluster = DevCluster(plan, reporter, stop)
+        _install_signals(cluster, stop)
+
+        def ready(found: ClusterFile) -> None:
+            reporter.send({"ready": found.model_dump(mode="json")})
+            pipe.close()
+
+        try:
+            cluster.run(ready)
+        except StormDagsterError as error:
+            log.error("%s", error.message)
+            reporter.send(error.to_document())
+        except Exception as error:
+            log.exception("dev failed")
+            reporter.send({"error": {"type": "StormDagsterError", "message": repr(error)}})
+
+
+def start_detached(home: Path, argv: list[str], *, quiet: bool) -> ClusterFile:
+    """Start ``argv`` (a ``dev`` that will call :func:`run_child`) in a session of its own; wait until ready.
+
+    Raises the error with which it failed. Ctrl-C while waiting ends it.
+    """
+    (home / "logs").mkdir(parents=True, exist_ok=True)
+    reading, writing = os.pipe()
+    output = home / "logs" / "dev-0.out"
+    with output.open("ab") as stream:
+        child = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)},
+            pass_fds=[writing],
+            start_new_session=True,
+        )
+    os.close(writing)
+    try:
+        with os.fdopen(reading, encoding="utf-8") as pipe, Steps(f"starting a cluster in {home}") as steps:
+            for line in pipe:
+                document = json.loads(line)
+                if "begin" in document:
+                    steps.begin(document["begin"])
+                elif "done" in document:
+                    steps.done(document["done"])
+                elif "ready" in document:
+                    return ClusterFile.model_validate_json(json.dumps(document["ready"]))
+                elif "error" in document:
+                    child.wait(60)
+                    raise error_from_document(document)
+    except KeyboardInterrupt:
+        child.terminate()
+        child.wait(60)
+        raise
+    code = child.wait(60)
+    raise Unavailable(
+        f"the cluster ended before it was ready (code {code}); the end of {output}:\n"
+        f"{output.read_bytes()[-1500:].decode('utf-8', 'replace').strip()}"
+    )

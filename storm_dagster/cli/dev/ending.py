@@ -1,0 +1,119 @@
+"""End every process of a cluster: workers first, then TERM, ten seconds, KILL. None survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from storm_dagster.cli.dev.process_table import Process, family
+from storm_dagster.model.run_file import RunFile, run_dir
+
+__all__ = ["GRACE_SECS", "end_cluster", "end_session", "marks_of"]
+
+GRACE_SECS = 10.0
+# These would start new workers, or Dagster runs, while the old ones are being ended.
+_FROZEN_ROLES = ("supervisor", "dagster-daemon")
+# Others still write to these while they end.
+_LAST_ROLES = ("zookeeper", "spark")
+
+
+def marks_of(records: Iterable[RunFile]) -> set[str]:
+    """The marks of the ``dev`` processes among the records."""
+    return {record.id for record in records if record.role == "dev"}
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _wait_gone(records: list[RunFile], seconds: float, hurry: Callable[[], bool]) -> list[RunFile]:
+    """Those that still live after at most ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        alive = [record for record in records if record.alive()]
+        if not alive or time.monotonic() >= deadline or hurry():
+            return alive
+        time.sleep(0.05)
+
+
+def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> None:
+    for record in records:
+        if record.alive():
+            _signal(record.pid, signal.SIGTERM)
+            _signal(record.pid, signal.SIGCONT)
+    for record in _wait_gone(records, grace, hurry):
+        _signal(record.pid, signal.SIGKILL)
+    _wait_gone(records, 5.0, lambda: False)
+
+
+def end_session(home: Path, record: RunFile) -> None:
+    """Kill what a dead daemon left behind in its session, so that its ports are free for the next one."""
+    for _ in range(50):
+        left = [process for process in family(home, [record]) if process.pid != record.pid]
+        if not left:
+            return
+        for process in left:
+            _signal(process.pid, signal.SIGKILL)
+        time.sleep(0.05)
+
+
+def end_cluster(
+    home: Path,
+    *,
+    grace: float = GRACE_SECS,
+    tell: Callable[[str], None] | None = None,
+    hurry: Callable[[], bool] | None = None,
+    reap: Callable[[], None] | None = None,
+) -> list[Process]:
+    """End all processes that the run files of ``home`` name, and their descendants; returns survivors.
+
+    ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent collects
+    its dead children there. Run files of ended processes are removed. The calling process is never ended.
+    """
+    say = tell or (lambda text: None)
+    rush = hurry or (lambda: False)
+    collect = reap or (lambda: None)
+    records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
+    marks = marks_of(RunFile.read_all(home))
+    for record in records:
+        if record.role in _FROZEN_ROLES and record.alive():
+            _signal(record.pid, signal.SIGSTOP)
+    # Read again: a worker may have come up before its supervisor was stopped.
+    records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
+    workers = [record for record in records if record.role == "worker"]
+    if any(record.alive() for record in workers):
+        say("workers")
+        _end(workers, grace, rush)
+        collect()
+    daemons = [record for record in records if record.role != "worker"]
+    for wave, name in (
+        ([record for record in daemons if record.role not in _LAST_ROLES], "daemons"),
+        ([record for record in daemons if record.role in _LAST_ROLES], "zookeeper and spark"),
+    ):
+        if any(record.alive() for record in wave):
+            say(name)
+            _end(wave, grace, rush)
+            collect()
+    # What is left are descendants: Dagster's code servers and runs, shell components, Spark's Python.
+    left: list[Process] = []
+    for attempt in range(60):
+        left = family(home, records, marks)
+        if not left:
+            break
+        if attempt == 0:
+            say("descendants")
+        for process in left:
+            _signal(process.pid, signal.SIGKILL)
+        collect()
+        time.sleep(0.05)
+    for path in run_dir(home).glob("*.json"):
+        record = RunFile.read(path)
+        if record is None or (record.pid != os.getpid() and not record.alive()):
+            path.unlink(missing_ok=True)
+    return left

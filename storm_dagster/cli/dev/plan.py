@@ -1,0 +1,206 @@
+"""Which daemons a local cluster has, and their command lines."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from storm_dagster.cli.dev.daemon import DaemonSpec
+from storm_dagster.cli.dev.ports import Ports
+from storm_dagster.cli.dev.process_table import CLUSTER_MARK
+from storm_dagster.cli.log_setup import QUIET_STDERR
+from storm_dagster.model.conf import ClusterConf
+
+__all__ = ["ClusterPlan", "DevOptions", "daemon_environment", "prepare_dagster_home"]
+
+HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class DevOptions:
+    """What ``dev`` was asked for."""
+
+    supervisors: int = 2
+    slots: int = 4
+    nimbuses: int = 1
+    ports: Literal["auto", "default"] = "default"
+    timeout: float = 240.0
+    """Longest wait for readiness, seconds."""
+
+
+def daemon_environment(home: Path, mark: str) -> dict[str, str]:
+    """The environment of every daemon: where the cluster is, and that it belongs to it."""
+    env = dict(os.environ)
+    env["STORM_DAGSTER_HOME"] = str(home)
+    env[CLUSTER_MARK] = mark
+    env[QUIET_STDERR] = "1"
+    env["DAGSTER_HOME"] = str(home / "dagster")
+    env["DAGSTER_DISABLE_TELEMETRY"] = "yes"
+    env["PYTHONUNBUFFERED"] = "1"
+    # Proxies are for the outside world; gRPC and HTTP clients read this one under both names.
+    for name in ("NO_PROXY", "no_proxy"):
+        env[name] = ",".join(filter(None, [env.get(name, ""), HOST, "localhost"]))
+    # A Connect URL or master of the caller's shell must not decide where a placement is computed.
+    for name in ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "STORM_JAR"):
+        env.pop(name, None)
+    return env
+
+
+def prepare_dagster_home(home: Path, code_port: int) -> Path:
+    """Write ``HOME/dagster/{dagster,workspace}.yaml`` (the former only if absent); returns the workspace."""
+    folder = home / "dagster"
+    folder.mkdir(parents=True, exist_ok=True)
+    instance = folder / "dagster.yaml"
+    if not instance.exists():
+        # Its own file from then on: a user may set another storage there.
+        text = resources.files("storm_dagster.defs").joinpath("dagster.yaml").read_text(encoding="utf-8")
+        instance.write_text(text, encoding="utf-8")
+    workspace = folder / "workspace.yaml"
+    workspace.write_text(
+        "# Written by `storm-dagster dev` at every start.\n"
+        "load_from:\n"
+        "  - grpc_server:\n"
+        f"      host: {HOST}\n"
+        f"      port: {code_port}\n"
+        "      location_name: storm\n",
+        encoding="utf-8",
+    )
+    return workspace
+
+
+class ClusterPlan:
+    """The daemons of one local cluster."""
+
+    def __init__(
+        self,
+        home: Path,
+        options: DevOptions,
+        conf: ClusterConf,
+        ports: Ports,
+        *,
+        conf_dir: Path | None,
+        overrides: dict[str, Any],
+    ) -> None:
+        self.home = home
+        self.options = options
+        self.conf = conf
+        self.ports = ports
+        self._conf_dir = conf_dir
+        self._overrides = overrides
+
+    @property
+    def zookeeper(self) -> str:
+        """``host:port``."""
+        return f"{HOST}:{self.ports.zookeeper}"
+
+    @property
+    def spark_remote(self) -> str:
+        """The Connect URL of the embedded server, or what the conf names instead of it."""
+        return self.conf.get("spark.remote") or f"sc://{HOST}:{self.ports.spark}"
+
+    @property
+    def embeds_spark(self) -> bool:
+        """Whether this cluster runs a Spark server of its own."""
+        return self.conf.get("spark.remote") is None and self.conf.get("spark.master") is None
+
+    @property
+    def web_url(self) -> str:
+        """Dagster's UI."""
+        return f"http://{HOST}:{self.ports.webserver}"
+
+    def nimbus_url(self, index: int) -> str:
+        """Base URL of a nimbus's HTTP service."""
+        return f"http://{HOST}:{self.ports.http[index]}"
+
+    def supervisor_id(self, index: int) -> str:
+        """Stable over restarts of the cluster: assignments name it."""
+        return f"s{index + 1}"
+
+    def _python(self, verb: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
+        merged = {**self._overrides, **values}
+        pairs = [part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")]
+        where = ["--conf-dir", str(self._conf_dir)] if self._conf_dir is not None else []
+        return (sys.executable, "-m", "storm_dagster", verb, "--home", str(self.home), *where, *rest, *pairs)
+
+    def _addresses(self) -> dict[str, Any]:
+        values: dict[str, Any] = {
+            "storm.zookeeper.servers": [self.zookeeper],
+            "storm.zookeeper.port": self.ports.zookeeper,
+            "nimbus.seeds": [f"{HOST}:{port}" for port in self.ports.http],
+            "dagster.graphql.url": f"{self.web_url}/graphql",
+        }
+        if self.embeds_spark:
+            values["spark.remote"] = self.spark_remote
+            values["spark.connect.port"] = self.ports.spark
+        return values
+
+    def zookeeper_daemon(self) -> DaemonSpec:
+        """The embedded server; its process is the JVM itself."""
+        from storm_dagster.zk.embedded import zookeeper_command
+
+        command = zookeeper_command(
+            self.home / "zookeeper",
+            self.ports.zookeeper,
+            host=HOST,
+            tick_ms=self.conf["storm.zookeeper.tick.time"],
+        )
+        return DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})
+
+    def spark_daemon(self) -> DaemonSpec:
+        """The embedded Spark Connect server."""
+        argv = self._python("spark", {**self._addresses(), "spark.remote": None})
+        return DaemonSpec("spark", "0", argv, {"connect": self.ports.spark})
+
+    def warm_up_command(self) -> tuple[str, ...]:
+        """A process that runs the first jobs on the server, so that the first submission does not."""
+        return self._python("spark", self._addresses(), "--warm-up", self.spark_remote)
+
+    def nimbus_daemon(self, index: int) -> DaemonSpec:
+        """One nimbus."""
+        ports = {"thrift": self.ports.thrift[index], "http": self.ports.http[index]}
+        values = {
+            **self._addresses(),
+            "nimbus.thrift.port": ports["thrift"],
+            "nimbus.http.port": ports["http"],
+        }
+        name = f"n{index + 1}"
+        return DaemonSpec("nimbus", name, self._python("nimbus", values, "--id", name), ports)
+
+    def supervisor_daemon(self, index: int) -> DaemonSpec:
+        """One supervisor."""
+        values = {
+            **self._addresses(),
+            "supervisor.slots.ports": list(self.ports.slots[index]),
+            "supervisor.http.port": self.ports.supervisor_http[index],
+        }
+        name = self.supervisor_id(index)
+        argv = self._python("supervisor", values, "--id", name)
+        return DaemonSpec("supervisor", name, argv, {"http": self.ports.supervisor_http[index]})
+
+    def code_daemon(self) -> DaemonSpec:
+        """The code location, shared by webserver and daemon."""
+        argv = (
+            sys.executable, "-m", "dagster", "api", "grpc",
+            "--host", HOST, "--port", str(self.ports.code),
+            "--module-name", "storm_dagster.defs", "--location-name", "storm",
+            "--use-python-environment-entry-point", "--lazy-load-user-code",
+        )  # fmt: skip
+        return DaemonSpec("dagster-code", "0", argv, {"grpc": self.ports.code})
+
+    def webserver_daemon(self, workspace: Path) -> DaemonSpec:
+        """Dagster's UI and GraphQL."""
+        argv = (
+            sys.executable, "-m", "dagster_webserver",
+            "--host", HOST, "--port", str(self.ports.webserver), "--workspace", str(workspace),
+        )  # fmt: skip
+        return DaemonSpec("dagster-webserver", "0", argv, {"http": self.ports.webserver})
+
+    def dagster_daemon(self, workspace: Path) -> DaemonSpec:
+        """Sensors and schedules."""
+        argv = (sys.executable, "-m", "dagster._daemon", "run", "--workspace", str(workspace))
+        return DaemonSpec("dagster-daemon", "0", argv)

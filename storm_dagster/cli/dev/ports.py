@@ -1,0 +1,158 @@
+"""The ports of a local cluster, chosen before anything starts, so that a restarted daemon finds its own."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+
+__all__ = ["Ports", "choose_ports", "is_free"]
+
+# Below the ranges from which systems take ports for outgoing connections (Linux: from 32768), so that a
+# daemon that is being restarted does not find its port taken by some client.
+_AUTO = range(20_000, 32_000)
+_WEB_PORT = 3000
+_CODE_PORT = 4266
+
+
+@dataclass(frozen=True)
+class Ports:
+    """Every port of one local cluster."""
+
+    zookeeper: int
+    spark: int
+    webserver: int
+    code: int
+    thrift: tuple[int, ...]
+    """One for each nimbus."""
+    http: tuple[int, ...]
+    supervisor_http: tuple[int, ...]
+    slots: tuple[tuple[int, ...], ...]
+    """Worker ports of each supervisor."""
+
+    def all(self) -> list[int]:
+        """All of them."""
+        single = [self.zookeeper, self.spark, self.webserver, self.code]
+        flat = [port for ports in self.slots for port in ports]
+        return [*single, *self.thrift, *self.http, *self.supervisor_http, *flat]
+
+
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server could listen on the port now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+    return True
+
+
+def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int) -> Ports:
+    first = sorted(conf["supervisor.slots.ports"])
+    # The conf's ports are those of the first supervisor; further ones on this host follow above them.
+    own = [*first, *range(first[-1] + 1, first[-1] + 1 + supervisors * slots)]
+    return Ports(
+        zookeeper=conf["storm.zookeeper.port"],
+        spark=conf["spark.connect.port"],
+        webserver=_WEB_PORT,
+        code=_CODE_PORT,
+        thrift=tuple(conf["nimbus.thrift.port"] + index for index in range(nimbuses)),
+        http=tuple(conf["nimbus.http.port"] + 10 * index for index in range(nimbuses)),
+        supervisor_http=tuple(
+            conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)
+        ),
+        slots=tuple(tuple(own[index * slots : (index + 1) * slots]) for index in range(supervisors)),
+    )
+
+
+def _auto(supervisors: int, slots: int, nimbuses: int) -> Ports:
+    wanted = 4 + 2 * nimbuses + supervisors * (1 + slots)
+    if wanted > len(_AUTO) // 2:
+        raise InvalidRequest(
+            f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots"
+        )
+    picked: list[int] = []
+    for port in random.sample(_AUTO, len(_AUTO)):
+        if is_free(port):
+            picked.append(port)
+            if len(picked) == wanted:
+                break
+    else:
+        raise Unavailable(
+            f"fewer than {wanted} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them"
+        )
+    take = iter(picked)
+    return Ports(
+        zookeeper=next(take),
+        spark=next(take),
+        webserver=next(take),
+        code=next(take),
+        thrift=tuple(next(take) for _ in range(nimbuses)),
+        http=tuple(next(take) for _ in range(nimbuses)),
+        supervisor_http=tuple(next(take) for _ in range(supervisors)),
+        slots=tuple(tuple(sorted(next(take) for _ in range(slots))) for _ in range(supervisors)),
+    )
+
+
+def _remembered(path: Path) -> Ports | None:
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+        for key in ("thrift", "http", "supervisor_http"):
+            loaded[key] = tuple(loaded[key])
+        loaded["slots"] = tuple(tuple(ports) for ports in loaded["slots"])
+        return Ports(**loaded)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _shape(ports: Ports) -> tuple[int, int, set[int]]:
+    return len(ports.slots), len(ports.http), {len(slots) for slots in ports.slots}
+
+
+def _busy(ports: Iterable[int]) -> list[int]:
+    return sorted({port for port in ports if not is_free(port)})
+
+
+def choose_ports(
+    mode: Literal["auto", "default"],
+    conf: ClusterConf,
+    *,
+    supervisors: int,
+    slots: int,
+    nimbuses: int,
+    home: Path,
+) -> Ports:
+    """The ports of a cluster of that size, remembered in ``HOME/ports.json``.
+
+    ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``: free ones,
+    the same as last time in this HOME where they are free still, so that assignments stay true.
+    """
+    path = home / "ports.json"
+    if mode == "default":
+        ports = _default(conf, supervisors, slots, nimbuses)
+        taken = _busy(ports.all())
+        if taken:
+            raise Unavailable(
+                f"ports {', '.join(map(str, taken))} are taken on this machine: end what listens there, or use "
+                "`storm-dagster dev --ports auto`"
+            )
+        if len(set(ports.all())) != len(ports.all()):
+            raise InvalidRequest(
+                "some default ports coincide: use --ports auto, or set them in HOME/storm.yaml"
+            )
+    else:
+        known = _remembered(path)
+        ports = _auto(supervisors, slots, nimbuses)
+        if known is not None and _shape(known) == _shape(ports) and not _busy(known.all()):
+            ports = known
+    path.write_text(json.dumps(asdict(ports)) + "\n", encoding="utf-8")
+    return ports

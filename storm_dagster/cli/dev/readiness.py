@@ -1,0 +1,121 @@
+"""When each part of a local cluster is ready: asked for over the wire, never guessed from time."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+
+from storm_dagster.model.errors import Conflict, StormDagsterError
+from storm_dagster.model.home_conf import cluster_conf
+
+__all__ = ["code_location_error", "get_json", "leader_url", "listens", "prepare_root", "registered"]
+
+
+def listens(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether somebody accepts connections there."""
+    try:
+        with socket.create_connection((host, port), timeout=1.0):
+            return True
+    except OSError:
+        return False
+
+
+def get_json(url: str, timeout: float = 3.0) -> Any:
+    """The JSON document there, ``None`` when there is none (yet)."""
+    try:
+        answer = httpx.get(url, timeout=timeout, trust_env=False)
+        return answer.json()
+    except (httpx.HTTPError, ValueError):
+        return None
+
+
+def leader_url(urls: Iterable[str]) -> str | None:
+    """Base URL of the nimbus that leads."""
+    for url in urls:
+        document = get_json(f"{url}/healthz")
+        if isinstance(document, dict) and document.get("leader") is True:
+            return url
+    return None
+
+
+def registered(url: str) -> set[str]:
+    """Ids of the supervisors that the nimbus at ``url`` sees."""
+    document = get_json(f"{url}/v1/cluster")
+    rows = document.get("supervisors", []) if isinstance(document, dict) else []
+    return {str(row.get("id")) for row in rows}
+
+
+_LOCATIONS = """
+{ workspaceOrError { __typename
+  ... on Workspace { locationEntries { name loadStatus locationOrLoadError { __typename
+    ... on RepositoryLocation { repositories { name } }
+    ... on PythonError { message } } } }
+  ... on PythonError { message } } }
+"""
+_RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
+
+
+def code_location_error(web_url: str) -> str | None:
+    """Why Dagster does not serve our code location yet; ``None`` when it does.
+
+    A location that failed to load is asked to load again: it may have been asked too early.
+    """
+    try:
+        answer = httpx.post(f"{web_url}/graphql", json={"query": _LOCATIONS}, timeout=10.0, trust_env=False)
+        workspace = answer.json()["data"]["workspaceOrError"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
+        return f"{web_url} does not answer ({type(error).__name__})"
+    for entry in workspace.get("locationEntries", []):
+        if entry["name"] != "storm":
+            continue
+        loaded = entry.get("locationOrLoadError") or {}
+        if loaded.get("__typename") == "RepositoryLocation" and loaded.get("repositories"):
+            return None
+        if loaded.get("__typename") == "PythonError":
+            try:
+                httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, trust_env=False)
+            except httpx.HTTPError:
+                pass
+            return str(loaded.get("message", "the code location failed to load")).strip()[:600]
+        return f"code location storm is {str(entry.get('loadStatus')).lower()}"
+    return "the workspace names no code location storm"
+
+
+def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
+    """Make the cluster's root in ZooKeeper when there is none; returns the cluster id.
+
+    ``known`` is the id that HOME remembers. Raises :class:`Conflict` when ZooKeeper is empty or holds
+    another cluster although HOME remembers one: absence is not an order.
+    """
+    from storm_dagster.zk.session import ZkSession
+    from storm_dagster.zk.storm_cluster_state import StormClusterState, create_cluster_root
+
+    merged = cluster_conf().with_values(conf, "dev")
+    root = merged["storm.zookeeper.root"]
+    session = ZkSession.connect(
+        ",".join(merged["storm.zookeeper.servers"]),
+        root=root,
+        session_timeout_ms=merged["storm.zookeeper.session.timeout"],
+    )
+    try:
+        if known is None:
+            create_cluster_root(session, fresh_id)
+    finally:
+        session.close()
+    try:
+        state = StormClusterState.open(merged.values)
+    except StormDagsterError as error:
+        raise Conflict(
+            f"this HOME remembers cluster {known}, but its ZooKeeper has no such state ({error.message}): restore "
+            "HOME/zookeeper, or remove HOME to start afresh"
+        ) from None
+    try:
+        found = state.cluster_id()
+    finally:
+        state.disconnect()
+    if known is not None and found != known:
+        raise Conflict(f"this HOME remembers cluster {known}, ZooKeeper holds {found}: use another --home")
+    return found
