@@ -68,6 +68,9 @@ class Conflict(StormDagsterError):
     http_status = 409
     exit_code = 3
 
+    path: str | None = None
+    """The node of cluster state that stood in the way, when it was one."""
+
 
 class NotAlive(Conflict):
     """The named topology does not run."""

@@ -19,6 +19,7 @@ __all__ = [
     "MAX_NODE_BYTES",
     "Assignment",
     "AssignmentType",
+    "Blacklist",
     "ComponentTasks",
     "EpochRecord",
     "GrayUpgrade",
@@ -261,6 +262,14 @@ class TokenRecord(Record):
     topology_id: str
     name: str
     epoch: int
+    published: bool = False
+    """Set by the transaction that publishes: a late repetition never brings a killed topology back."""
+
+
+class Blacklist(Record):
+    """Hosts that get no new work; the record stands in ``/blacklist`` itself, which is empty without any."""
+
+    hosts: tuple[str, ...] = ()
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -59,6 +59,11 @@ class ClusterView:
     """Topology id -> view."""
     blacklist: frozenset[str] = frozenset()
     """Hosts."""
+    corrupt: Mapping[str, str] = field(default_factory=dict)
+    """Path of a damaged record -> what is wrong. A topology with one that placement needs is left out of
+    ``topologies``: nothing is decided about it, and its slots are in ``held_slots``."""
+    held_slots: frozenset[tuple[str, int]] = frozenset()
+    """(supervisor id, port) of slots that topologies left out of ``topologies`` are known to use."""
 
     def topology_named(self, name: str) -> TopologyView | None:
         """The topology of that name in whatever status, or ``None``."""
@@ -75,4 +80,6 @@ class ClusterView:
                 continue
             for worker in topology.assignment.workers:
                 used.setdefault(worker.node, set()).add(worker.port)
+        for node, port in self.held_slots:
+            used.setdefault(node, set()).add(port)
         return used

@@ -1,0 +1,1 @@
+"""Cluster state in ZooKeeper. The only package that imports kazoo."""

@@ -1,0 +1,466 @@
+"""The storage layer below everything that Storm keeps in ZooKeeper (seed 000: ``ClusterState``)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
+from kazoo.protocol.states import WatchedEvent, ZnodeStat
+
+from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.model.records import MAX_NODE_BYTES
+from storm_dagster.model.view import Versioned
+from storm_dagster.zk.session import ZkSession
+from storm_dagster.zk.transaction import Transaction, conflict
+
+__all__ = ["CHILDREN_CHANGED", "CREATED", "DATA_CHANGED", "DELETED", "ClusterState", "ZooKeeperClusterState"]
+
+_log = logging.getLogger(__name__)
+
+CREATED = "created"
+DELETED = "deleted"
+DATA_CHANGED = "data-changed"
+CHILDREN_CHANGED = "children-changed"
+
+_EVENTS = {"CREATED": CREATED, "DELETED": DELETED, "CHANGED": DATA_CHANGED, "CHILD": CHILDREN_CHANGED}
+# Races between reading a node and acting on it are run again this often before they are a Conflict.
+_ATTEMPTS = 10
+
+
+@runtime_checkable
+class ClusterState(Protocol):
+    """A tree of small nodes with versions, ephemeral nodes, one-shot watches and transactions.
+
+    Paths start with ``/`` and are below the state's root. ``watch=True`` arms a one-shot watch, whose
+    event goes to every registered callback. Every method raises ``Unavailable`` when the store is out of
+    reach; a write whose answer was lost may have landed.
+    """
+
+    def register(self, callback: Callable[[str, str], None]) -> str:
+        """Call ``callback(type, path)`` for every watch event until :meth:`unregister`; returns its uuid."""
+        ...
+
+    def unregister(self, registration: str) -> None:
+        """Undo :meth:`register`; an unknown uuid is ignored."""
+        ...
+
+    def set_ephemeral_node(self, path: str, data: bytes) -> None:
+        """Make ``path`` an ephemeral node of this session with ``data``; see the implementation."""
+        ...
+
+    def claim_ephemeral_node(self, path: str, data: bytes) -> bool:
+        """Create the ephemeral node if it is absent; whether it belongs to this session afterwards."""
+        ...
+
+    def delete_node(self, path: str) -> None:
+        """Delete the node and everything below it; a missing node is no error."""
+        ...
+
+    def create_node(self, path: str, data: bytes = b"") -> None:
+        """Create a persistent node and its parents; ``Conflict`` when it exists."""
+        ...
+
+    def create_sequential(self, path: str, data: bytes) -> str:
+        """Create a persistent node whose name gets a rising 10-digit suffix; returns its path."""
+        ...
+
+    def set_data(self, path: str, data: bytes, version: int | None = None) -> int:
+        """Write the data; returns the new version. With ``version``, only if the node has that one."""
+        ...
+
+    def get_data(self, path: str, watch: bool = False) -> bytes | None:
+        """The data, ``None`` without the node; a watch on a missing node fires at its creation."""
+        ...
+
+    def get_data_with_version(self, path: str, watch: bool = False) -> tuple[bytes, Versioned] | None:
+        """The data and its version, ``None`` without the node."""
+        ...
+
+    def get_version(self, path: str, watch: bool = False) -> int | None:
+        """The data version, ``None`` without the node."""
+        ...
+
+    def get_children(self, path: str, watch: bool = False) -> list[str]:
+        """Names of the children, sorted; ``Conflict`` without the node."""
+        ...
+
+    def find_children(self, path: str, watch: bool = False) -> list[str] | None:
+        """Names of the children, sorted, ``None`` without the node (a watch then fires at its creation)."""
+        ...
+
+    def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
+        """:meth:`get_data_with_version` of many nodes, without waiting for one after the other."""
+        ...
+
+    def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
+        """:meth:`find_children` of many nodes, without waiting for one after the other."""
+        ...
+
+    def mkdirs(self, path: str) -> None:
+        """Create the node and its parents below the root where they are missing."""
+        ...
+
+    def exists(self, path: str, watch: bool = False) -> bool:
+        """Whether the node exists."""
+        ...
+
+    def owned(self, path: str) -> bool:
+        """Whether the node is an ephemeral node of this session."""
+        ...
+
+    def sync_path(self, path: str) -> None:
+        """Make the reads that follow see every write that was acknowledged before, by whomever."""
+        ...
+
+    def delete_node_blobstore(self, parent: str, host_port: str) -> None:
+        """Delete the children of ``parent`` that are ``<host_port>-<sequence>``; no parent is no error."""
+        ...
+
+    def transaction(self) -> Transaction:
+        """A new, empty transaction."""
+        ...
+
+    def add_listener(self, wake: Callable[[str], None]) -> None:
+        """Call ``wake`` with CONNECTED, SUSPENDED or LOST on each change; it must not block."""
+        ...
+
+    def remove_listener(self, wake: Callable[[str], None]) -> None:
+        """Undo :meth:`add_listener`."""
+        ...
+
+    def close(self) -> None:
+        """Deliver no more events, and end the session; its ephemeral nodes vanish."""
+        ...
+
+
+def parent_of(path: str) -> str:
+    """The path of the parent node; ``/`` for a first-level node."""
+    return path.rstrip("/").rpartition("/")[0] or "/"
+
+
+def _versioned(stat: ZnodeStat) -> Versioned:
+    return Versioned(stat.version, stat.mzxid)
+
+
+def _check_size(path: str, data: bytes) -> None:
+    if len(data) > MAX_NODE_BYTES:
+        raise InvalidRequest(
+            f"{path} would take {len(data)} bytes, a ZooKeeper node may hold {MAX_NODE_BYTES}: write less"
+        )
+
+
+class ZooKeeperClusterState(ClusterState):
+    """:class:`ClusterState` on a :class:`ZkSession`."""
+
+    def __init__(self, session: ZkSession) -> None:
+        self.session = session
+        self._active = True
+        self._lock = threading.Lock()
+        self._callbacks: dict[str, Callable[[str, str], None]] = {}
+        # One bound method for all watches: kazoo keeps watchers in a set, so each event comes once.
+        self._watcher = self._on_event
+
+    # -- events -----------------------------------------------------------------------------------------
+
+    def register(self, callback: Callable[[str, str], None]) -> str:
+        registration = str(uuid.uuid4())
+        with self._lock:
+            self._callbacks[registration] = callback
+        return registration
+
+    def unregister(self, registration: str) -> None:
+        with self._lock:
+            self._callbacks.pop(registration, None)
+
+    def _on_event(self, event: WatchedEvent) -> None:
+        # A lost connection takes all watches with it and says so with an event of no type; whoever relies
+        # on watches hears of that through add_listener.
+        kind = _EVENTS.get(event.type)
+        if kind is None or not self._active:
+            return
+        path = self.session.strip(event.path)
+        if not self.session.connected:
+            _log.warning("event %s of %s came while ZooKeeper is disconnected (%s)", kind, path, event.state)
+        with self._lock:
+            callbacks = list(self._callbacks.values())
+        for callback in callbacks:
+            # A failing callback is never called again for the same event, and stops no other (hazard K2).
+            try:
+                callback(kind, path)
+            except Exception:
+                _log.exception("a callback failed at the event %s of %s", kind, path)
+
+    def add_listener(self, wake: Callable[[str], None]) -> None:
+        self.session.add_listener(wake)
+
+    def remove_listener(self, wake: Callable[[str], None]) -> None:
+        self.session.remove_listener(wake)
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def _watch(self, watch: bool) -> Callable[[WatchedEvent], None] | None:
+        return self._watcher if watch else None
+
+    def _stat(self, path: str, watch: bool = False) -> ZnodeStat | None:
+        full, watcher = self.session.full(path), self._watch(watch)
+        return self.session.call(
+            lambda c: c.exists_async(full, watch=watcher), f"a read of {path}", read=True
+        )
+
+    def get_data(self, path: str, watch: bool = False) -> bytes | None:
+        found = self.get_data_with_version(path, watch)
+        return None if found is None else found[0]
+
+    def get_data_with_version(self, path: str, watch: bool = False) -> tuple[bytes, Versioned] | None:
+        return self.get_many([path], watch)[0]
+
+    def get_version(self, path: str, watch: bool = False) -> int | None:
+        stat = self._stat(path, watch)
+        return None if stat is None else stat.version
+
+    def exists(self, path: str, watch: bool = False) -> bool:
+        return self._stat(path, watch) is not None
+
+    def owned(self, path: str) -> bool:
+        mine = self.session.session_id
+        stat = self._stat(path)
+        return stat is not None and mine != 0 and stat.ephemeralOwner == mine
+
+    def get_children(self, path: str, watch: bool = False) -> list[str]:
+        found = self.find_children_many([path])[0] if not watch else self._children_watched(path)
+        if found is None:
+            raise conflict(f"{path} does not exist: create it first", path)
+        return found
+
+    def _children_watched(self, path: str) -> list[str] | None:
+        full = self.session.full(path)
+        try:
+            names = self.session.call(
+                lambda c: c.get_children_async(full, watch=self._watcher), f"a read of {path}", read=True
+            )
+        except NoNodeError:
+            return None
+        return sorted(names)
+
+    def find_children(self, path: str, watch: bool = False) -> list[str] | None:
+        return self.find_children_many([path], watch)[0]
+
+    def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
+        watcher = self._watch(watch)
+
+        def begin(full: str) -> Callable[[Any], Any]:
+            return lambda client: client.get_async(full, watch=watcher)
+
+        return [
+            None if answer is None else (answer[0], _versioned(answer[1]))
+            for answer in self._read_many(many, begin, watch)
+        ]
+
+    def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
+        watcher = self._watch(watch)
+
+        def begin(full: str) -> Callable[[Any], Any]:
+            return lambda client: client.get_children_async(full, watch=watcher)
+
+        return [None if answer is None else sorted(answer) for answer in self._read_many(many, begin, watch)]
+
+    def _read_many(
+        self, many: Sequence[str], begin: Callable[[str], Callable[[Any], Any]], watch: bool
+    ) -> list[Any]:
+        """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch."""
+        fulls = [self.session.full(path) for path in many]
+        answers: list[Any] = [None] * len(fulls)
+        wanted = list(range(len(fulls)))
+        for _ in range(_ATTEMPTS):
+            what = f"a read of {many[wanted[0]]}" if wanted else "a read"
+            for index, answer in zip(
+                wanted, self.session.pipeline([begin(fulls[i]) for i in wanted], what), strict=True
+            ):
+                if isinstance(answer, NoNodeError):
+                    answers[index] = None
+                elif isinstance(answer, Exception):
+                    raise answer
+                else:
+                    answers[index] = answer
+            missing = [index for index in wanted if answers[index] is None]
+            if not watch or not missing:
+                return answers
+            stats = self.session.pipeline([self._exists_watched(fulls[i]) for i in missing], what)
+            for stat in stats:
+                if isinstance(stat, Exception):
+                    raise stat
+            # A node that came into being between the two reads is read again.
+            wanted = [index for index, stat in zip(missing, stats, strict=True) if stat is not None]
+            if not wanted:
+                return answers
+        raise conflict(f"{many[wanted[0]]} appears and vanishes all the time: read again", many[wanted[0]])
+
+    def _exists_watched(self, full: str) -> Callable[[Any], Any]:
+        return lambda client: client.exists_async(full, watch=self._watcher)
+
+    def sync_path(self, path: str) -> None:
+        full = self.session.full(path)
+        self.session.call(lambda client: client.sync_async(full), f"a sync of {path}", read=True)
+
+    # -- writing ----------------------------------------------------------------------------------------
+
+    def mkdirs(self, path: str) -> None:
+        """Create the node and its parents where they are missing; racing creators do not disturb.
+
+        The root itself is never created here: state that vanished as a whole must not come back as an
+        empty tree. ``Unavailable`` when the root is absent.
+        """
+        parts = [part for part in path.split("/") if part]
+        if not parts or self.exists(path):
+            return
+        for depth in range(1, len(parts) + 1):
+            node = "/" + "/".join(parts[:depth])
+            try:
+                self._create(node, b"")
+            except NodeExistsError:
+                continue
+            except NoNodeError:
+                if depth == 1:
+                    raise self._no_root() from None
+                raise conflict(f"{parent_of(node)} was deleted meanwhile: try again", node) from None
+
+    def _no_root(self) -> Unavailable:
+        return Unavailable(
+            f"the cluster root {self.session.root or '/'} does not exist in ZooKeeper at {self.session.hosts}: "
+            "nothing was created; check storm.zookeeper.root and .servers, "
+            "or create the root with storm-dagster nimbus on an empty store, or dev"
+        )
+
+    def _create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
+        full = self.session.full(path)
+        made = self.session.call(
+            lambda client: client.create_async(full, data, ephemeral=ephemeral, sequence=sequence),
+            f"the creation of {path}",
+        )
+        return self.session.strip(made)
+
+    def _create_with_parents(self, path: str, data: bytes, **how: bool) -> str:
+        for _ in range(_ATTEMPTS):
+            try:
+                return self._create(path, data, **how)
+            except NoNodeError:
+                self.mkdirs(parent_of(path))
+        raise conflict(f"the parent of {path} is deleted again and again: try again", path)
+
+    def create_node(self, path: str, data: bytes = b"") -> None:
+        _check_size(path, data)
+        try:
+            self._create_with_parents(path, data)
+        except NodeExistsError:
+            raise conflict(f"{path} exists already: read again", path) from None
+
+    def create_sequential(self, path: str, data: bytes) -> str:
+        """Create ``path`` + 10 digits; not for what must be unique: a lost answer may leave a node (K4)."""
+        _check_size(path, data)
+        return self._create_with_parents(path, data, sequence=True)
+
+    def set_data(self, path: str, data: bytes, version: int | None = None) -> int:
+        """Write the data; returns the new version.
+
+        Without ``version`` a missing node is created with its parents, and whatever stands there is
+        replaced. With it (0 included), ``Conflict`` unless the node exists and has that version.
+        """
+        _check_size(path, data)
+        full = self.session.full(path)
+        expected = -1 if version is None else version
+        for _ in range(_ATTEMPTS):
+            try:
+                stat = self.session.call(
+                    lambda client: client.set_async(full, data, version=expected), f"a write of {path}"
+                )
+                return stat.version
+            except BadVersionError:
+                raise conflict(
+                    f"{path} was changed meanwhile (version {version} was expected): read again", path
+                ) from None
+            except NoNodeError:
+                if version is not None:
+                    raise conflict(f"{path} does not exist any more: read again", path) from None
+            try:
+                self._create_with_parents(path, data)
+                return 0
+            except NodeExistsError:
+                continue
+        raise conflict(f"{path} appears and vanishes all the time: try again", path)
+
+    def set_ephemeral_node(self, path: str, data: bytes) -> None:
+        """Make ``path`` an ephemeral node of this session that holds ``data``.
+
+        An existing node is only written to when this very session owns it. One that an older session of
+        the same process (or anybody else) owns is replaced in one transaction: writing to it would
+        succeed, and the node would vanish with its owner. ``Conflict`` when the race for it is lost again
+        and again, or when it has children.
+        """
+        _check_size(path, data)
+        for _ in range(_ATTEMPTS):
+            mine = self.session.session_id
+            stat = self._stat(path)
+            try:
+                if stat is None:
+                    self._create_with_parents(path, data, ephemeral=True)
+                elif mine and stat.ephemeralOwner == mine:
+                    self.set_data(path, data, stat.version)
+                else:
+                    self.transaction().delete(path, stat.version).create(path, data, ephemeral=True).commit()
+                return
+            except (NodeExistsError, Conflict):
+                continue
+        raise conflict(f"{path} cannot be made an ephemeral node: it has children, or others write it", path)
+
+    def claim_ephemeral_node(self, path: str, data: bytes) -> bool:
+        _check_size(path, data)
+        for _ in range(_ATTEMPTS):
+            mine = self.session.session_id
+            try:
+                self._create_with_parents(path, data, ephemeral=True)
+                return True
+            except NodeExistsError:
+                stat = self._stat(path)
+                if stat is not None:
+                    return mine != 0 and stat.ephemeralOwner == mine
+        return False
+
+    def delete_node(self, path: str) -> None:
+        if path.strip("/") == "":
+            raise InvalidRequest("the root of the cluster state is never deleted: name a node below it")
+        for _ in range(_ATTEMPTS):
+            if self._delete(path):
+                return
+        raise conflict(f"{path} gets new children while it is deleted: try again", path)
+
+    def _delete(self, path: str) -> bool:
+        """Whether the node is gone; ``False`` when it has children after theirs were deleted."""
+        full = self.session.full(path)
+        try:
+            self.session.call(lambda client: client.delete_async(full), f"the deletion of {path}")
+        except NoNodeError:
+            return True
+        except NotEmptyError:
+            for name in self.find_children(path) or ():
+                self.delete_node(f"{path}/{name}")
+            return False
+        return True
+
+    def delete_node_blobstore(self, parent: str, host_port: str) -> None:
+        for name in self.find_children(parent) or ():
+            # The sequence number follows the last dash; host names may hold dashes too.
+            if name.rpartition("-")[0] == host_port:
+                self.delete_node(f"{parent}/{name}")
+
+    def transaction(self) -> Transaction:
+        return Transaction(self.session)
+
+    def close(self) -> None:
+        self._active = False
+        with self._lock:
+            self._callbacks.clear()
+        self.session.close()

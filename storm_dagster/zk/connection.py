@@ -1,0 +1,121 @@
+"""Where kazoo's connection is extended: lease arithmetic, the negotiated timeout, short connects.
+
+kazoo tells neither the session timeout that the server granted nor when an answered request had been
+sent. Both are needed to know until when a session certainly lives (design 4, "One owner per task"), and
+both pass through these few methods. Nothing else in the package touches kazoo's private parts.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.handlers.threading import SequentialThreadingHandler
+from kazoo.protocol.connection import AUTH_XID, PING_XID, ConnectionHandler
+from kazoo.protocol.serialization import Connect
+from kazoo.retry import KazooRetry
+
+__all__ = ["CONNECT_SECONDS", "Lease", "boot_clock", "make_client"]
+
+CONNECT_SECONDS = 1.0
+"""Longest wait for the TCP connection to one server before the next one is tried."""
+
+_SESSION_GONE = {-112, -118}  # SessionExpired, SessionMoved: answers that prove no lease
+
+
+def boot_clock() -> float:
+    """Seconds since boot, suspended time included: a paused or sleeping machine cannot stretch a lease."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True)
+class Lease:
+    """What the newest answer proves about the session. Replaced as a whole, so reading it needs no lock."""
+
+    session_id: int = 0
+    """0 without a session."""
+    answered_boot: float = 0.0
+    """Boot clock at which the newest answered request had been sent; 0.0 without a session."""
+    negotiated_ms: int = 0
+    """Session timeout that the server granted."""
+
+
+class _Handler(SequentialThreadingHandler):
+    def create_connection(self, *args: Any, **kwargs: Any) -> Any:
+        # kazoo would wait a whole session timeout for each host that swallows packets.
+        kwargs["timeout"] = min(kwargs.get("timeout") or CONNECT_SECONDS, CONNECT_SECONDS)
+        return super().create_connection(*args, **kwargs)
+
+
+class LeaseConnection(ConnectionHandler):
+    """kazoo's connection, remembering when each request went out and which were answered."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.lease = Lease()
+        self._sent_boot: dict[int, float] = {}
+        self._ping_sent_boot = 0.0
+
+    def forget_lease(self) -> None:
+        """The session is over: nothing is held any more."""
+        self.lease = Lease()
+
+    def _answered(self, sent_boot: float) -> None:
+        old = self.lease
+        if old.session_id and sent_boot > old.answered_boot:
+            self.lease = Lease(old.session_id, sent_boot, old.negotiated_ms)
+
+    def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        sent = boot_clock()
+        result: Any = super()._invoke(timeout, request, xid)
+        if isinstance(request, Connect):
+            answer = result[0]
+            self._sent_boot.clear()
+            self._ping_sent_boot = 0.0
+            if answer.time_out > 0:
+                self.lease = Lease(answer.session_id, sent, answer.time_out)
+        return result
+
+    def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
+        # Taken before the bytes leave: a lease may end too early, never too late.
+        if xid == PING_XID:
+            self._ping_sent_boot = boot_clock()
+        elif xid and xid != AUTH_XID:
+            self._sent_boot[xid] = boot_clock()
+        super()._submit(request, timeout, xid)
+
+    def _read_header(self, timeout: float) -> Any:
+        header, buffer, offset = super()._read_header(timeout)
+        if header.xid == PING_XID:
+            self._answered(self._ping_sent_boot)
+        else:
+            sent = self._sent_boot.pop(header.xid, None)
+            if sent is not None and header.err not in _SESSION_GONE:
+                self._answered(sent)
+        return header, buffer, offset
+
+
+def make_client(
+    hosts: str, session_timeout_ms: int, client_id: tuple[int, bytes] | None = None
+) -> tuple[KazooClient, LeaseConnection]:
+    """A kazoo client that is not started yet, and its connection.
+
+    It goes on reconnecting in the background at most a second apart for as long as it is open; requests
+    never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`.
+    """
+    retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.4, max_delay=1.0)
+    client = KazooClient(
+        hosts=hosts,
+        timeout=session_timeout_ms / 1000.0,
+        client_id=client_id,
+        handler=_Handler(),
+        connection_retry=retry,
+        randomize_hosts=True,
+    )
+    retry = retry.copy()
+    retry.interrupt = client._stopped.is_set
+    connection = LeaseConnection(client, retry, logger=client.logger)
+    client._connection = connection
+    return client, connection

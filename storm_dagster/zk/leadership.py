@@ -1,0 +1,176 @@
+"""Leadership as an epoch: taken in one transaction, given up at the first doubt (design 4, hazard K1).
+
+The leader holds the ephemeral ``/nimbus_master``; taking it also rewrites ``/epoch``, whose data version
+is the epoch. Every write of a leader checks that version, so a deposed one is ``Fenced`` whatever it
+believes. kazoo's Lock and Election are not used: they keep saying "acquired" after the session is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, Corrupt
+from storm_dagster.model.records import EpochRecord, encode_record
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_dagster.zk.watches import Wake
+
+__all__ = ["LeadershipSession"]
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 5
+
+
+class LeadershipSession:
+    """The part of one nimbus in leadership, in the session of its cluster state.
+
+    All methods may be called from any thread. :meth:`is_leader` asks nobody and turns false at the very
+    moment at which the connection is suspended; :meth:`try_lead` (which the loop calls anyway) tells
+    whether leadership survived.
+    """
+
+    def __init__(self, cluster: StormClusterState) -> None:
+        self._cluster = cluster
+        self._state = cluster.state
+        self._lock = threading.Lock()
+        self._epoch: int | None = None
+        # Rises with every interruption: an answer that was asked for before one proves nothing after it.
+        self._interruptions = 0
+        self._state.add_listener(self._on_connection)
+
+    def _on_connection(self, connection: str) -> None:
+        # Without the lock: nothing may delay this, and both are plain stores.
+        if connection != "CONNECTED":
+            self._interruptions += 1
+            if self._epoch is not None:
+                _log.warning("the connection is %s: epoch %d is not acted for", connection, self._epoch)
+            self._epoch = None
+
+    def is_leader(self, epoch: int | None = None) -> bool:
+        """Whether this nimbus leads now (in ``epoch``, when given), as far as it can know without asking."""
+        mine = self._epoch
+        return mine is not None and (epoch is None or mine == epoch) and self._cluster.session.connected
+
+    @property
+    def held_epoch(self) -> int | None:
+        """The epoch that this nimbus leads in; ``None`` while it does not lead, or cannot know."""
+        return self._epoch if self.is_leader() else None
+
+    def try_lead(self, leader: str, http: str, wake: Wake | None = None) -> int | None:
+        """The epoch, when this nimbus leads after the call; ``None`` when another does.
+
+        ``leader`` is the ``host:port`` of its Thrift service, ``http`` the base URL of its HTTP service.
+        Calling it while leading asks ZooKeeper and confirms; after an interruption that the session
+        survived it finds the same epoch again. ``wake`` is called at the next change of the leader.
+        Raises ``Unavailable`` when ZooKeeper is out of reach: the outcome shows at the next call.
+        """
+        with self._lock:
+            for _ in range(_ATTEMPTS):
+                before = self._interruptions
+                epoch = self._held(wake)
+                if epoch is None and not self._vacant():
+                    self._epoch = None
+                    return None
+                if epoch is None:
+                    epoch = self._take(leader, http)
+                if epoch is None:
+                    continue
+                self._epoch = epoch
+                if before == self._interruptions:
+                    return epoch
+                self._epoch = None
+            return None
+
+    def _held(self, wake: Wake | None) -> int | None:
+        """The epoch that goes with a ``/nimbus_master`` of this session."""
+        path = paths.NIMBUS_MASTER
+        if wake is not None:
+            self._cluster.watches.add_wake(path, wake)
+        if not self._state.exists(path, watch=wake is not None) or not self._state.owned(path):
+            return None
+        # Only who creates /nimbus_master raises /epoch, so that while the node is ours the epoch is too.
+        found = self._cluster.epoch()
+        return found[0] if found is not None and self._state.owned(path) else None
+
+    def _vacant(self) -> bool:
+        return not self._state.exists(paths.NIMBUS_MASTER)
+
+    def _take(self, leader: str, http: str) -> int | None:
+        version = self._state.get_version(paths.EPOCH)
+        if version is None:
+            self._cluster.check_cluster_id()
+            self._state.mkdirs(paths.EPOCH)
+            return None
+        record = encode_record(EpochRecord(leader=leader, http=http))
+        transaction = self._state.transaction().set(paths.EPOCH, record, version)
+        transaction.create(paths.NIMBUS_MASTER, leader.encode(), ephemeral=True)
+        try:
+            epoch = transaction.commit()[0]
+        except Conflict:
+            return None
+        assert isinstance(epoch, int)
+        _log.info("%s leads in epoch %d", leader, epoch)
+        return epoch
+
+    def resign(self) -> None:
+        """Give leadership up now; no error when it is not held. Its epoch can then not be used any more
+        once another takes over, and :meth:`is_leader` is false at once.
+        """
+        with self._lock:
+            self._epoch = None
+            version = self._state.get_version(paths.NIMBUS_MASTER)
+            if version is not None and self._state.owned(paths.NIMBUS_MASTER):
+                try:
+                    self._state.transaction().delete(paths.NIMBUS_MASTER, version).commit()
+                except Conflict:
+                    _log.info("leadership was gone already")
+
+    def current(self, wake: Wake | None = None) -> str | None:
+        """Thrift address of the leader; ``None`` at the moment. ``wake`` is called when that changes."""
+        if wake is not None:
+            self._cluster.watches.add_wake(paths.NIMBUS_MASTER, wake)
+        raw = self._state.get_data(paths.NIMBUS_MASTER, wake is not None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    # -- followers --------------------------------------------------------------------------------------
+
+    def register_follower(self, address: str, uptime_secs: int, detail: Mapping[str, Any]) -> None:
+        """Write the ephemeral ``/nimbus_slave/<address>`` (uptime as text) and its detail (a JSON map)."""
+        self._state.set_ephemeral_node(f"{paths.NIMBUS_SLAVE}/{address}", str(uptime_secs).encode())
+        self._state.set_ephemeral_node(
+            f"{paths.NIMBUS_SLAVE_DETAIL}/{address}", json.dumps(dict(detail), sort_keys=True).encode()
+        )
+
+    def unregister_follower(self, address: str) -> None:
+        """Remove both nodes of a nimbus, as it does when it becomes the leader."""
+        for folder in (paths.NIMBUS_SLAVE, paths.NIMBUS_SLAVE_DETAIL):
+            self._state.delete_node(f"{folder}/{address}")
+
+    def followers(self, wake: Wake | None = None) -> dict[str, dict[str, Any]]:
+        """Address -> detail of every registered nimbus. ``wake`` is called when one comes or goes."""
+        folder = paths.NIMBUS_SLAVE_DETAIL
+        if wake is not None:
+            self._cluster.watches.add_wake(folder, wake)
+        addresses = self._state.find_children(folder, wake is not None) or []
+        details: dict[str, dict[str, Any]] = {}
+        found = self._state.get_many([f"{folder}/{address}" for address in addresses])
+        for address, node in zip(addresses, found, strict=True):
+            if node is None:
+                continue
+            try:
+                detail = json.loads(node[0])
+            except (ValueError, RecursionError):
+                detail = None
+            if not isinstance(detail, dict):
+                raise Corrupt(f"{folder}/{address} holds no JSON map: restart that nimbus, which rewrites it")
+            details[address] = detail
+        return details
+
+    def close(self) -> None:
+        """Stop listening to the connection; leadership ends with the session, or by :meth:`resign`."""
+        self._state.remove_listener(self._on_connection)
+        self._epoch = None

@@ -1,0 +1,98 @@
+"""Creating the cluster's root, and refusing one that is absent or another cluster's.
+
+Absence is not an order (design 4): a root that is missing, or that has no cluster id, means a wrong path,
+a wrong ensemble or wiped state, and never that there is nothing to run. Only who was told to creates it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kazoo.exceptions import NodeExistsError
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.session import ZkSession
+
+__all__ = ["check_cluster_id", "create_cluster_root", "create_root_node", "find_cluster_id"]
+
+_CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
+
+
+def create_root_node(session: ZkSession) -> None:
+    """Create the bare root path of the session where it is missing, and nothing in it."""
+    parts = [part for part in session.root.split("/") if part]
+    for depth in range(1, len(parts) + 1):
+        node = "/" + "/".join(parts[:depth])
+        try:
+            session.call(lambda client, node=node: client.create_async(node, b""), f"the creation of {node}")
+        except NodeExistsError:
+            continue
+
+
+def find_cluster_id(session: ZkSession) -> str | None:
+    """The cluster id below the session's root; ``None`` without the root or without an id in it."""
+    raw = ZooKeeperClusterState(session).get_data(paths.CLUSTER_ID)
+    if raw is None:
+        return None
+    found = raw.decode("utf-8", "replace")
+    if not _CLUSTER_ID.fullmatch(found):
+        raise Corrupt(
+            f"{session.full(paths.CLUSTER_ID)} holds no cluster id ({found!r:.80}): "
+            "it was damaged or written by something else; look at the node before removing it"
+        )
+    return found
+
+
+def check_cluster_id(session: ZkSession, expected: str | None = None) -> str:
+    """The cluster id of the session's root, which must be ``expected`` when that is given.
+
+    Raises ``Unavailable`` when the root is absent or has no id, ``Conflict`` when the id is another one.
+    Nothing is created or changed.
+    """
+    found = find_cluster_id(session)
+    where = f"{session.root or '/'} in ZooKeeper at {session.hosts}"
+    if found is None:
+        raise Unavailable(
+            f"{where} holds no cluster: nothing was created or removed; check storm.zookeeper.root and "
+            ".servers, or restore ZooKeeper's state, or create a cluster with dev, zookeeper or a new nimbus"
+        )
+    if expected is not None and found != expected:
+        raise Conflict(
+            f"{where} belongs to cluster {found}, this process to {expected}: nothing was changed; "
+            "check storm.zookeeper.root and .servers, or give this process an empty local state"
+        )
+    return found
+
+
+def create_cluster_root(session: ZkSession, cluster_id: str) -> None:
+    """Create the root, its first-level nodes and ``/cluster_id``; creating the same cluster again is no error.
+
+    The first-level nodes and the id are made in one transaction, so that a root either has an id and all
+    of them, or is not a cluster yet. Raises ``Conflict`` when the root belongs to another cluster.
+    """
+    if not _CLUSTER_ID.fullmatch(cluster_id):
+        raise InvalidRequest(
+            f"cluster id {cluster_id!r:.80} may hold 1 to 100 letters, digits and any of ._-: choose another"
+        )
+    state = ZooKeeperClusterState(session)
+    create_root_node(session)
+    for _ in range(10):
+        if find_cluster_id(session) is not None:
+            check_cluster_id(session, cluster_id)
+            # An older version of the layout may lack some.
+            for path in paths.FIRST_LEVEL:
+                state.mkdirs(path)
+            return
+        transaction = state.transaction()
+        for path in paths.FIRST_LEVEL:
+            if not state.exists(path):
+                transaction.create(path)
+        transaction.create(paths.CLUSTER_ID, cluster_id.encode())
+        try:
+            transaction.commit()
+        except Conflict:
+            continue
+        return
+    raise Conflict(f"others create the root {session.root or '/'} at the same time: try again")

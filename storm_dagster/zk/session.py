@@ -1,0 +1,384 @@
+"""One ZooKeeper session: connecting, asking with a deadline, knowing how long it certainly lives, closing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    SessionExpiredError,
+    SessionMovedError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.protocol.states import Callback
+
+from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.zk.connection import Lease, LeaseConnection, boot_clock, make_client
+
+__all__ = ["LEASE_MARGIN_SECS", "ZkSession"]
+
+_log = logging.getLogger(__name__)
+
+LEASE_MARGIN_SECS = 0.5
+"""How much earlier than the server a client holds its own session to be over (design 4)."""
+
+_LOST = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError, SessionMovedError)
+# What a request may be answered with; the modules of this package deal with these.
+_ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
+# kazoo wakes its thread with one byte in a socket pair for each request; a few hundred unread ones block
+# the caller, so that long pipelines go out in slices.
+_PIPELINE = 128
+
+
+def normalize_root(root: str) -> str:
+    """``/a/b`` form of a root path, ``""`` for ``/``; ``InvalidRequest`` when it is not absolute."""
+    if not root.startswith("/"):
+        raise InvalidRequest(f"storm.zookeeper.root {root!r} must start with '/'")
+    parts = [part for part in root.split("/") if part]
+    if any(part in (".", "..") for part in parts):
+        raise InvalidRequest(f"storm.zookeeper.root {root!r} may not hold '.' or '..'")
+    return "".join("/" + part for part in parts)
+
+
+class ZkSession:
+    """A session with a ZooKeeper ensemble, below one root path.
+
+    Made by :meth:`connect` in the process that uses it; every use in a forked child raises
+    ``InvalidRequest``. All methods may be called from any thread. Requests are refused with
+    ``Unavailable`` while the connection is down instead of being queued, and every wait has a deadline;
+    only the reconnection itself goes on in the background until :meth:`close`.
+    """
+
+    def __init__(
+        self,
+        client: KazooClient,
+        connection: LeaseConnection,
+        *,
+        hosts: str,
+        root: str,
+        session_timeout_ms: int,
+        retry_times: int,
+        retry_interval_ms: int,
+    ) -> None:
+        self.hosts = hosts
+        self.root = normalize_root(root)
+        self._client = client
+        self._connection = connection
+        self._session_timeout_ms = session_timeout_ms
+        self._retries = max(0, retry_times)
+        self._interval = max(1, retry_interval_ms) / 1000.0
+        self._pid = os.getpid()
+        self._up = threading.Event()
+        self._closed = False
+        self._closing = threading.Lock()
+        self._listeners: list[Callable[[str], None]] = []
+        client.add_listener(self._on_state)
+
+    @staticmethod
+    def connect(
+        hosts: str,
+        *,
+        root: str,
+        session_timeout_ms: int,
+        connection_timeout_ms: int = 15000,
+        retry_times: int = 5,
+        retry_interval_ms: int = 100,
+        client_id: tuple[int, bytes] | None = None,
+    ) -> ZkSession:
+        """A connected session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
+
+        Nothing is created. ``client_id`` continues an existing session. Reads are tried again
+        ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection
+        in each request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``.
+        """
+        if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
+            raise InvalidRequest(f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'")
+        normalize_root(root)
+        client, connection = make_client(hosts, session_timeout_ms, client_id)
+        session = ZkSession(
+            client,
+            connection,
+            hosts=hosts,
+            root=root,
+            session_timeout_ms=session_timeout_ms,
+            retry_times=retry_times,
+            retry_interval_ms=retry_interval_ms,
+        )
+        client.start_async()
+        if not session._up.wait(connection_timeout_ms / 1000.0):
+            session.close()
+            raise Unavailable(
+                f"ZooKeeper at {hosts} does not answer within {connection_timeout_ms} ms: "
+                "start it (storm-dagster zookeeper, or dev), or correct storm.zookeeper.servers and .port"
+            )
+        return session
+
+    # -- state ------------------------------------------------------------------------------------------
+
+    @property
+    def connected(self) -> bool:
+        """Whether the connection stands at this moment."""
+        return not self._closed and self._client.connected
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
+
+    @property
+    def session_id(self) -> int:
+        """Id of the session as ``ephemeralOwner`` shows it; kept while suspended, 0 once it is lost."""
+        return self._connection.lease.session_id
+
+    @property
+    def client_id(self) -> tuple[int, bytes] | None:
+        """(session id, password) while connected; what another client needs to continue the session."""
+        number, password = self._client.client_id or (None, b"")
+        return None if number is None else (number, password)
+
+    @property
+    def negotiated_timeout_ms(self) -> int:
+        """Session timeout that the server granted; 0 without a session."""
+        return self._connection.lease.negotiated_ms
+
+    @property
+    def last_answer_boot(self) -> float:
+        """Boot clock at which the newest answered request (pings included) was sent; 0.0 without a session."""
+        return self._connection.lease.answered_boot
+
+    def lease(self) -> Lease:
+        """Session id, newest answer and timeout, read at one moment."""
+        return self._connection.lease
+
+    def lease_end(self, session_id: int | None = None) -> float:
+        """Boot clock until which the session certainly lives: 0.0 when it is over.
+
+        With ``session_id``, the answer concerns that session, and is 0.0 once another took its place: what
+        an owner of ephemeral nodes must ask with the id that it wrote them under.
+        """
+        lease = self._connection.lease
+        if not lease.session_id or (session_id is not None and lease.session_id != session_id):
+            return 0.0
+        return lease.answered_boot + lease.negotiated_ms / 1000.0 - LEASE_MARGIN_SECS
+
+    def lease_valid(self, session_id: int | None = None) -> bool:
+        """Whether the boot clock has not reached :meth:`lease_end`."""
+        return boot_clock() < self.lease_end(session_id)
+
+    def add_listener(self, wake: Callable[[str], None]) -> None:
+        """Call ``wake`` with ``"CONNECTED"``, ``"SUSPENDED"`` or ``"LOST"`` on each change, in order.
+
+        It runs in the connection's thread: it may set flags and events, and must neither block nor use
+        the session.
+        """
+        self._listeners.append(wake)
+
+    def remove_listener(self, wake: Callable[[str], None]) -> None:
+        """Undo :meth:`add_listener`; an unknown listener is ignored."""
+        if wake in self._listeners:
+            self._listeners.remove(wake)
+
+    def _on_state(self, state: str) -> None:
+        if state == "CONNECTED":
+            self._up.set()
+        else:
+            self._up.clear()
+            if state == "LOST":
+                self._connection.forget_lease()
+        if not self._closed or state == "LOST":
+            _log.log(
+                logging.INFO if state == "CONNECTED" or self._closed else logging.WARNING,
+                "ZooKeeper connection to %s is %s",
+                self.hosts,
+                state,
+            )
+        for wake in list(self._listeners):
+            try:
+                wake(state)
+            except Exception:
+                _log.exception("a listener of the ZooKeeper connection failed at %s", state)
+
+    def dispatch(self, call: Callable[[], None]) -> None:
+        """Run ``call`` in the thread that watch callbacks run in, after those that are waiting there."""
+        self._client.handler.dispatch_callback(Callback("watch", call, ()))
+
+    # -- asking -----------------------------------------------------------------------------------------
+
+    def full(self, path: str) -> str:
+        """The path that the server knows: ``path`` below the root, double slashes removed."""
+        if not path.startswith("/"):
+            raise InvalidRequest(f"path {path!r} must start with '/'")
+        parts = [part for part in path.split("/") if part]
+        if "." in parts or ".." in parts or "\0" in path:
+            raise InvalidRequest(f"path {path!r} may hold neither '.' nor '..' nor NUL")
+        below = "".join("/" + part for part in parts)
+        return (self.root + below) or "/"
+
+    def strip(self, full_path: str) -> str:
+        """The inverse of :meth:`full`."""
+        return full_path[len(self.root) :] or "/"
+
+    def _guard(self) -> None:
+        if os.getpid() != self._pid:
+            raise InvalidRequest(
+                f"a ZooKeeper session of process {self._pid} was used in process {os.getpid()}, "
+                "which was forked from it: open a session there"
+            )
+        if self._closed:
+            raise Unavailable("the ZooKeeper session is closed: open a new one")
+
+    def _await_connected(self) -> None:
+        if not self._up.is_set() and not self._up.wait(max(1, self._retries) * self._interval):
+            self._guard()
+            raise Unavailable(
+                f"the connection to ZooKeeper at {self.hosts} is down: it is being restored, try again"
+            )
+
+    def _translated(self, error: BaseException, what: str) -> StormDagsterError | None:
+        if isinstance(error, _LOST):
+            return Unavailable(
+                f"the connection to ZooKeeper at {self.hosts} was lost during {what}, whose outcome is "
+                f"unknown ({type(error).__name__}): read again"
+            )
+        if isinstance(error, KazooTimeoutError):
+            return Unavailable(f"ZooKeeper at {self.hosts} did not answer {what} in time: read again")
+        if isinstance(error, NoAuthError | AuthFailedError):
+            return InvalidRequest(
+                f"ZooKeeper refuses {what}: this client may not, check the ACL of the node and the credentials"
+            )
+        if isinstance(error, KazooException) and not isinstance(error, _ANSWERS):
+            return Conflict(
+                f"ZooKeeper refuses {what} ({type(error).__name__}): check the path and its parents"
+            )
+        return None
+
+    @property
+    def _reply_seconds(self) -> float:
+        # kazoo drops a silent connection after two thirds of the session timeout, which fails what is
+        # pending; this is the limit beyond which even that must have happened.
+        return max(self._session_timeout_ms, self.negotiated_timeout_ms) / 1000.0 + 1.0
+
+    def call(self, begin: Callable[[KazooClient], Any], what: str, *, read: bool = False) -> Any:
+        """The result of one request that ``begin`` starts (a kazoo ``*_async`` method).
+
+        Answers such as ``NoNodeError`` pass through for the caller in this package. A lost connection is
+        ``Unavailable``; a ``read`` is tried again first, a write never, for it may have landed.
+        """
+        for attempt in range(self._retries + 1 if read else 1):
+            self._guard()
+            self._await_connected()
+            try:
+                return begin(self._client).get(timeout=self._reply_seconds)
+            except Exception as error:
+                translated = self._translated(error, what)
+                if translated is None:
+                    raise
+                if not read or not isinstance(error, _LOST) or attempt == self._retries:
+                    raise translated from None
+            time.sleep(self._interval)
+        raise AssertionError("unreachable")
+
+    def pipeline(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
+        """Results of many reads in the order given, sent without waiting for each other.
+
+        An answer such as ``NoNodeError`` stands in the list as that exception. A lost connection starts
+        the slice again, as in :meth:`call`.
+        """
+        results: list[Any] = []
+        for start in range(0, len(begins), _PIPELINE):
+            results.extend(self._slice(begins[start : start + _PIPELINE], what))
+        return results
+
+    def _slice(self, begins: Iterable[Callable[[KazooClient], Any]], what: str) -> list[Any]:
+        for attempt in range(self._retries + 1):
+            self._guard()
+            self._await_connected()
+            lost: BaseException | None = None
+            results: list[Any] = []
+            try:
+                pending = [begin(self._client) for begin in begins]
+                for one in pending:
+                    try:
+                        results.append(one.get(timeout=self._reply_seconds))
+                    except Exception as error:
+                        if self._translated(error, what) is not None:
+                            raise
+                        results.append(error)
+                return results
+            except Exception as error:
+                lost = error
+                translated = self._translated(error, what)
+                if translated is None:
+                    raise
+                if not isinstance(lost, _LOST) or attempt == self._retries:
+                    raise translated from None
+            time.sleep(self._interval)
+        raise AssertionError("unreachable")
+
+    def ping(self) -> None:
+        """One real round trip, so that :attr:`last_answer_boot` is fresh; ``Unavailable`` when it fails."""
+        self.call(lambda client: client.exists_async(self.root or "/"), "a ping")
+
+    # -- ending -----------------------------------------------------------------------------------------
+
+    def close(self, deadline: float = 5.0) -> bool:
+        """End the session, so that its ephemeral nodes vanish at once. Closing twice does nothing.
+
+        Returns within about ``deadline`` seconds whatever the network does: ``False`` tells that the
+        server could not be told, and that the session ends there by its timeout.
+        """
+        with self._closing:
+            if self._closed:
+                return True
+            self._closed = True
+        if os.getpid() != self._pid:
+            # The sockets are shared with the parent, whose session must not end.
+            return True
+        stopped = threading.Event()
+        threading.Thread(target=self._stop, args=(stopped,), name="zookeeper-close", daemon=True).start()
+        if stopped.wait(deadline):
+            return True
+        _log.error(
+            "ZooKeeper at %s did not end the session within %g s: dropping the link", self.hosts, deadline
+        )
+        self.drop_link()
+        stopped.wait(1.0)
+        return False
+
+    def _stop(self, stopped: threading.Event) -> None:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._client.stop()
+                self._client.close()
+        except Exception as error:
+            _log.warning("closing the ZooKeeper session: %s", error)
+        finally:
+            stopped.set()
+
+    def drop_link(self) -> None:
+        """Cut the TCP connection without telling the server, as a network fault would; it reconnects."""
+        link = self._connection._socket
+        if link is not None:
+            try:
+                link.shutdown(socket.SHUT_RDWR)
+            except OSError as error:
+                _log.debug("the link was down already: %s", error)

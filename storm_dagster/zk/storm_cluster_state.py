@@ -1,0 +1,312 @@
+"""The cluster's state as the daemons, the runs and the tests use it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from storm_dagster.model import paths
+from storm_dagster.model.conf import ClusterConf, default_conf
+from storm_dagster.model.errors import InvalidRequest, UnknownSubtree
+from storm_dagster.model.records import (
+    Assignment,
+    Blacklist,
+    EpochRecord,
+    GrayUpgrade,
+    TaskBeats,
+    TaskError,
+    TaskTable,
+    WorkerNode,
+    decode_record,
+    encode_record,
+)
+from storm_dagster.model.view import ClusterView, Versioned
+from storm_dagster.zk import root, shards, task_errors, view_loading, worker_nodes
+from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
+from storm_dagster.zk.session import ZkSession
+from storm_dagster.zk.storm_operations import StormOperations
+from storm_dagster.zk.transaction import Transaction, conflict
+from storm_dagster.zk.watches import Wake
+
+__all__ = ["StormClusterState", "connect_session", "zookeeper_hosts"]
+
+_log = logging.getLogger(__name__)
+
+
+def zookeeper_hosts(conf: Mapping[str, Any]) -> str:
+    """``storm.zookeeper.servers`` as ``host:port,host:port``; servers without a port get the conf's."""
+    servers, port = conf["storm.zookeeper.servers"], conf["storm.zookeeper.port"]
+    if not servers:
+        raise InvalidRequest("storm.zookeeper.servers is empty: name at least one server")
+    return ",".join(
+        server if server.rpartition("]")[2].count(":") == 1 else f"{server}:{port}" for server in servers
+    )
+
+
+def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
+    """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults."""
+    given = conf.values if isinstance(conf, ClusterConf) else conf
+    full = {**default_conf(), **given}
+    return ZkSession.connect(
+        zookeeper_hosts(full),
+        root=full["storm.zookeeper.root"],
+        session_timeout_ms=full["storm.zookeeper.session.timeout"],
+        connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
+        retry_times=full["storm.zookeeper.retry.times"],
+        retry_interval_ms=full["storm.zookeeper.retry.interval"],
+    )
+
+
+class StormClusterState(StormOperations):
+    """Everything that Storm keeps in ZooKeeper: seed 000's operations and those of this project's daemons.
+
+    ``wake`` arguments are one-shot: called once without arguments, from ZooKeeper's thread, at the next
+    change of what is read or when changes may have been missed (every reconnection issues all of them).
+    They may only set an event, and must be given again with the next read. They are hints: read everything
+    again from time to time as well.
+    """
+
+    def __init__(self, state: ClusterState, cluster_id: str, *, owns_state: bool) -> None:
+        super().__init__(state)
+        self._cluster_id = cluster_id
+        self._owns_state = owns_state
+        self._interrupted = threading.Event()
+        self._registration = state.register(self._on_event)
+        state.add_listener(self._on_connection)
+
+    @staticmethod
+    def open(
+        conf_or_state: Mapping[str, Any] | ClusterConf | ClusterState,
+        *,
+        create_root: bool = False,
+        cluster_id: str | None = None,
+    ) -> StormClusterState:
+        """The state of the cluster below the root, with the cluster id checked.
+
+        A ``ClusterState`` is used and left open by :meth:`disconnect`; a conf gets a client of its own,
+        which that closes. ``cluster_id`` is the id that the caller remembers: another one is ``Conflict``.
+        With the root absent, nothing is created and ``Unavailable`` raised, unless ``create_root`` (which
+        makes the first-level nodes, and an id when none is given).
+        """
+        if isinstance(conf_or_state, ClusterConf | Mapping):
+            state: ClusterState = ZooKeeperClusterState(connect_session(conf_or_state))
+            owns = True
+        else:
+            state, owns = conf_or_state, False
+        try:
+            found = StormClusterState._identify(state, create_root, cluster_id)
+            return StormClusterState(state, found, owns_state=owns)
+        except BaseException:
+            if owns:
+                state.close()
+            raise
+
+    @staticmethod
+    def _identify(state: ClusterState, create_root: bool, expected: str | None) -> str:
+        session = getattr(state, "session", None)
+        if not isinstance(session, ZkSession):
+            raise InvalidRequest(f"{type(state).__name__} is no cluster state on a ZooKeeper session")
+        if create_root and root.find_cluster_id(session) is None:
+            root.create_cluster_root(session, expected or uuid.uuid4().hex)
+        return root.check_cluster_id(session, expected)
+
+    def cluster_id(self) -> str:
+        """The id of the cluster that this object was opened for."""
+        return self._cluster_id
+
+    def check_cluster_id(self) -> None:
+        """Ask ZooKeeper again: ``Unavailable`` when the root is gone, ``Conflict`` when it is another's."""
+        root.check_cluster_id(self._session, self._cluster_id)
+
+    @property
+    def _session(self) -> ZkSession:
+        assert isinstance(self.state, ZooKeeperClusterState)
+        return self.state.session
+
+    @property
+    def session(self) -> ZkSession:
+        """The session below: connection state, leases, ping."""
+        return self._session
+
+    def disconnect(self) -> None:
+        """Unregister the callbacks; close the client if it was made by :meth:`open` from a conf."""
+        self.state.unregister(self._registration)
+        self.state.remove_listener(self._on_connection)
+        self.watches.clear()
+        if self._owns_state:
+            self.state.close()
+
+    def __enter__(self) -> StormClusterState:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+
+    # -- events -----------------------------------------------------------------------------------------
+
+    def dispatch(self, kind: str, path: str) -> None:
+        """Issue the callbacks that wait for ``path``; ``UnknownSubtree`` when its subtree has none."""
+        self.watches.dispatch(kind, path)
+
+    def _on_event(self, kind: str, path: str) -> None:
+        try:
+            self.dispatch(kind, path)
+        except UnknownSubtree as error:
+            # Storm ends its process here. The loops read everything again instead, and go on.
+            _log.error("%s", error.message)
+            self.watches.wake_all()
+
+    def _on_connection(self, connection: str) -> None:
+        if connection != "CONNECTED":
+            self._interrupted.set()
+        elif self._interrupted.is_set():
+            self._interrupted.clear()
+            # Watches die with the connection (hazard K7): whatever they waited for may have happened.
+            self._session.dispatch(self.watches.wake_all)
+
+    def _wake(self, path: str, wake: Wake | None) -> bool:
+        if wake is not None:
+            self.watches.add_wake(path, wake)
+        return wake is not None
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def load_view(self, wake: Wake | None = None) -> ClusterView:
+        """Everything at (nearly) one moment; see :func:`~storm_dagster.zk.view_loading.load_view`.
+
+        The epoch is -1 before the first leader. Damaged records stand in ``ClusterView.corrupt``. ``wake``
+        is called when supervisors come or go, and at changes of topologies, assignments, heartbeat records
+        and live workers, and when the leader changes; not when a supervisor's record is rewritten.
+        """
+        before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
+        return view_loading.load_view(self.state, self._cluster_id, before)
+
+    def epoch(self, wake: Wake | None = None) -> tuple[int, EpochRecord] | None:
+        """The leadership epoch (data version of ``/epoch``) and who holds it; ``None`` before any leader."""
+        found = self._record(EpochRecord, paths.EPOCH, self._wake(paths.EPOCH, wake))
+        return None if found is None else (found[1].version, found[0])
+
+    def assignment_ids(self, wake: Wake | None = None) -> list[str]:
+        """Ids of the topologies below ``/assignments``, sorted."""
+        return self.state.find_children(paths.ASSIGNMENTS, self._wake(paths.ASSIGNMENTS, wake)) or []
+
+    def read_assignment(
+        self, topology_id: str, wake: Wake | None = None
+    ) -> tuple[Assignment, Versioned] | None:
+        """The assignment and its version; ``None`` without one. ``wake`` also fires when it is removed."""
+        path = paths.assignment(topology_id)
+        found = shards.read_sharded(self.state, path, self._wake(path, wake))
+        return None if found is None else (decode_record(Assignment, found[0], path), found[1])
+
+    def read_tasks(self, topology_id: str) -> TaskTable | None:
+        """``/tasks/<id>``: which task belongs to which component."""
+        found = self._record(TaskTable, paths.tasks(topology_id))
+        return None if found is None else found[0]
+
+    def read_beats(self, topology_id: str, wake: Wake | None = None) -> tuple[TaskBeats, Versioned] | None:
+        """``/taskbeats/<id>`` and its version."""
+        path = paths.taskbeats(topology_id)
+        return self._record(TaskBeats, path, self._wake(path, wake))
+
+    def read_gray_upgrade(
+        self, topology_id: str, wake: Wake | None = None
+    ) -> tuple[GrayUpgrade, Versioned] | None:
+        """``/gray_upgrade/<id>/conf`` and its version; ``None`` while no upgrade is under way."""
+        path = paths.gray_upgrade(topology_id, "conf")
+        return self._record(GrayUpgrade, path, self._wake(path, wake))
+
+    def errors_by_component(self, topology_id: str) -> dict[str, list[TaskError]]:
+        """Component id -> its errors, the newest first."""
+        return task_errors.read_errors(self.state, topology_id)
+
+    def blacklist(self) -> frozenset[str]:
+        """Hosts that get no new work."""
+        found = self._record(Blacklist, paths.BLACKLIST)
+        return frozenset(found[0].hosts) if found is not None else frozenset()
+
+    def set_blacklist(self, hosts: Iterable[str], *, epoch: int | None = None) -> None:
+        """Replace the blacklist."""
+        self._put(paths.BLACKLIST, encode_record(Blacklist(hosts=tuple(sorted(set(hosts))))), epoch)
+
+    # -- workers and their beats ------------------------------------------------------------------------
+
+    def write_worker_node(
+        self, topology_id: str, node: str, port: int, record: WorkerNode, *, assignment_version: int
+    ) -> None:
+        """Write the slot's ephemeral node if the assignment still has that version, in one transaction.
+
+        Raises ``Conflict`` whose ``path`` is the assignment's when it moved on or is gone. A node that
+        another session owns is replaced; an unchanged one of this session is not written.
+        """
+        worker_nodes.write_worker_node(self.state, topology_id, node, port, record, assignment_version)
+
+    def remove_worker_node(self, topology_id: str, node: str, port: int) -> bool:
+        """Remove the slot's node if this session owns it; whether it did."""
+        return worker_nodes.delete_worker_node(self.state, topology_id, node, port)
+
+    def live_workers(self, topology_id: str, wake: Wake | None = None) -> dict[tuple[str, int], WorkerNode]:
+        """(supervisor id, port) -> record of each live worker.
+
+        ``wake`` is called when one comes, goes or rewrites its record.
+        """
+        before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
+        return worker_nodes.read_workers(self.state, topology_id, before)
+
+    def write_beats(
+        self, topology_id: str, beats: TaskBeats, *, version: int | None = None, epoch: int | None = None
+    ) -> int:
+        """Replace ``/taskbeats/<id>`` (by compare and set with ``version``); returns the new version.
+
+        The record is never created: ``Conflict`` when it is gone, because the topology is.
+        """
+        path = paths.taskbeats(topology_id)
+        results = (
+            self.fenced(epoch).set(path, encode_record(beats), -1 if version is None else version).commit()
+        )
+        landed = results[-1]
+        assert isinstance(landed, int)
+        return landed
+
+    # -- parts of transactions --------------------------------------------------------------------------
+
+    def raise_turnstile(self, transaction: Transaction, assignments_version: int) -> Transaction:
+        """Append the check and rise of ``/assignments`` that every assignment transaction has."""
+        return transaction.set(paths.ASSIGNMENTS, b"", assignments_version)
+
+    def put_assignment_ops(
+        self, transaction: Transaction, assignment: Assignment, at: Versioned | None
+    ) -> Transaction:
+        """Append what writes the assignment over the version ``at`` (``None``: there is none yet).
+
+        Over 256 KiB it is cut, and its parts are written at once, unreferenced. The turnstile is not
+        included: see :meth:`raise_turnstile`.
+        """
+        self.put_record_ops(
+            transaction,
+            paths.assignment(assignment.topology_id),
+            encode_record(assignment, limit=None),
+            at,
+        )
+        return transaction
+
+    def delete_assignment_ops(self, transaction: Transaction, topology_id: str) -> bool:
+        """Append what deletes the assignment with its parts; ``False``, and nothing, when there is none."""
+        return shards.delete_ops(self.state, transaction, paths.assignment(topology_id))
+
+    def put_record_ops(self, transaction: Transaction, path: str, raw: bytes, at: Versioned | None) -> None:
+        """As :meth:`put_assignment_ops` for any record, such as an assignment's backup."""
+        shards.put_ops(self.state, transaction, path, raw, at)
+
+    def read_record(self, path: str) -> tuple[bytes, Versioned] | None:
+        """Bytes and version of a record that :meth:`put_record_ops` wrote; ``None`` without one."""
+        return shards.read_sharded(self.state, path)
+
+    def next_topology_number(self) -> int:
+        """The next number for a topology id: unique in the cluster, and rising."""
+        number = self.state.set_data(paths.COUNTER, b"")
+        if number == 0:
+            raise conflict(f"{paths.COUNTER} was missing and has been created: try again", paths.COUNTER)
+        return number

@@ -1,0 +1,368 @@
+"""The operations of seed 000's ``StormClusterState``, each on its path of design 6.3."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from storm_dagster.model import names, paths
+from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive
+from storm_dagster.model.ranges import decode_ranges
+from storm_dagster.model.records import (
+    Assignment,
+    Record,
+    StormBase,
+    SupervisorInfo,
+    TaskBeats,
+    TaskError,
+    TaskTable,
+    WorkerBeat,
+    decode_record,
+    encode_record,
+)
+from storm_dagster.model.view import Versioned
+from storm_dagster.zk import shards, task_errors
+from storm_dagster.zk.cluster_state import ClusterState
+from storm_dagster.zk.transaction import Transaction, conflict
+from storm_dagster.zk.watches import WatchSlots
+
+__all__ = ["Executor", "StormOperations"]
+
+Executor = tuple[int, int]
+"""First and last task id."""
+
+RecordT = TypeVar("RecordT", bound=Record)
+_ATTEMPTS = 20
+
+
+class StormOperations:
+    """Every operation that seed 000 names.
+
+    A ``callback`` is one-shot: it is called once, at the next change, or when events may have been lost,
+    and must be given again with the next read. A later one for the same path replaces it. It runs in
+    ZooKeeper's thread and must only set an event.
+
+    The writes for leaders take the leadership ``epoch`` of the writer and raise ``Fenced`` once that is
+    over; without one they are not fenced, which is for tests and tools.
+    """
+
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+        self.watches = WatchSlots()
+
+    def _callback(self, path: str, callback: Callable[..., object] | None) -> bool:
+        """Register before reading, so that no change falls between the two."""
+        if callback is not None:
+            self.watches.set_callback(path, callback)
+        return callback is not None
+
+    def _record(self, cls: type[RecordT], path: str, watch: bool = False) -> tuple[RecordT, Versioned] | None:
+        found = self.state.get_data_with_version(path, watch)
+        if found is None or not found[0]:
+            return None
+        return decode_record(cls, found[0], path), found[1]
+
+    def fenced(self, epoch: int | None) -> Transaction:
+        """A transaction that lands only while ``epoch`` is the leadership epoch (``None``: always)."""
+        transaction = self.state.transaction()
+        return transaction if epoch is None else transaction.check(paths.EPOCH, epoch)
+
+    # -- assignments ------------------------------------------------------------------------------------
+
+    def assignments(self, callback: Callable[[], object] | None = None) -> list[str]:
+        """``/assignments``: ids of the topologies that have an assignment, sorted."""
+        return self.state.find_children(paths.ASSIGNMENTS, self._callback(paths.ASSIGNMENTS, callback)) or []
+
+    def assignment_info(
+        self, topology_id: str, callback: Callable[..., object] | None = None
+    ) -> Assignment | None:
+        """``/assignments/<id>``: which slots run which tasks; ``None`` without one."""
+        path = paths.assignment(topology_id)
+        found = shards.read_sharded(self.state, path, self._callback(path, callback))
+        return None if found is None else decode_record(Assignment, found[0], path)
+
+    def set_assignment(self, topology_id: str, info: Assignment, *, epoch: int | None = None) -> int:
+        """``/assignments/<id>``: write the assignment in one transaction that raises the turnstile
+        (the version of ``/assignments``); returns the assignment's version.
+        """
+        path = paths.assignment(topology_id)
+        raw = encode_record(info, limit=None)
+        for _ in range(_ATTEMPTS):
+            turnstile = self.state.get_version(paths.ASSIGNMENTS)
+            found = self.state.get_data_with_version(path)
+            transaction = self.fenced(epoch).set(
+                paths.ASSIGNMENTS, b"", -1 if turnstile is None else turnstile
+            )
+            at = None if found is None or not found[0] else found[1]
+            try:
+                shards.put_ops(self.state, transaction, path, raw, at)
+                transaction.commit()
+            except Conflict:
+                continue
+            version = self.state.get_version(path)
+            return -1 if version is None else version
+        raise conflict(f"others write assignments all the time, {path} was not written: try again", path)
+
+    # -- topologies -------------------------------------------------------------------------------------
+
+    def active_storms(self) -> list[str]:
+        """``/topology``: ids of the topologies that exist, in whatever status, sorted."""
+        return self.state.find_children(paths.TOPOLOGY) or []
+
+    def storm_base(self, topology_id: str, callback: Callable[..., object] | None = None) -> StormBase | None:
+        """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not exist."""
+        path = paths.topology(topology_id)
+        found = self._record(StormBase, path, self._callback(path, callback))
+        return None if found is None else found[0]
+
+    def activate_storm(self, topology_id: str, base: StormBase, *, epoch: int | None = None) -> None:
+        """``/topology/<id>``: make the topology exist, or replace its record."""
+        path, data = paths.topology(topology_id), encode_record(base)
+        self._put(path, data, epoch)
+
+    def update_storm(
+        self, topology_id: str, elems: Mapping[str, Any], *, epoch: int | None = None
+    ) -> StormBase:
+        """``/topology/<id>``: replace the fields that ``elems`` names, by compare and set.
+
+        ``executors`` are merged per component: a new number wins, components not named keep theirs.
+        Raises ``NotAlive`` without the topology, ``InvalidRequest`` for unknown fields and wrong values.
+        """
+        path = paths.topology(topology_id)
+        for _ in range(_ATTEMPTS):
+            found = self._record(StormBase, path)
+            if found is None:
+                raise NotAlive(f"topology {topology_id} does not exist: nothing was updated")
+            base, at = found
+            changed = {**base.model_dump(), **elems}
+            if isinstance(elems.get("executors"), Mapping):
+                changed["executors"] = {**base.executors, **elems["executors"]}
+            try:
+                updated = StormBase.model_validate(changed)
+            except ValidationError as error:
+                first = error.errors()[0]
+                where = ".".join(str(part) for part in first["loc"])
+                raise InvalidRequest(f"cannot update {topology_id}: {where}: {first['msg']}") from None
+            if updated == base:
+                return base
+            try:
+                self.fenced(epoch).set(path, encode_record(updated), at.version).commit()
+            except Conflict:
+                continue
+            return updated
+        raise conflict(f"others write {path} all the time: try again", path)
+
+    def remove_storm_base(self, topology_id: str, *, epoch: int | None = None) -> None:
+        """``/topology/<id>``: the topology does not exist any more; no error when it did not."""
+        self._remove(paths.topology(topology_id), epoch)
+
+    def remove_storm(self, topology_id: str, *, epoch: int | None = None) -> None:
+        """Remove the assignment (raising the turnstile), then tasks, heartbeats, errors, metrics, gray
+        upgrade and worker folder, and the base at the very end, so that an interrupted removal is seen.
+        The backup of the assignment, kept under the name, stays.
+        """
+        for _ in range(_ATTEMPTS):
+            turnstile = self.state.get_version(paths.ASSIGNMENTS)
+            transaction = self.fenced(epoch).set(
+                paths.ASSIGNMENTS, b"", -1 if turnstile is None else turnstile
+            )
+            if not shards.delete_ops(self.state, transaction, paths.assignment(topology_id)):
+                break
+            try:
+                transaction.commit()
+            except Conflict:
+                continue
+            break
+        else:
+            raise conflict(
+                f"others write assignments all the time, {topology_id} was not removed", topology_id
+            )
+        for path in (
+            paths.tasks(topology_id),
+            paths.taskbeats(topology_id),
+            paths.task_errors(topology_id),
+            paths.metrics(topology_id),
+            paths.gray_upgrade(topology_id),
+            paths.workers(topology_id),
+        ):
+            self._check_epoch(epoch)
+            self.state.delete_node(path)
+        self.remove_storm_base(topology_id, epoch=epoch)
+
+    def _check_epoch(self, epoch: int | None) -> None:
+        if epoch is not None:
+            self.fenced(epoch).commit()
+
+    def _put(self, path: str, data: bytes, epoch: int | None) -> None:
+        for _ in range(_ATTEMPTS):
+            version = self.state.get_version(path)
+            transaction = self.fenced(epoch)
+            if version is None:
+                transaction.create(path, data)
+            else:
+                transaction.set(path, data, version)
+            try:
+                transaction.commit()
+            except Conflict:
+                continue
+            return
+        raise conflict(f"others write {path} all the time: try again", path)
+
+    def _remove(self, path: str, epoch: int | None) -> None:
+        for _ in range(_ATTEMPTS):
+            version = self.state.get_version(path)
+            if version is None:
+                return self._check_epoch(epoch)
+            try:
+                self.fenced(epoch).delete(path, version).commit()
+            except Conflict:
+                continue
+            return None
+        raise conflict(f"others write {path} all the time: try again", path)
+
+    # -- heartbeats -------------------------------------------------------------------------------------
+
+    def get_worker_heartbeat(self, topology_id: str, node: str, port: int) -> WorkerBeat | None:
+        """``/taskbeats/<id>``: that slot's entry; ``None`` without one."""
+        found = self._record(TaskBeats, paths.taskbeats(topology_id))
+        return None if found is None else found[0].workers.get(f"{node}:{port}")
+
+    def executor_beats(
+        self, topology_id: str, executor_node_port: Mapping[Executor, tuple[str, int]]
+    ) -> dict[Executor, WorkerBeat]:
+        """``/taskbeats/<id>``: the beat of each executor's slot.
+
+        Only executors that the assignment places in that slot now, and of which no task is counted dead:
+        what a stale worker says of others is ignored.
+        """
+        found = self._record(TaskBeats, paths.taskbeats(topology_id))
+        assigned = self.assignment_info(topology_id)
+        if found is None or assigned is None:
+            return {}
+        dead, slots = set(decode_ranges(found[0].dead)), assigned.task_slots()
+        beats: dict[Executor, WorkerBeat] = {}
+        for (first, last), slot in executor_node_port.items():
+            beat = found[0].workers.get(f"{slot[0]}:{slot[1]}")
+            tasks = range(first, last + 1)
+            if beat is not None and all(slots.get(task) == slot and task not in dead for task in tasks):
+                beats[first, last] = beat
+        return beats
+
+    def setup_heartbeats(self, topology_id: str) -> None:
+        """``/taskbeats/<id>``: create the record, without a worker; an existing one stays."""
+        path = paths.taskbeats(topology_id)
+        if self._record(TaskBeats, path) is None:
+            self._put(path, encode_record(self._no_beats(topology_id)), None)
+
+    def _no_beats(self, topology_id: str) -> TaskBeats:
+        table = self._record(TaskTable, paths.tasks(topology_id))
+        part = None if table is None else table[0].components.get(names.TOPOLOGY_MASTER)
+        return TaskBeats(topology_id=topology_id, topology_master=part.ids[0] if part and part.ids else 0)
+
+    def teardown_heartbeats(self, topology_id: str) -> None:
+        """``/taskbeats/<id>``: delete the record; no error without one."""
+        self.state.delete_node(paths.taskbeats(topology_id))
+
+    def heartbeat_storms(self) -> list[str]:
+        """``/taskbeats``: ids of the topologies that have a heartbeat record, sorted."""
+        return self.state.find_children(paths.TASKBEATS) or []
+
+    def worker_heartbeat(self, topology_id: str, node: str, port: int, info: WorkerBeat) -> None:
+        """``/taskbeats/<id>``: merge that slot's entry by compare and set, making the record if need be."""
+        self._change_beats(topology_id, lambda workers: {**workers, f"{node}:{port}": info}, create=True)
+
+    def remove_worker_heartbeat(self, topology_id: str, node: str, port: int) -> None:
+        """``/taskbeats/<id>``: drop that slot's entry; no error without one."""
+        gone = f"{node}:{port}"
+        self._change_beats(
+            topology_id,
+            lambda workers: {slot: beat for slot, beat in workers.items() if slot != gone},
+            create=False,
+        )
+
+    def _change_beats(
+        self,
+        topology_id: str,
+        change: Callable[[dict[str, WorkerBeat]], dict[str, WorkerBeat]],
+        *,
+        create: bool,
+    ) -> None:
+        path = paths.taskbeats(topology_id)
+        for _ in range(_ATTEMPTS):
+            found = self._record(TaskBeats, path)
+            if found is None and not create:
+                return
+            beats = found[0] if found is not None else self._no_beats(topology_id)
+            changed = beats.model_copy(update={"workers": change(beats.workers)})
+            if found is not None and changed == beats:
+                return
+            try:
+                if found is None:
+                    self.state.create_node(path, encode_record(changed))
+                else:
+                    self.state.set_data(path, encode_record(changed), found[1].version)
+            except Conflict:
+                continue
+            return
+        raise conflict(f"others write {path} all the time: try again", path)
+
+    # -- supervisors ------------------------------------------------------------------------------------
+
+    def supervisors(self, callback: Callable[[], object] | None = None) -> list[str]:
+        """``/supervisors``: ids of the live supervisors, sorted."""
+        return self.state.find_children(paths.SUPERVISORS, self._callback(paths.SUPERVISORS, callback)) or []
+
+    def supervisor_info(self, supervisor_id: str) -> SupervisorInfo | None:
+        """``/supervisors/<id>``: the record of a live supervisor; ``None`` when it is gone."""
+        found = self._record(SupervisorInfo, paths.supervisor(supervisor_id))
+        return None if found is None else found[0]
+
+    def supervisor_heartbeat(self, supervisor_id: str, info: SupervisorInfo) -> None:
+        """``/supervisors/<id>``: write the supervisor's ephemeral record, in this session."""
+        self.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
+
+    # -- errors -----------------------------------------------------------------------------------------
+
+    def report_error(
+        self,
+        topology_id: str,
+        task: int,
+        error: str,
+        *,
+        component: str | None = None,
+        host: str = "",
+        port: int = 0,
+        time: int = 0,
+    ) -> None:
+        """``/taskerrors/<id>/<component>/e<seq>``: keep the error and the newest ten of the component.
+
+        ``time`` is in epoch seconds. The component is looked up in ``/tasks`` when it is not given;
+        ``InvalidRequest`` when that does not know the task.
+        """
+        of = component or task_errors.component_of_task(self.state, topology_id, task)
+        if of is None:
+            raise InvalidRequest(
+                f"topology {topology_id} has no task {task}: name the component of the error"
+            )
+        record = TaskError(task=task, host=host, port=port, time=time, error=error)
+        task_errors.report_error(self.state, topology_id, of, record)
+
+    def errors(self, topology_id: str, task: int | None = None) -> list[TaskError]:
+        """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without any."""
+        found = task_errors.read_errors(self.state, topology_id)
+        if len(found) > 1:
+            merged = [error for errors in found.values() for error in errors]
+            merged.sort(key=lambda error: error.time, reverse=True)
+        else:
+            merged = [error for errors in found.values() for error in errors]
+        return [error for error in merged if task is None or error.task == task]
+
+    def error_topologies(self) -> list[str]:
+        """``/taskerrors``: ids of the topologies that have errors, sorted."""
+        return self.state.find_children(paths.TASKERRORS) or []
+
+    def teardown_topology_errors(self, topology_id: str) -> None:
+        """``/taskerrors/<id>``: delete all errors of the topology; no error without any."""
+        self.state.delete_node(paths.task_errors(topology_id))

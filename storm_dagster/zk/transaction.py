@@ -1,0 +1,185 @@
+"""Several writes that land together or not at all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kazoo.client import TransactionRequest
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology
+from storm_dagster.model.records import MAX_NODE_BYTES
+from storm_dagster.zk.session import ZkSession
+
+__all__ = ["MAX_TRANSACTION_BYTES", "Transaction", "conflict"]
+
+MAX_TRANSACTION_BYTES = 768 * 1024
+"""All data and paths of one transaction. ZooKeeper drops the connection at 1 MiB (hazard K3)."""
+
+_OVERHEAD = 64  # bytes of framing for each operation, generously
+
+
+@dataclass(frozen=True)
+class _Operation:
+    kind: Literal["check", "create", "set", "delete"]
+    path: str
+    data: bytes = b""
+    version: int = -1
+    ephemeral: bool = False
+
+
+def conflict(message: str, path: str) -> Conflict:
+    """A ``Conflict`` that names the node that stood in the way."""
+    error = Conflict(message)
+    error.path = path
+    return error
+
+
+def _reason(operation: _Operation, error: KazooException) -> str:
+    if isinstance(error, BadVersionError):
+        return f"it was changed meanwhile (version {operation.version} was expected)"
+    if isinstance(error, NodeExistsError):
+        return "it exists already"
+    if isinstance(error, NoNodeError):
+        return "its parent does not exist" if operation.kind == "create" else "it does not exist"
+    if isinstance(error, NotEmptyError):
+        return "it has children"
+    if isinstance(error, NoChildrenForEphemeralsError):
+        return "its parent is ephemeral"
+    return type(error).__name__
+
+
+class Transaction:
+    """Operations collected by fluent calls and sent by :meth:`commit`, once.
+
+    Versions are data versions as read, 0 included; ``-1`` means any version and is for deletions and for
+    nodes that only this process writes. Paths are below the session's root.
+    """
+
+    def __init__(self, session: ZkSession) -> None:
+        self._session = session
+        self._operations: list[_Operation] = []
+        self._size = 0
+        self._committed = False
+
+    @property
+    def size(self) -> int:
+        """Bytes that the transaction takes so far; at most ``MAX_TRANSACTION_BYTES`` may be committed."""
+        return self._size
+
+    def __len__(self) -> int:
+        return len(self._operations)
+
+    def _add(self, operation: _Operation) -> Transaction:
+        if not isinstance(operation.version, int) or operation.version < -1:
+            raise InvalidRequest(f"version {operation.version!r} of {operation.path} is no data version")
+        if len(operation.data) > MAX_NODE_BYTES:
+            raise InvalidTopology(
+                f"{operation.path} would take {len(operation.data)} bytes, a ZooKeeper node may hold "
+                f"{MAX_NODE_BYTES}: use fewer components, workers or tasks"
+            )
+        self._operations.append(operation)
+        self._size += len(operation.data) + len(self._session.full(operation.path)) + _OVERHEAD
+        return self
+
+    def check(self, path: str, version: int) -> Transaction:
+        """Commit only if the node has that data version. A failing check of ``/epoch`` is ``Fenced``."""
+        return self._add(_Operation("check", path, version=version))
+
+    def create(self, path: str, data: bytes = b"", ephemeral: bool = False) -> Transaction:
+        """Create the node, whose parent must exist and which must not."""
+        return self._add(_Operation("create", path, data, ephemeral=ephemeral))
+
+    def set(self, path: str, data: bytes, version: int) -> Transaction:
+        """Replace the data of the node if it has that version."""
+        return self._add(_Operation("set", path, data, version=version))
+
+    def delete(self, path: str, version: int = -1) -> Transaction:
+        """Delete the node, which must exist and have no children."""
+        return self._add(_Operation("delete", path, version=version))
+
+    def commit(self) -> list[int | str | None]:
+        """Send the operations: all of them land, or none.
+
+        Returns, for each operation in order, the path of a create, the new version of a set, and ``None``
+        for the others. Raises ``Fenced`` when a check of the epoch failed, ``Conflict`` (with ``path``)
+        when any other operation could not be done, ``InvalidTopology`` when the whole is too large, and
+        ``Unavailable`` when the answer was lost: the transaction may then have landed; read again.
+        """
+        if self._committed:
+            raise InvalidRequest("this transaction was committed already: collect a new one")
+        if self._size > MAX_TRANSACTION_BYTES:
+            raise InvalidTopology(
+                f"the transaction takes {self._size} bytes, {MAX_TRANSACTION_BYTES} are allowed: "
+                "use fewer components, workers or tasks"
+            )
+        self._committed = True
+        if not self._operations:
+            return []
+        answers = self._session.call(
+            lambda client: self._request(client).commit_async(),
+            f"a transaction on {self._operations[-1].path}",
+        )
+        for operation, answer in zip(self._operations, answers, strict=False):
+            if isinstance(answer, RolledBackError | RuntimeInconsistency):
+                continue
+            if isinstance(answer, Exception):
+                self._fail(operation, answer)
+        results: list[int | str | None] = []
+        for operation, answer in zip(self._operations, answers, strict=True):
+            if isinstance(answer, Exception):
+                raise conflict(
+                    f"{operation.path} could not be written: {type(answer).__name__}", operation.path
+                )
+            if operation.kind == "set":
+                results.append(answer.version)
+            elif operation.kind == "create":
+                results.append(self._session.strip(answer))
+            else:
+                results.append(None)
+        return results
+
+    def _request(self, client: object) -> TransactionRequest:
+        request = TransactionRequest(client)
+        for operation in self._operations:
+            full = self._session.full(operation.path)
+            if operation.kind == "check":
+                request.check(full, operation.version)
+            elif operation.kind == "create":
+                request.create(full, operation.data, ephemeral=operation.ephemeral)
+            elif operation.kind == "set":
+                request.set_data(full, operation.data, operation.version)
+            else:
+                request.delete(full, operation.version)
+        return request
+
+    @staticmethod
+    def _fail(operation: _Operation, error: Exception) -> None:
+        if not isinstance(error, KazooException):
+            raise error
+        if isinstance(error, NoAuthError):
+            raise InvalidRequest(
+                f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, "
+                "check the ACL of the node and the credentials"
+            )
+        if operation.kind == "check" and operation.path == paths.EPOCH:
+            raise Fenced(
+                f"leadership epoch {operation.version} is over, nothing was written: "
+                "stop acting, and ask the new leader"
+            )
+        raise conflict(
+            f"cannot {operation.kind} {operation.path}: {_reason(operation, error)}: read again",
+            operation.path,
+        )

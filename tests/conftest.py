@@ -1,0 +1,79 @@
+"""Fixtures that several areas share: one real ZooKeeper server for the whole run, a fresh root for each test."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.embedded import EmbeddedZooKeeper
+from storm_dagster.zk.root import create_root_node
+from storm_dagster.zk.session import ZkSession
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """``host:port`` of a real ZooKeeper server that lives as long as the test run."""
+    folder = tmp_path_factory.mktemp("zookeeper")
+    # Without fsync: the state need not outlive the machine.
+    with EmbeddedZooKeeper(folder, durable=False) as server:
+        yield server.address
+
+
+@pytest.fixture
+def zk_root() -> str:
+    """A root path that no other test uses; it does not exist yet."""
+    return f"/t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def zk_connect(zookeeper_server: str, zk_root: str) -> Iterator[Callable[..., ZkSession]]:
+    """Opens sessions below the test's root (``session_timeout_ms=4000`` unless given), closed after it."""
+    opened: list[ZkSession] = []
+
+    def connect(**options: object) -> ZkSession:
+        settings = {"root": zk_root, "session_timeout_ms": 4000, **options}
+        session = ZkSession.connect(zookeeper_server, **settings)
+        opened.append(session)
+        return session
+
+    yield connect
+    for session in reversed(opened):
+        session.close()
+
+
+@pytest.fixture
+def zk_session(zk_connect: Callable[..., ZkSession]) -> ZkSession:
+    """A session below the test's root, whose bare node exists."""
+    session = zk_connect()
+    create_root_node(session)
+    return session
+
+
+@pytest.fixture
+def zk_state(zk_session: ZkSession) -> ZooKeeperClusterState:
+    """The storage layer below a bare root."""
+    return ZooKeeperClusterState(zk_session)
+
+
+@pytest.fixture
+def zk_conf(zookeeper_server: str, zk_root: str) -> dict[str, object]:
+    """The conf keys that lead to the test's root."""
+    host, _, port = zookeeper_server.rpartition(":")
+    return {
+        "storm.zookeeper.servers": [host],
+        "storm.zookeeper.port": int(port),
+        "storm.zookeeper.root": zk_root,
+        "storm.zookeeper.session.timeout": 4000,
+    }
+
+
+@pytest.fixture
+def zk_cluster(zk_conf: dict[str, object]) -> Iterator[StormClusterState]:
+    """The cluster state of a new cluster: root, first-level nodes and cluster id exist."""
+    cluster = StormClusterState.open(zk_conf, create_root=True)
+    yield cluster
+    cluster.disconnect()
