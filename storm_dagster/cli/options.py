@@ -58,7 +58,7 @@ def verb(
             as_json: bool,
             home: str | None,
             conf_dir: str | None,
-            pairs: tuple[str, ...],
+            cluster_pairs: tuple[str, ...],
             verbose: bool,
             dry_run: bool = False,
             wait: bool = True,
@@ -68,7 +68,7 @@ def verb(
             invocation = Invocation(
                 home=home_dir(home),
                 conf_dir=Path(conf_dir).expanduser().absolute() if conf_dir else None,
-                overrides=parse_assignments(pairs, source="-c"),
+                overrides=parse_assignments(cluster_pairs, source="-c"),
                 json=as_json,
                 verbose=verbose,
                 dry_run=dry_run,
@@ -87,7 +87,7 @@ def verb(
                 "--conf-dir", metavar="DIR", help="Folder of storm.yaml; its nimbus.seeds name the cluster."
             ),
             click.option(
-                "-c", "pairs", metavar="KEY=VALUE", multiple=True, help="Cluster conf; VALUE is YAML."
+                "-c", "cluster_pairs", metavar="KEY=VALUE", multiple=True, help="Cluster conf; VALUE is YAML."
             ),
             click.option("-v", "--verbose", is_flag=True, help="Debug log on standard error."),
         ]

@@ -51,14 +51,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(plain(title)) if title else None, title_justify="left", show_edge=False)
+    if title:
+        sys.stdout.write(plain(title) + "\n")
+    table = Table(show_edge=False, show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*(Text(plain("-" if cell is None else cell)) for cell in row))
     # Piped output is not cut at 80 columns.
-    console = Console(width=None if sys.stdout.isatty() else 200)
-    console.print(table)
+    sys.stdout.flush()
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
 class Steps:

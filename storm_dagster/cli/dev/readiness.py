@@ -90,8 +90,9 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
     ``known`` is the id that HOME remembers. Raises :class:`Conflict` when ZooKeeper is empty or holds
     another cluster although HOME remembers one: absence is not an order.
     """
+    from storm_dagster.zk.root import create_cluster_root
     from storm_dagster.zk.session import ZkSession
-    from storm_dagster.zk.storm_cluster_state import StormClusterState, create_cluster_root
+    from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     merged = cluster_conf().with_values(conf, "dev")
     root = merged["storm.zookeeper.root"]

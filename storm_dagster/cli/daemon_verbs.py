@@ -1,0 +1,150 @@
+"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import click
+
+from storm_dagster.cli.log_setup import configure_daemon_logging
+from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.model.conf import ClusterConf, load_cluster_conf
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.run_file import RunFile
+
+__all__ = ["COMMANDS"]
+
+log = logging.getLogger(__name__)
+
+
+def _daemon_conf(invocation: Invocation) -> ClusterConf:
+    """The daemon's conf: files and ``-c``, never another cluster's ``cluster.json``."""
+    conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
+    if conf["storm.cluster.mode"] != "distributed":
+        raise InvalidRequest(
+            "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
+        )
+    return conf
+
+
+def _home(invocation: Invocation, conf: ClusterConf) -> Path:
+    home = (
+        Path(conf["storm.local.dir"]).expanduser().absolute() if conf["storm.local.dir"] else invocation.home
+    )
+    home.mkdir(parents=True, exist_ok=True)
+    os.environ["STORM_DAGSTER_HOME"] = str(home)
+    return home
+
+
+def _stop_event() -> threading.Event:
+    """Set by SIGTERM and SIGINT; a second one ends the process at once."""
+    stop = threading.Event()
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
+    """The id that this host's daemon got at its first start: assignments and blobs refer to it."""
+    path = home / f"{role}_id"
+    if path.exists():
+        return path.read_text(encoding="utf-8").strip()
+    chosen = f"{conf['storm.local.hostname']}-{os.urandom(4).hex()}"
+    path.write_text(chosen + "\n", encoding="utf-8")
+    return chosen
+
+
+def _become(command: list[str], home: Path, role: str, ports: dict[str, int]) -> None:
+    """Replace this process by ``command``: same pid, same run file."""
+    RunFile.write(home, role, "0", ports)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execvp(command[0], command)
+
+
+@verb("zookeeper")
+@click.option("--port", type=click.IntRange(1, 65535), help="[default: storm.zookeeper.port]")
+@click.option("--host", default=None, help="Address to bind. [default: storm.local.hostname]")
+@click.option("--data-dir", metavar="DIR", help="[default: HOME/zookeeper]")
+def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_dir: str | None) -> None:
+    """Run the embedded ZooKeeper server (from pyspark's jars)."""
+    from storm_dagster.zk.embedded import zookeeper_command
+
+    conf = _daemon_conf(invocation)
+    home = _home(invocation, conf)
+    port = port or conf["storm.zookeeper.port"]
+    command = zookeeper_command(
+        Path(data_dir) if data_dir else home / "zookeeper",
+        port,
+        host=host or conf["storm.local.hostname"],
+        tick_ms=conf["storm.zookeeper.tick.time"],
+    )
+    _become(command, home, "zookeeper", {"client": port})
+
+
+@verb("spark")
+@click.option("--warm-up", metavar="REMOTE", help="Run the first jobs on the server at REMOTE, and return.")
+def spark(invocation: Invocation, warm_up: str | None) -> None:
+    """Run the embedded Spark Connect server (from pyspark's jars)."""
+    from storm_dagster.spark import server
+
+    conf = _daemon_conf(invocation)
+    home = _home(invocation, conf)
+    if warm_up is not None:
+        server.warm_up(warm_up)
+        return
+    command = server.spark_server_command(conf.values, home)
+    _become(command, home, "spark", {"connect": conf["spark.connect.port"]})
+
+
+@verb("nimbus")
+@click.option("--id", "nimbus_id", help="Name of its local folder. [default: made at the first start]")
+def nimbus(invocation: Invocation, nimbus_id: str | None) -> int:
+    """Run a nimbus."""
+    from storm_dagster.nimbus.daemon import run
+
+    conf = _daemon_conf(invocation)
+    home = _home(invocation, conf)
+    name = nimbus_id or _default_id(conf, home, "nimbus")
+    configure_daemon_logging(home, "nimbus", name, conf["storm.log.level"])
+    return run(conf, home, name, _stop_event())
+
+
+@verb("supervisor")
+@click.option("--id", "supervisor_id", help="Id in the cluster. [default: made at the first start]")
+def supervisor(invocation: Invocation, supervisor_id: str | None) -> int:
+    """Run the supervisor of this host."""
+    from storm_dagster.supervisor.daemon import run
+
+    conf = _daemon_conf(invocation)
+    home = _home(invocation, conf)
+    name = supervisor_id or _default_id(conf, home, "supervisor")
+    configure_daemon_logging(home, "supervisor", name, conf["storm.log.level"])
+    return run(conf, home, name, _stop_event())
+
+
+@verb("worker")
+@click.argument("spec", type=click.Path(exists=True, dir_okay=False))
+def worker(invocation: Invocation, spec: str) -> None:
+    """Run one worker from its SPEC.json; supervisors do this."""
+    os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", spec])
+
+
+COMMANDS: dict[str, click.Command] = {
+    "zookeeper": zookeeper,
+    "spark": spark,
+    "nimbus": nimbus,
+    "supervisor": supervisor,
+    "worker": worker,
+}

@@ -1,0 +1,246 @@
+"""``doctor``: is this machine fit for a cluster, and is the cluster of HOME well? Every finding with its remedy."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.output import Steps, print_json, print_table
+from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.errors import StormDagsterError, Unavailable
+
+__all__ = ["COMMANDS", "Finding"]
+
+Finding = tuple[Literal["ok", "warning", "broken"], str, str]
+"""State, what was found, and how to mend it."""
+
+
+def _java(invocation: Invocation) -> Iterator[Finding]:
+    from storm_dagster.zk.java import java_command, java_version
+
+    try:
+        java = java_command()
+    except Unavailable as error:
+        yield (
+            "broken",
+            error.message,
+            (
+                "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; "
+                "macOS: brew install openjdk@17"
+            ),
+        )
+        return
+    yield "ok", f"{java}, version {java_version(java)}", ""
+
+
+_PACKAGES = (
+    "dagster",
+    "dagster-webserver",
+    "dagster-pyspark",
+    "pyspark",
+    "kazoo",
+    "pyzmq",
+    "pyarrow",
+    "grpcio",
+)
+
+
+def _packages(invocation: Invocation) -> Iterator[Finding]:
+    found: dict[str, str] = {}
+    missing: list[str] = []
+    for name in _PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        yield (
+            "broken",
+            f"not installed: {', '.join(missing)}",
+            f"{sys.executable} -m pip install storm-dagster",
+        )
+    if found.get("dagster") != found.get("dagster-webserver"):
+        yield (
+            "broken",
+            f"dagster {found.get('dagster')} with dagster-webserver {found.get('dagster-webserver')}",
+            "install the same version of both",
+        )
+    spec = importlib.util.find_spec("pyspark")
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    if roots and not list(Path(roots[0], "jars").glob("zookeeper-*.jar")):
+        yield "broken", "pyspark has no jars (pyspark-client?)", "pip install 'pyspark[connect]'"
+    if not missing:
+        shown = ", ".join(f"{name} {version}" for name, version in found.items())
+        yield "ok", f"Python {sys.version.split()[0]}, {shown}", ""
+
+
+def _ports(invocation: Invocation) -> Iterator[Finding]:
+    from storm_dagster.cli.dev.ports import is_free
+
+    if ClusterFile.read(invocation.home) is not None:
+        yield "ok", "a cluster runs in this HOME and holds its ports", ""
+        return
+    conf = invocation.conf
+    wanted = {
+        "storm.zookeeper.port": conf["storm.zookeeper.port"],
+        "nimbus.thrift.port": conf["nimbus.thrift.port"],
+        "nimbus.http.port": conf["nimbus.http.port"],
+        "spark.connect.port": conf["spark.connect.port"],
+        "Dagster's webserver": 3000,
+    }
+    taken = [f"{port} ({name})" for name, port in wanted.items() if port and not is_free(port)]
+    taken += [f"{port} (slot)" for port in conf["supervisor.slots.ports"] if not is_free(port)]
+    if taken:
+        yield (
+            "warning",
+            f"taken: {', '.join(taken)}",
+            "end what listens there, or use `storm-dagster dev --ports auto`",
+        )
+    else:
+        yield "ok", "the default ports are free", ""
+
+
+def _zookeeper(invocation: Invocation) -> Iterator[Finding]:
+    conf = invocation.conf
+    running = ClusterFile.read(invocation.home) is not None
+    if not running and conf.origins["storm.zookeeper.servers"] == "default":
+        yield "ok", "embedded, started by dev", ""
+        return
+    from storm_dagster.zk.embedded import server_answers
+
+    for server in conf["storm.zookeeper.servers"]:
+        host, colon, port = server.rpartition(":")
+        host, port = (host, int(port)) if colon else (server, conf["storm.zookeeper.port"])
+        began = time.monotonic()
+        if server_answers(host, port):
+            yield "ok", f"{host}:{port} answers in {1000 * (time.monotonic() - began):.0f} ms", ""
+        else:
+            yield (
+                "broken",
+                f"{host}:{port} does not answer",
+                "start it (`storm-dagster dev` or `storm-dagster zookeeper`), or correct storm.zookeeper.servers",
+            )
+
+
+def _spark(invocation: Invocation) -> Iterator[Finding]:
+    conf = invocation.conf
+    remote = conf.get("spark.remote")
+    if remote is None:
+        yield "ok", conf.get("spark.master") or "embedded, started by dev", ""
+        return
+    host, _, port = remote.partition("://")[2].partition("/")[0].partition(":")
+    try:
+        with socket.create_connection((host, int(port or 15002)), timeout=2.0):
+            yield "ok", f"{remote} accepts connections", ""
+    except (OSError, ValueError) as error:
+        yield (
+            "broken",
+            f"{remote} does not answer ({error})",
+            "start it (`storm-dagster dev` or `storm-dagster spark`), or correct spark.remote",
+        )
+
+
+def _cluster(invocation: Invocation) -> Iterator[Finding]:
+    if invocation.conf_dir is None and ClusterFile.read(invocation.home) is None:
+        yield "ok", "none runs in this HOME", ""
+        return
+    try:
+        with invocation.nimbus(patience=2.0) as nimbus:
+            seen = nimbus.get("/v1/cluster")
+    except StormDagsterError as error:
+        yield "broken", error.message, "see HOME/logs/nimbus-*.log; `storm-dagster stop`, then `dev` again"
+        return
+    supervisors = seen.get("supervisors", [])
+    if not supervisors:
+        yield "broken", "no supervisor is registered", "see HOME/logs/supervisor-*.log"
+    elif not seen.get("healer"):
+        yield (
+            "warning",
+            "no Dagster sensor is armed: the leader heals by itself, more slowly",
+            "start dagster-daemon and turn heartbeat_sensor on",
+        )
+    else:
+        yield "ok", f"{len(supervisors)} supervisors, healing sensor armed", ""
+
+
+def _clock(invocation: Invocation) -> Iterator[Finding]:
+    # Nothing compares the wall clocks of machines; but ids, logs and the UI show them.
+    now = time.time()
+    if not 1_700_000_000 < now < 4_000_000_000:
+        yield "broken", f"the clock says {time.ctime(now)}", "set the time: timedatectl set-ntp true"
+    else:
+        yield "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)), ""
+
+
+def _disk(invocation: Invocation) -> Iterator[Finding]:
+    folder = invocation.home
+    while not folder.exists():
+        folder = folder.parent
+    if not os.access(folder, os.W_OK):
+        yield "broken", f"{folder} is not writable", "give another --home, or its owner's rights"
+        return
+    free = shutil.disk_usage(folder).free / 2**30
+    if free < 0.5:
+        yield "broken", f"{free:.2f} GiB free in {folder}", "free some space, or give another --home"
+    elif free < 3:
+        yield (
+            "warning",
+            f"{free:.1f} GiB free in {folder}",
+            "logs, blobs and Dagster's history need a few GiB",
+        )
+    else:
+        yield "ok", f"{free:.0f} GiB free in {folder}", ""
+
+
+_CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
+    "Java": _java,
+    "packages": _packages,
+    "ports": _ports,
+    "ZooKeeper": _zookeeper,
+    "Spark": _spark,
+    "cluster": _cluster,
+    "clock": _clock,
+    "disk": _disk,
+}
+
+
+@verb("doctor")
+def doctor(invocation: Invocation) -> int:
+    """Check Java, packages, ports, ZooKeeper, Spark, clock and disk; exit 4 when something is broken."""
+    findings: list[dict[str, Any]] = []
+    with Steps("checking", quiet=invocation.json) as steps:
+        for name, check in _CHECKS.items():
+            steps.begin(name)
+            try:
+                found = list(check(invocation))
+            except StormDagsterError as error:
+                found = [("broken", error.message, "mend what it names")]
+            steps.done(name)
+            findings += [
+                {"check": name, "state": state, "found": what, "mend": mend or None}
+                for state, what, mend in found
+            ]
+    broken = [finding for finding in findings if finding["state"] == "broken"]
+    if invocation.json:
+        print_json({"ok": not broken, "findings": findings})
+    else:
+        print_table(
+            "",
+            ["check", "state", "found", "how to mend"],
+            [tuple("" if cell is None else cell for cell in finding.values()) for finding in findings],
+        )
+    return Unavailable.exit_code if broken else 0
+
+
+COMMANDS: dict[str, click.Command] = {"doctor": doctor}
