@@ -1,0 +1,145 @@
+"""The ``even`` strategy: Storm's even and default schedulers (seed 001, design 8.5)."""
+
+from __future__ import annotations
+
+from storm_dagster.core.scheduling.history import History, OldWorker
+from storm_dagster.core.scheduling.outcome import NoRoom
+from storm_dagster.core.scheduling.rebalance import choose_reused, trim
+from storm_dagster.core.scheduling.selectors import Bin
+from storm_dagster.core.scheduling.slots import Offer, interleaved
+from storm_dagster.core.scheduling.units import Unit
+from storm_dagster.model.placement import TopologyToPlace
+from storm_dagster.model.placement_reasons import Reason, short_of_slots_message
+
+__all__ = ["fixed_workers", "is_settled", "place_even"]
+
+
+def is_settled(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> bool:
+    """Whether a monitor event leaves everything as it is: nothing is lost, and no further slot would be used."""
+    if topology.event != "monitor" or history.needed:
+        return False
+    alive = _alive(topology, history, offer)
+    return _total(topology, units, history, alive, offer) <= len(alive)
+
+
+def place_even(
+    topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer
+) -> list[Bin]:
+    """Workers for all executors but those of workers that stay; uses what slots there are.
+
+    Raises :class:`NoRoom` only when there is no slot at all. In a monitor event live workers whose size fits
+    no share of an even spread are freed, as Storm's default scheduler does; a rebalance moves the fewest.
+    The topology master is dealt like any task; ``task.on.differ.node``, user-defined and old workers are
+    wishes of the ``balanced`` strategy only.
+    """
+    alive = _alive(topology, history, offer)
+    total = _total(topology, units, history, alive, offer)
+    if total < 1:
+        free = [(node, len(ports)) for node, ports in offer.free.items()]
+        reserve = max(0, topology.reserve)
+        raise NoRoom(short_of_slots_message(topology.name, 1, free, reserve=reserve, isolated=offer.isolated))
+    staying = {unit.first for worker in _fixed(history, alive) for unit in worker.units}
+    mine = [unit for unit in units if unit.first not in staying]
+    shares = _shares(len(mine), total)
+    kept: list[Bin] = []
+    if topology.event == "monitor":
+        kept = _keep_fitting(topology, alive, shares, offer)
+    elif topology.event == "rebalance" and not topology.reassign:
+        kept = _keep_most(topology, history, mine, shares, offer)
+    new = [
+        Bin(
+            offer.take(slot),
+            offer.hosts[slot[0]],
+            Reason.SLOT_INTERLEAVED,
+            topology.memory_bytes,
+            topology.cpu,
+        )
+        for slot in interleaved(offer)[: total - len(kept)]
+    ]
+    here = {unit.first for bin in kept for unit in bin.units}
+    waiting = [unit for unit in mine if unit.first not in here]
+    if topology.event == "rebalance":
+        _deal(waiting, [*kept, *new], shares)
+    else:
+        _deal(waiting, new, _shares(len(waiting), len(new)) if new else [])
+    return [*kept, *new]
+
+
+def fixed_workers(topology: TopologyToPlace, history: History, offer: Offer) -> tuple[OldWorker, ...]:
+    """The workers that :func:`place_even` does not touch and does not return."""
+    return _fixed(history, _alive(topology, history, offer))
+
+
+def _fixed(history: History, alive: list[OldWorker]) -> tuple[OldWorker, ...]:
+    return tuple(worker for worker in (*history.kept, *history.unstopped) if worker not in alive)
+
+
+def _alive(topology: TopologyToPlace, history: History, offer: Offer) -> list[OldWorker]:
+    """Monitor: live workers whose slot could be given away, because its supervisor is there to stop it."""
+    if topology.event != "monitor":
+        return []
+    return [worker for worker in history.kept if worker.slot[1] in offer.usable.get(worker.slot[0], ())]
+
+
+def _total(
+    topology: TopologyToPlace, units: tuple[Unit, ...], history: History, alive: list[OldWorker], offer: Offer
+) -> int:
+    """How many slots to use: what is wanted, as far as there are live and free ones."""
+    staying = len(history.kept) + len(history.unstopped) - len(alive)
+    wanted = max(1, min(topology.workers, len(units)) - staying)
+    return min(wanted, len(alive) + max(0, offer.total - max(0, topology.reserve)))
+
+
+def _shares(count: int, total: int) -> list[int]:
+    """Sizes of an even spread of ``count`` executors over ``total`` slots, larger ones first."""
+    average, remainder = divmod(count, total)
+    return [average + 1] * remainder + [average] * (total - remainder)
+
+
+def _keep_fitting(
+    topology: TopologyToPlace, alive: list[OldWorker], shares: list[int], offer: Offer
+) -> list[Bin]:
+    """Storm's rule of bad slots: a live worker stays if a share of its very size is still to be had."""
+    left = list(shares)
+    bins: list[Bin] = []
+    for worker in alive:
+        if len(worker.units) not in left:
+            offer.give_back(worker.slot)
+            continue
+        left.remove(len(worker.units))
+        memory, cpu = worker.memory_bytes or topology.memory_bytes, worker.cpu or topology.cpu
+        bins.append(Bin(worker.slot, worker.host, Reason.SLOT_KEPT, memory, cpu))
+        for unit in worker.units:
+            bins[-1].put(unit, Reason.KEPT)
+    return bins
+
+
+def _keep_most(
+    topology: TopologyToPlace, history: History, mine: list[Unit], shares: list[int], offer: Offer
+) -> list[Bin]:
+    """The fullest old slots are used on, and keep as many executors as their share allows."""
+    firsts = {unit.first for unit in mine}
+    fullest = choose_reused(history.lost, offer, firsts, len(shares), None).kept
+    stays = trim(fullest, firsts, shares[-1], sum(share > shares[-1] for share in shares), (), {})
+    bins: list[Bin] = []
+    for worker in sorted(fullest, key=lambda worker: worker.slot):
+        slot = offer.take(worker.slot)
+        bins.append(Bin(slot, offer.hosts[slot[0]], Reason.SLOT_REUSED, topology.memory_bytes, topology.cpu))
+        for unit in stays[slot]:
+            bins[-1].put(unit, Reason.STAYS)
+    return bins
+
+
+def _deal(waiting: list[Unit], bins: list[Bin], shares: list[int]) -> None:
+    """Deals executors round robin, by ascending id, over the workers that are below their share.
+
+    The fullest workers have the largest shares.
+    """
+    ranked = sorted(range(len(bins)), key=lambda index: (-bins[index].size, index))
+    share = dict(zip(ranked, shares, strict=True))
+    turn = 0
+    for unit in waiting:
+        while bins[turn % len(bins)].size >= share[turn % len(bins)]:
+            turn += 1
+        bins[turn % len(bins)].put(unit, Reason.DEALT)
+        turn += 1

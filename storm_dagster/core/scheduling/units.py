@@ -1,0 +1,79 @@
+"""What is placed: executors, as units that stay together, and how many workers they are spread over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
+from storm_dagster.model.placement import TopologyToPlace
+from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
+
+__all__ = ["Unit", "exchanges", "task_count", "units_of", "worker_count"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One executor: tasks of one component that are never separated (design 8.1)."""
+
+    component: str
+    tasks: tuple[int, ...]
+    """Ascending."""
+
+    @property
+    def first(self) -> int:
+        """Lowest task id: identifies the unit and orders units."""
+        return self.tasks[0]
+
+    @property
+    def is_system(self) -> bool:
+        """Whether it is an acker or the topology master."""
+        return self.component in (ACKER, TOPOLOGY_MASTER)
+
+    @property
+    def is_master(self) -> bool:
+        """Whether it is the topology master."""
+        return self.component == TOPOLOGY_MASTER
+
+
+def units_of(topology: TopologyToPlace) -> tuple[Unit, ...]:
+    """The topology's executors in ascending order of their first task; a task in no group is one of its own."""
+    grouped: set[int] = set()
+    units: list[Unit] = []
+    for group in topology.executors:
+        tasks = tuple(sorted(group))
+        if tasks and tasks[0] in topology.tasks:
+            units.append(Unit(topology.tasks[tasks[0]], tasks))
+            grouped.update(tasks)
+    units.extend(
+        Unit(component, (task,)) for task, component in topology.tasks.items() if task not in grouped
+    )
+    return tuple(sorted(units, key=lambda unit: unit.first))
+
+
+def task_count(units: Iterable[Unit]) -> int:
+    """How many tasks the units hold together."""
+    return sum(len(unit.tasks) for unit in units)
+
+
+def exchanges(topology: TopologyToPlace) -> dict[str, frozenset[str]]:
+    """Component -> components that it trades tuples with: a bolt's inputs, a spout's readers (JStorm f)."""
+    related: dict[str, frozenset[str]] = {}
+    for component in {*topology.tasks.values(), *topology.inputs}:
+        inputs = topology.inputs.get(component, ())
+        related[component] = frozenset(inputs) or frozenset(
+            reader for reader, sources in topology.inputs.items() if component in sources
+        )
+    return related
+
+
+def worker_count(workers: int | None, executors: int, single_master: bool | None) -> tuple[int, bool]:
+    """How many workers a topology gets, and whether its topology master has one of them for itself.
+
+    ``executors`` is the parallelism of all components but the topology master. JStorm cases W1 to W10:
+    the smaller of the two, and one more for the master when it was asked to be alone, or when nothing was
+    said and there are at least ten.
+    """
+    count = executors if workers is None else min(workers, executors)
+    alone = single_master if single_master is not None else count >= MASTER_ALONE_FROM
+    return max(1, count + 1 if alone else count), alone

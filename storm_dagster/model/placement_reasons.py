@@ -1,0 +1,147 @@
+"""The vocabulary in which both planners say why something stands where it stands, or cannot stand.
+
+Words only: which reason applies is decided by each planner for itself. Over Spark a reason travels as its
+number, so that a hundred thousand tasks do not carry a hundred thousand sentences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+
+__all__ = [
+    "MASTER_ALONE_FROM",
+    "Reason",
+    "differ_node_message",
+    "local_message",
+    "no_supervisor_message",
+    "reason_text",
+    "short_of_slots_message",
+]
+
+MASTER_ALONE_FROM = 10
+"""From so many workers on the topology master gets a worker of its own, unless the conf says otherwise."""
+
+_SUPERVISORS_NAMED = 10
+
+
+class Reason(IntEnum):
+    """Why a task is in its worker, or (``SLOT_*``) why a worker has its slot."""
+
+    ONLY = 0
+    COMPONENT_WORKER = 1
+    COMPONENT_SUPERVISOR = 2
+    TOTAL_WORKER = 3
+    TOTAL_SUPERVISOR = 4
+    INPUT_WORKER = 5
+    INPUT_SUPERVISOR = 6
+    FIRST = 7
+    MASTER = 8
+    USER = 9
+    OLD = 10
+    KEPT = 11
+    UNSTOPPED = 12
+    STAYS = 13
+    DEALT = 14
+    LOCAL = 15
+    SLOT_USER = 16
+    SLOT_OLD = 17
+    SLOT_KEPT = 18
+    SLOT_UNSTOPPED = 19
+    SLOT_REUSED = 20
+    SLOT_ONLY = 21
+    SLOT_MOST_FREE = 22
+    SLOT_FEWEST_USED = 23
+    SLOT_LOWEST_ID = 24
+    SLOT_DIFFER = 25
+    SLOT_INTERLEAVED = 26
+    SLOT_LOCAL = 27
+
+
+_TEXTS: dict[Reason, str] = {
+    Reason.ONLY: "the only worker that could still take it",
+    Reason.COMPONENT_WORKER: "the worker had the fewest tasks of its component",
+    Reason.COMPONENT_SUPERVISOR: "the supervisor had the fewest tasks of its component",
+    Reason.TOTAL_WORKER: "the worker had the fewest tasks",
+    Reason.TOTAL_SUPERVISOR: "the supervisor had the fewest tasks",
+    Reason.INPUT_WORKER: "the worker had the most tasks that it exchanges tuples with",
+    Reason.INPUT_SUPERVISOR: "the supervisor had the most tasks that it exchanges tuples with",
+    Reason.FIRST: "the first of equally good workers",
+    Reason.MASTER: "the topology master has a worker of its own",
+    Reason.USER: "use.userdefine.assignment asks for it",
+    Reason.OLD: "use.old.assignment keeps it with its former companions",
+    Reason.KEPT: "its worker is alive and was left alone",
+    Reason.UNSTOPPED: "its worker still beats although its supervisor is gone",
+    Reason.STAYS: "it stays where it was: moving it would not improve the balance",
+    Reason.DEALT: "dealt round robin over the slots of the even strategy",
+    Reason.LOCAL: "local mode has one worker",
+    Reason.SLOT_USER: "use.userdefine.assignment asks for this host",
+    Reason.SLOT_OLD: "use.old.assignment asks for its former slot",
+    Reason.SLOT_KEPT: "the worker is alive and was left alone",
+    Reason.SLOT_UNSTOPPED: "the worker still beats although its supervisor is gone",
+    Reason.SLOT_REUSED: "the topology had this slot and keeps it",
+    Reason.SLOT_ONLY: "the only supervisor with a free port",
+    Reason.SLOT_MOST_FREE: "the supervisor had the most free ports",
+    Reason.SLOT_FEWEST_USED: "of the supervisors with the most free ports it had the fewest used",
+    Reason.SLOT_LOWEST_ID: "of equally loaded supervisors it has the lowest id",
+    Reason.SLOT_DIFFER: "task.on.differ.node needs another supervisor: the least loaded of those",
+    Reason.SLOT_INTERLEAVED: "its turn when free slots are dealt host by host",
+    Reason.SLOT_LOCAL: "the first free port of the only supervisor",
+}
+
+
+def reason_text(reason: int) -> str:
+    """The sentence for a reason number."""
+    return _TEXTS[Reason(reason)]
+
+
+def no_supervisor_message(name: str) -> str:
+    """For an event that found no live supervisor at all."""
+    return f"topology {name!r} cannot be placed, no supervisor is alive: start one"
+
+
+def short_of_slots_message(
+    name: str,
+    needed: int,
+    free: Iterable[tuple[str, int]],
+    *,
+    reserve: int = 0,
+    workers: int | None = None,
+    isolated: bool = False,
+) -> str:
+    """For a topology that wants more slots than there are.
+
+    ``free`` lists (supervisor id, free ports) of the supervisors that it may use; ``workers`` is the
+    ``topology.workers`` with which it would fit, ``None`` when none would.
+    """
+    pairs = sorted(free, key=lambda pair: (pair[1] == 0, pair[0]))
+    total = sum(count for _, count in pairs)
+    named = ", ".join(f"{node}: {count}" for node, count in pairs[:_SUPERVISORS_NAMED])
+    if len(pairs) > _SUPERVISORS_NAMED:
+        named += f" and {len(pairs) - _SUPERVISORS_NAMED} more supervisors"
+    where = " on its isolation.scheduler.machines" if isolated else ""
+    held = f" and {reserve} of them must stay free" if reserve else ""
+    remedy = "add a supervisor" + (" there" if isolated else "")
+    if reserve:
+        remedy += ", lower jstorm.reserve.workers"
+    if workers is not None and workers >= 1:
+        remedy += f" or set topology.workers={workers}"
+    slots = "1 slot" if needed == 1 else f"{needed} slots"
+    return f"topology {name!r} needs {slots}, {total} {'is' if total == 1 else 'are'} free{where} ({named}){held}: {remedy}"
+
+
+def differ_node_message(name: str, component: str, needed: int, supervisors: int) -> str:
+    """For a component with ``task.on.differ.node`` that finds too few supervisors among the workers."""
+    return (
+        f"topology {name!r} wants {needed} tasks of component {component!r} on different supervisors, its workers "
+        f"are on {supervisors} that may take one: raise topology.workers, add a supervisor, rebalance with "
+        "reassign, or turn task.on.differ.node off"
+    )
+
+
+def local_message(name: str, supervisors: int) -> str:
+    """For local mode on a cluster that has not exactly one supervisor."""
+    return (
+        f"topology {name!r} uses the local strategy, which needs exactly one supervisor, there are {supervisors}: "
+        "set topology.scheduler.strategy=balanced or leave one supervisor"
+    )
