@@ -45,7 +45,7 @@ from storm_dagster.core.slot_model import (
     Work,
 )
 
-__all__ = ["SUPERSEDED", "crash_delay", "is_restarting", "step"]
+__all__ = ["SUPERSEDED", "crash_delay", "forgive", "is_restarting", "step"]
 
 _Result: TypeAlias = "tuple[Slot, tuple[Instruction, ...]]"
 _KILL_AGAIN = 5.0
@@ -61,6 +61,14 @@ def crash_delay(crashes: int, limits: SlotLimits) -> float:
 def is_restarting(slot: Slot) -> bool:
     """Whether a worker that ran here is being brought back in place (``SupervisorInfo.restarting``)."""
     return _same_topology(slot.wanted, slot.ran) and slot.state not in ("running", "waiting-for-update")
+
+
+def forgive(slot: Slot, seconds: float) -> Slot:
+    """The slot after ``seconds`` in which nobody looked (a suspended machine, a stopped supervisor).
+
+    A silence that was not watched proves nothing about the worker.
+    """
+    return replace(slot, beat_at=slot.beat_at + seconds)
 
 
 def step(slot: Slot, event: Event, now: float, limits: SlotLimits) -> _Result:

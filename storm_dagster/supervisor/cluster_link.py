@@ -1,0 +1,294 @@
+"""The supervisor's side of ZooKeeper: what the cluster wants here, this supervisor's heartbeat, error reports.
+
+A thread of its own, so that neither a slow server nor an outage ever holds up the slots. It only
+reads what is wanted and hands it over; while the cluster cannot be read, or its root is gone or another's,
+the last wish stays: absence is not an order.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from storm_dagster.core.slot_claims import SlotClaims, slot_claims
+from storm_dagster.model import paths
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
+from storm_dagster.model.names import SYSTEM
+from storm_dagster.model.records import Assignment, SupervisorInfo
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["ClusterLink"]
+
+_log = logging.getLogger(__name__)
+
+_FULL_READ_SECS = 10.0
+"""Watches are hints: everything is read again that often."""
+_VANISHED_TWICE_SECS = 0.3
+_MOST_REPORTS = 100
+_LOST_RETRY_SECS = 0.5
+
+
+class ClusterLink:
+    """Keeps a session, the newest :class:`SlotClaims` and this supervisor's ephemeral record."""
+
+    def __init__(
+        self,
+        conf: ClusterConf,
+        supervisor_id: str,
+        *,
+        cluster_id: str | None,
+        info: Callable[[int], SupervisorInfo],
+        passes: Callable[[], int],
+        wake: Callable[[], None],
+    ) -> None:
+        """``info(count)``: the heartbeat record. ``passes()``: completed passes of the loop. ``wake`` wakes the
+        loop when :attr:`claims` or :attr:`cluster_id` changed."""
+        self._conf = conf
+        self._id = supervisor_id
+        self._host = str(conf["storm.local.hostname"])
+        self._info = info
+        self._passes = passes
+        self._wake_loop = wake
+        self.cluster_id = cluster_id
+        """The cluster that this supervisor obeys, once one was seen."""
+        self.claims: SlotClaims | None = None
+        """What was read last; ``None`` until something was."""
+        self._cluster: StormClusterState | None = None
+        self._assignments: dict[str, Assignment] = {}
+        self._changed: set[str] = set()
+        self._wakes: dict[str, Callable[[], None]] = {}
+        self._list_changed = True
+        self._read_all_at = 0.0
+        self._urls: tuple[str, ...] = ()
+        self._reports: deque[tuple[str, int, str, int]] = deque(maxlen=_MOST_REPORTS)
+        self._count = 0
+        self._beat_at: float | None = None
+        self._beat_passes = 0
+        self._beat: SupervisorInfo | None = None
+        self._trouble = ""
+        self._event = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cluster-link", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Returns at once, whatever state ZooKeeper is in."""
+        self._thread.start()
+
+    def close(self, deadline_secs: float = 5.0) -> None:
+        """End the session (the heartbeat node goes with it), within the deadline."""
+        self._stopped.set()
+        self._event.set()
+        self._thread.join(timeout=deadline_secs)
+
+    def beat_now(self) -> None:
+        """What the heartbeat record says has changed: write it before it is due."""
+        self._event.set()
+
+    def report(self, topology_id: str, port: int, text: str) -> None:
+        """Tell the topology's owner, as soon as ZooKeeper can be reached; the oldest of many are dropped."""
+        self._reports.append((topology_id, port, text, int(time.time())))
+        self._event.set()
+
+    def nimbus_urls(self) -> tuple[str, ...]:
+        """HTTP base URLs of the nimbuses: the leader, the others, those of ``nimbus.seeds``. From any thread."""
+        cluster = self._cluster
+        if cluster is not None and cluster.session.connected:
+            try:
+                self._urls = _read_urls(cluster)
+            except StormDagsterError as error:
+                _log.warning("the nimbuses cannot be listed, those known before are asked: %s", error.message)
+        return tuple(dict.fromkeys((*self._urls, *_seed_urls(self._conf))))
+
+    # -- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._event.clear()
+            try:
+                self._turn()
+                self._say("")
+                pause = self._until_due()
+            except StormDagsterError as error:
+                self._say(error.message)
+                pause = _LOST_RETRY_SECS
+            except Exception:
+                _log.exception("reading the cluster failed: it is tried again")
+                pause = _LOST_RETRY_SECS
+            self._event.wait(pause)
+        if self._cluster is not None:
+            self._cluster.disconnect()
+
+    def _say(self, trouble: str) -> None:
+        """Log a trouble once, and its end."""
+        if trouble != self._trouble:
+            if trouble:
+                _log.error("%s (the workers here go on meanwhile)", trouble)
+            else:
+                _log.info("the cluster can be read again")
+            self._trouble = trouble
+
+    def _turn(self) -> None:
+        cluster = self._cluster
+        if cluster is None:
+            cluster = StormClusterState.open(self._conf, cluster_id=self.cluster_id)
+            cluster.state.add_listener(self._on_connection)
+            self._cluster = cluster
+            if self.cluster_id is None:
+                _log.info("this supervisor belongs to cluster %s", cluster.cluster_id())
+                self.cluster_id = cluster.cluster_id()
+        if not cluster.session.connected:
+            raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
+        # Before anything is believed, and before this supervisor offers itself.
+        cluster.check_cluster_id()
+        self._read(cluster)
+        self._write_heartbeat(cluster)
+        while self._reports:
+            self._write_report(cluster, *self._reports[0])
+            self._reports.popleft()
+
+    def _on_connection(self, state: str) -> None:
+        if state == "CONNECTED":
+            self._read_all_at = 0.0
+        self._event.set()
+
+    def _until_due(self) -> float:
+        longest = float(self._conf["supervisor.monitor.frequency.secs"])
+        if self._beat_at is None:
+            return 0.1
+        due = self._beat_at + float(self._conf["supervisor.heartbeat.frequency.secs"]) - time.monotonic()
+        return max(0.05, min(longest, due))
+
+    # -- what is wanted ---------------------------------------------------------------------------------
+
+    def _read(self, cluster: StormClusterState) -> None:
+        now = time.monotonic()
+        everything = self._read_all_at == 0.0 or now - self._read_all_at >= _FULL_READ_SECS
+        try:
+            if everything or self._list_changed:
+                self._list_changed = False
+                self._read_list(cluster, everything)
+            while self._changed:
+                self._read_one(cluster, self._changed.pop())
+        except StormDagsterError:
+            self._list_changed = True
+            raise
+        if everything:
+            self._read_all_at = now
+        claims = slot_claims(self._assignments, self._id)
+        if claims != self.claims:
+            self.claims = claims
+            self._wake_loop()
+
+    def _read_list(self, cluster: StormClusterState, everything: bool) -> None:
+        listed = set(cluster.assignment_ids(self._on_list))
+        gone = set(self._assignments) - listed
+        if any(self._concerns_us(self._assignments[topology_id]) for topology_id in gone):
+            # A root that is being wiped loses its nodes one by one: it must not look like kills.
+            self._stopped.wait(_VANISHED_TWICE_SECS)
+            cluster.check_cluster_id()
+            gone -= set(cluster.assignment_ids())
+            cluster.check_cluster_id()
+        for topology_id in gone:
+            del self._assignments[topology_id]
+            self._changed.discard(topology_id)
+            self._wakes.pop(topology_id, None)
+        self._changed.update(listed if everything else listed - set(self._assignments))
+
+    def _concerns_us(self, assignment: Assignment) -> bool:
+        return any(worker.node == self._id for worker in assignment.workers)
+
+    def _read_one(self, cluster: StormClusterState, topology_id: str) -> None:
+        def changed() -> None:
+            self._changed.add(topology_id)
+            self._event.set()
+
+        # One wake for each topology, so that reading again does not pile them up.
+        wake = self._wakes.setdefault(topology_id, changed)
+        try:
+            found = cluster.read_assignment(topology_id, wake)
+        except Corrupt as error:
+            # What was last understood stays in force.
+            _log.error("%s", error.message)
+            return
+        except StormDagsterError:
+            self._changed.add(topology_id)
+            raise
+        if found is not None:
+            self._assignments[topology_id] = found[0]
+        else:
+            # Its removal is believed where the list is read, with its safeguards.
+            self._list_changed = True
+            self._event.set()
+
+    def _on_list(self) -> None:
+        self._list_changed = True
+        self._event.set()
+
+    # -- what is written --------------------------------------------------------------------------------
+
+    def _write_heartbeat(self, cluster: StormClusterState) -> None:
+        now, passes = time.monotonic(), self._passes()
+        info = self._info(self._count + 1)
+        path = paths.supervisor(self._id)
+        missing = not cluster.state.owned(path)
+        changed = self._beat is None or info.model_copy(update={"count": self._beat.count}) != self._beat
+        due = self._beat_at is None or now - self._beat_at >= float(
+            self._conf["supervisor.heartbeat.frequency.secs"]
+        )
+        # A loop that hangs must not look alive: without a completed pass nothing is written (F6).
+        if passes == self._beat_passes or not (missing or changed or due):
+            return
+        cluster.supervisor_heartbeat(self._id, info)
+        self._beat, self._beat_at, self._beat_passes = info, now, passes
+        self._count += 1
+
+    def _write_report(
+        self, cluster: StormClusterState, topology_id: str, port: int, text: str, when: int
+    ) -> None:
+        assignment = self._assignments.get(topology_id)
+        if assignment is None:
+            return
+        tasks = next(
+            (worker.ids for worker in assignment.workers if worker.slot == (self._id, port) and worker.tasks),
+            (0,),
+        )
+        try:
+            cluster.report_error(
+                topology_id, tasks[0], text, component=SYSTEM, host=self._host, port=port, time=when
+            )
+        except Unavailable:
+            raise
+        except StormDagsterError as error:
+            _log.warning("the error of slot %d could not be stored: %s", port, error.message)
+
+
+def _read_urls(cluster: StormClusterState) -> tuple[str, ...]:
+    urls: list[str] = []
+    epoch = cluster.epoch()
+    if epoch is not None:
+        urls.append(epoch[1].http)
+    names = cluster.state.find_children(paths.NIMBUS_SLAVE_DETAIL) or []
+    for found in cluster.state.get_many([f"{paths.NIMBUS_SLAVE_DETAIL}/{name}" for name in names]):
+        try:
+            detail: Any = json.loads(found[0]) if found is not None else None
+        except ValueError:
+            continue
+        if isinstance(detail, Mapping) and isinstance(detail.get("http"), str):
+            urls.append(detail["http"])
+    return tuple(dict.fromkeys(url.rstrip("/") for url in urls if url.startswith(("http://", "https://"))))
+
+
+def _seed_urls(conf: ClusterConf) -> tuple[str, ...]:
+    port = conf["nimbus.http.port"]
+    seeds = [str(seed) for seed in conf["nimbus.seeds"] or ()]
+    return tuple(
+        f"http://{seed}" if ":" in seed.rpartition("]")[2] else f"http://{seed}:{port}"
+        for seed in seeds
+        if port or ":" in seed
+    )

@@ -1,0 +1,295 @@
+"""The supervisor daemon: the slots of one host.
+
+One loop: look at what happened, ask the pure slot machine, execute, repeat. What the cluster wants is read
+by :class:`~storm_dagster.supervisor.cluster_link.ClusterLink` in a thread of its own; downloads, unpacking
+and starts run in threads as well, so that no pass takes long. Workers are processes of their own sessions:
+they outlive this one, and the next supervisor of the same id takes them over.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import logging
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+import storm_dagster
+from storm_dagster.core.slot_claims import check_ports
+from storm_dagster.core.slot_model import SlotLimits, Work
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.model.records import SupervisorInfo
+from storm_dagster.model.run_file import RunFile, boot_id
+from storm_dagster.supervisor.adoption import FoundWorker, find_workers, remove_stale_folders
+from storm_dagster.supervisor.cluster_link import ClusterLink
+from storm_dagster.supervisor.housekeeping import Housekeeper, remove_folder, remove_run_file, rotate
+from storm_dagster.supervisor.launcher import HEARTBEAT, Launcher, log_path
+from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
+from storm_dagster.supervisor.localizer import Localizer
+from storm_dagster.supervisor.processes import WorkerProcess
+from storm_dagster.supervisor.slots import LiveWorker, SlotTable, WorkerStarter
+
+__all__ = ["Supervisor", "resolve_supervisor_id", "run"]
+
+_log = logging.getLogger(__name__)
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TIDY_SECS = 10.0
+
+
+def boot_clock() -> float:
+    """Seconds since boot, times of sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def resolve_supervisor_id(home: Path, supervisor_id: str | None) -> str:
+    """The id itself, checked; without one, that of HOME's own supervisor, made at its first start."""
+    if supervisor_id is None:
+        kept = home / "supervisor" / "id"
+        try:
+            supervisor_id = kept.read_text(encoding="utf-8").strip()
+        except FileNotFoundError:
+            supervisor_id = uuid.uuid4().hex
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            temporary = kept.with_name(f".id.{os.getpid()}.tmp")
+            temporary.write_text(supervisor_id + "\n", encoding="utf-8")
+            os.replace(temporary, kept)
+    if not _ID.fullmatch(supervisor_id) or supervisor_id == "id":
+        raise InvalidRequest(
+            f"supervisor id {supervisor_id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose another"
+        )
+    return supervisor_id
+
+
+class Supervisor:
+    """One supervisor process. :meth:`serve` blocks until told to stop."""
+
+    def __init__(
+        self,
+        conf: ClusterConf,
+        home: Path,
+        supervisor_id: str,
+        ports: Sequence[int],
+        *,
+        starter: WorkerStarter | None = None,
+    ) -> None:
+        self.id = supervisor_id
+        self._conf = conf
+        self._home = home
+        self._ports = tuple(sorted(ports))
+        self._folder = home / "supervisor" / supervisor_id
+        self._started = int(time.time())
+        self._wake = threading.Event()
+        self._passes = 0
+        self._stopping = threading.Event()
+        self._file = LocalStateFile(self._folder / "localstate")
+        before = self._file.read()
+        self._housekeeper = Housekeeper(self._file)
+        self._link = ClusterLink(
+            conf,
+            supervisor_id,
+            cluster_id=before.cluster_id if before is not None else None,
+            info=self._info,
+            passes=lambda: self._passes,
+            wake=self._wake.set,
+        )
+        self._localizer = Localizer(
+            self._folder,
+            self._link.nimbus_urls,
+            tries=conf["supervisor.blobstore.download.max_retries"],
+            idle_secs=conf["nimbus.file.copy.expiration.secs"],
+            max_bytes=conf["nimbus.upload.max.bytes"],
+            chunk_bytes=conf["storm.blobstore.inputstream.buffer.size.bytes"],
+            stop=self._stopping,
+        )
+        self.table = SlotTable(
+            self._ports,
+            SlotLimits(
+                start_timeout=conf["supervisor.worker.start.timeout.secs"],
+                silence_timeout=conf["supervisor.worker.timeout.secs"],
+                kill_after=conf["supervisor.worker.shutdown.sleep.secs"],
+            ),
+            self._localizer,
+            starter or Launcher(home, supervisor_id, conf["storm.local.hostname"], conf.values),
+            wake=self._wake.set,
+            clean=self._clean,
+            report=self._link.report,
+        )
+        self._restarting: tuple[int, ...] = ()
+        self._take_over(before)
+
+    def _take_over(self, before: LocalState | None) -> None:
+        """Adopt the workers that run, and remember which ran."""
+        self._localizer.prepare()
+        now = boot_clock()
+        found = {worker.worker_id: worker for worker in find_workers(self._home, self.id)}
+        for known in before.workers if before is not None else ():
+            process = WorkerProcess(known.pid, known.start_ticks, known.boot_id)
+            if known.worker_id not in found and process.alive():
+                found[known.worker_id] = FoundWorker(
+                    port=known.port,
+                    worker_id=known.worker_id,
+                    work=Work(known.topology_id, known.code_dir),
+                    process=process,
+                    heartbeat_path=self._home / "workers" / known.worker_id / HEARTBEAT,
+                    log_path=log_path(self._home, known.topology_id, known.port),
+                )
+        for wanted in before.wanted if before is not None else ():
+            if wanted.ran:
+                self.table.remember(wanted.port, Work(wanted.topology_id, wanted.code_dir))
+        for worker in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
+            _log.info(
+                "worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid
+            )
+            self.table.adopt(worker, now)
+        stale = functools.partial(remove_stale_folders, self._home, self.id, frozenset(found))
+        stale()
+
+    def serve(self, stop: threading.Event) -> None:
+        """Run until ``stop`` is set. The workers go on."""
+        self._link.start()
+        stopper = threading.Thread(target=self._forward_stop, args=(stop,), name="stop", daemon=True)
+        stopper.start()
+        longest = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
+        tidied_at = boot_clock()
+        try:
+            while not stop.is_set():
+                self._wake.clear()
+                now = boot_clock()
+                self.turn(now)
+                if now - tidied_at >= _TIDY_SECS:
+                    tidied_at = now
+                    self._housekeeper.do(self._tidy)
+                self._wake.wait(self.table.pause(now, longest))
+        finally:
+            self._stopping.set()
+            self.table.close()
+            self._link.close()
+            self._save()
+            self._housekeeper.close()
+            self._localizer.close()
+
+    def turn(self, now: float) -> None:
+        """One pass of the loop."""
+        claims = self._link.claims
+        if claims is not None:
+            self.table.apply(claims, now)
+        self.table.look(now)
+        self._save()
+        self._passes += 1
+        restarting = self.table.restarting()
+        if restarting != self._restarting:
+            self._restarting = restarting
+            self._link.beat_now()
+
+    def _forward_stop(self, stop: threading.Event) -> None:
+        stop.wait()
+        self._wake.set()
+
+    def _info(self, count: int) -> SupervisorInfo:
+        return SupervisorInfo(
+            host=str(self._conf["storm.local.hostname"]),
+            ports=self._ports,
+            started=self._started,
+            count=count,
+            version=storm_dagster.__version__,
+            cpu=self._conf["supervisor.cpu.capacity"],
+            memory_mb=self._conf["supervisor.memory.capacity.mb"],
+            rack=self._conf["supervisor.rack"],
+            restarting=self._restarting,
+        )
+
+    def _save(self) -> None:
+        workers = tuple(
+            KnownWorker(
+                port=live.port,
+                worker_id=live.worker.id,
+                topology_id=live.worker.work.topology_id,
+                code_dir=live.worker.work.code_dir,
+                pid=live.process.pid,
+                start_ticks=live.process.start_ticks,
+                boot_id=live.process.boot_id,
+            )
+            for live in self.table.workers()
+        )
+        wanted = tuple(
+            WantedSlot(
+                port=port, topology_id=slot.wanted[0], code_dir=slot.wanted[1], ran=slot.ran is not None
+            )
+            for port, slot in self.table.slots.items()
+            if slot.wanted is not None
+        )
+        self._housekeeper.save(
+            LocalState(
+                supervisor_id=self.id, cluster_id=self._link.cluster_id, workers=workers, wanted=wanted
+            )
+        )
+
+    def _clean(self, live: LiveWorker, last: bool) -> None:
+        if last:
+            # Here, not on the side: a worker that follows in the slot writes its own file.
+            remove_run_file(self._home, self.id, live.port, live.process.pid, live.process.start_ticks)
+        folder = self._home / "workers" / live.worker.id
+        self._housekeeper.do(functools.partial(remove_folder, folder))
+
+    def _tidy(self) -> None:
+        if self._link.claims is not None:
+            # Never before the cluster was read: what nobody seems to want may only not be known yet.
+            for code_dir in self._localizer.remove_unused(self.table.used_code):
+                _log.info("code %s is used no more and was removed", code_dir)
+        for live in self.table.workers():
+            rotate(live.log_path, self._conf["worker.log.max.bytes"], self._conf["worker.log.backups"])
+
+
+def _lock(folder: Path) -> IO[str]:
+    """Hold the supervisor's folder; :class:`Conflict` when a live process of the same id does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stream = (folder / "lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        stream.close()
+        raise Conflict(
+            f"another supervisor {folder.name!r} runs in {folder.parents[1]}: stop it first, or choose another id"
+        ) from None
+    return stream
+
+
+def run(
+    conf: ClusterConf,
+    home: Path,
+    supervisor_id: str | None,
+    stop: threading.Event,
+    ports: Sequence[int] | None = None,
+    *,
+    starter: WorkerStarter | None = None,
+) -> int:
+    """Be the supervisor ``supervisor_id`` of ``home`` until ``stop`` is set; the exit code of the process.
+
+    ``ports`` default to ``supervisor.slots.ports``. Workers go on when it ends, and are taken over at the
+    next start. Raises :class:`InvalidRequest` for ports or an id that cannot be, and :class:`Conflict` when
+    that supervisor runs already. An unreachable ZooKeeper is waited for.
+    """
+    if conf["storm.cluster.mode"] == "local":
+        raise InvalidRequest("storm.cluster.mode is local: daemons run in mode distributed; remove the key")
+    home = home.resolve()
+    chosen = tuple(ports if ports is not None else conf["supervisor.slots.ports"])
+    wrong = check_ports(chosen)
+    if wrong:
+        raise InvalidRequest(wrong)
+    chosen_id = resolve_supervisor_id(home, supervisor_id)
+    with _lock(home / "supervisor" / chosen_id):
+        run_file = RunFile.write(home, "supervisor", chosen_id)
+        _log.info("supervisor %s starts, ports %s, boot %s", chosen_id, list(chosen), boot_id())
+        try:
+            Supervisor(conf, home, chosen_id, chosen, starter=starter).serve(stop)
+        finally:
+            run_file.remove(home)
+    return 0

@@ -1,0 +1,156 @@
+"""Starting a worker: its folder, its spec, its environment, its log, its process."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import storm_dagster
+from storm_dagster.core.slot_model import Work
+from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
+from storm_dagster.model.run_file import RunFile, boot_id, start_ticks
+from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.supervisor.localizer import LocalCode
+from storm_dagster.supervisor.processes import WorkerProcess
+
+__all__ = ["LaunchedWorker", "Launcher", "log_path", "worker_command", "worker_environment"]
+
+_log = logging.getLogger(__name__)
+
+SPEC = "SPEC.json"
+HEARTBEAT = "heartbeat.json"
+
+
+@dataclass(frozen=True)
+class LaunchedWorker:
+    """A process and what it was started with."""
+
+    worker_id: str
+    process: WorkerProcess
+    heartbeat_path: Path
+    log_path: Path
+
+
+def log_path(home: Path, topology_id: str, port: int) -> Path:
+    """Where the worker of that slot logs, its standard output and error included."""
+    return home / "logs" / "workers" / topology_id / str(port) / "worker.log"
+
+
+def worker_command(conf: Mapping[str, Any], spec: Path) -> list[str]:
+    """Command line of a worker: an argument list, never a shell's (hazard S18)."""
+    return [str(conf.get("topology.python") or sys.executable), "-m", "storm_dagster.worker", str(spec)]
+
+
+def worker_environment(
+    base: Mapping[str, str], conf: Mapping[str, Any], archive_root: Path, home: Path
+) -> dict[str, str]:
+    """Environment of a worker: the supervisor's, ``topology.environment`` over it, and its import path.
+
+    The archive comes first on the path, then the user's own PYTHONPATH, then what holds this package.
+    """
+    wanted = conf.get("topology.environment") or {}
+    for name in wanted:
+        if not name or "=" in name or "\0" in name or "\0" in str(wanted[name]):
+            raise InvalidTopology(f"topology.environment: {name!r:.80} cannot name a variable: rename it")
+    environment = {**base, "PYTHONUNBUFFERED": "1", **{name: str(value) for name, value in wanted.items()}}
+    ours = str(Path(storm_dagster.__file__).parents[1])
+    path = [str(archive_root), *environment.get("PYTHONPATH", "").split(os.pathsep), ours]
+    environment["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(part for part in path if part))
+    environment["STORM_DAGSTER_HOME"] = str(home)
+    return environment
+
+
+class Launcher:
+    """Starts the workers of one supervisor. Blocks for as long as the disk takes: not for a loop."""
+
+    def __init__(self, home: Path, supervisor_id: str, host: str, cluster_conf: Mapping[str, Any]) -> None:
+        self._home = home
+        self._id = supervisor_id
+        self._host = host
+        self._conf = dict(cluster_conf)
+
+    def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
+        """Start a worker of ``work`` in slot ``port``.
+
+        Raises :class:`Corrupt` when the local code is damaged, :class:`InvalidTopology` for a conf that no
+        process can be started with, :class:`Unavailable` when the interpreter cannot be started.
+        """
+        conf = read_topology_conf(code.path / "stormconf.ser")
+        worker_id = uuid.uuid4().hex
+        folder = self._home / "workers" / worker_id
+        log = log_path(self._home, work.topology_id, port)
+        spec = WorkerSpec(
+            worker_id=worker_id,
+            token=secrets.token_hex(16),
+            topology_id=work.topology_id,
+            node=self._id,
+            host=self._host,
+            port=port,
+            home=str(self._home),
+            conf=self._conf,
+            code_dir=str(code.path),
+            code=code.sha256[:16],
+            heartbeat_path=str(folder / HEARTBEAT),
+            log_path=str(log),
+        )
+        environment = worker_environment(os.environ, conf, spec.archive_root, self._home)
+        folder.mkdir(parents=True)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            spec.write(folder / SPEC)
+            child = self._spawn(worker_command(conf, folder / SPEC), folder, environment, log)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        ticks = start_ticks(child.pid)
+        # A child that died at once has no start time any more; it is found dead by the watch.
+        process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
+        try:
+            # The worker writes the same when it is up; `stop` must find it before that, too.
+            RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
+        except ProcessLookupError:
+            pass
+        _log.info("started worker %s of %s in slot %d, pid %d", worker_id, work.topology_id, port, child.pid)
+        return LaunchedWorker(worker_id, process, Path(spec.heartbeat_path), log)
+
+    def _spawn(
+        self, command: list[str], folder: Path, environment: dict[str, str], log: Path
+    ) -> subprocess.Popen[bytes]:
+        # Appending: what a former worker of the slot said last stays, and a truncation leaves no hole.
+        with log.open("ab") as output:
+            try:
+                return subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise Unavailable(
+                    f"{command[0]} cannot be started ({error.strerror or error}): "
+                    "set topology.python to an interpreter that exists on every supervisor"
+                ) from None
+
+
+def read_topology_conf(path: Path) -> dict[str, Any]:
+    """The topology's normalized conf; :class:`Corrupt` when it is not there or no JSON object."""
+    try:
+        conf = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Corrupt(f"{path} cannot be read ({error}): it is fetched again") from None
+    if not isinstance(conf, dict):
+        raise Corrupt(f"{path} holds no JSON object: it is fetched again")
+    return conf

@@ -1,0 +1,122 @@
+"""What a supervisor remembers over its own death: ``HOME/supervisor/<id>/localstate/state.json``.
+
+Written by rename after fsync, with a checksum. A file that is damaged is put aside and never guessed at
+(hazard F13): its content is rebuilt from the cluster, from ``/proc`` and from the workers' spec files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+__all__ = ["KnownWorker", "LocalState", "LocalStateFile", "WantedSlot"]
+
+_log = logging.getLogger(__name__)
+
+_KEPT_BROKEN = 5
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class KnownWorker(_Part):
+    """A worker process that this supervisor started or found."""
+
+    port: int
+    worker_id: str
+    topology_id: str
+    code_dir: str
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+
+class WantedSlot(_Part):
+    """What the cluster wanted in a slot when it was last read."""
+
+    port: int
+    topology_id: str
+    code_dir: str
+    ran: bool
+    """A worker of that topology was seen running here."""
+
+
+class LocalState(_Part):
+    """The whole state."""
+
+    supervisor_id: str
+    cluster_id: str | None = None
+    """The only cluster that this supervisor obeys, once it has seen one."""
+    workers: tuple[KnownWorker, ...] = ()
+    wanted: tuple[WantedSlot, ...] = ()
+
+
+class LocalStateFile:
+    """One supervisor's state file. Used from one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "state.json"
+        self._written: LocalState | None = None
+
+    def read(self) -> LocalState | None:
+        """The state, or ``None`` when there is none or it is damaged (it is put aside then)."""
+        try:
+            raw = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            document = json.loads(raw)
+            body = document["state"]
+            if document["v"] != 1 or document["sha256"] != _checksum(body):
+                raise ValueError("its checksum does not match")
+            # Tuples are arrays in JSON: validated from JSON, so that strict types hold.
+            state = LocalState.model_validate_json(json.dumps(body))
+        except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
+            aside = self._put_aside()
+            _log.error(
+                "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and /proc",
+                self._path,
+                str(error).splitlines()[0],
+                aside.name,
+            )
+            return None
+        self._written = state
+        return state
+
+    def write(self, state: LocalState) -> bool:
+        """Replace the file when the state changed; whether it did."""
+        if state == self._written:
+            return False
+        body = state.model_dump(mode="json")
+        document = {"v": 1, "sha256": _checksum(body), "state": body}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
+        with temporary.open("w", encoding="utf-8") as stream:
+            json.dump(document, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, self._path)
+        self._written = state
+        return True
+
+    def _put_aside(self) -> Path:
+        taken = sorted(
+            int(path.suffix[1:])
+            for path in self._path.parent.glob("state.json.broken.*")
+            if path.suffix[1:].isdigit()
+        )
+        aside = self._path.with_name(f"state.json.broken.{(taken[-1] if taken else 0) + 1}")
+        os.replace(self._path, aside)
+        for number in taken[: -(_KEPT_BROKEN - 1)]:
+            self._path.with_name(f"state.json.broken.{number}").unlink(missing_ok=True)
+        return aside
+
+
+def _checksum(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

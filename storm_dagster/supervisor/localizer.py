@@ -1,0 +1,280 @@
+"""Code on this disk: fetched from any nimbus, verified by hash, unpacked, removed when nobody uses it.
+
+Below ``HOME/supervisor/<id>``::
+
+    stormdist/<code dir>/   stormjar.jar  stormconf.ser  stormcode.ser  code/  manifest.json
+    cache/<sha256>          archives by content: the same archive under another id is not fetched again
+    tmp/                    what is under way; emptied at start
+
+A folder in ``stormdist`` appears by one rename, so that it is whole or absent (hazards F11, F14).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+
+from storm_dagster.model.errors import (
+    Corrupt,
+    InvalidRequest,
+    InvalidTopology,
+    KeyNotFound,
+    StormDagsterError,
+    Unavailable,
+)
+from storm_dagster.model.names import check_blob_key, code_key, conf_key, jar_key
+from storm_dagster.packaging.unpack import UnpackLimits, unpack_archive
+
+__all__ = ["LocalCode", "Localizer"]
+
+_log = logging.getLogger(__name__)
+
+_PARTS = {"stormjar.jar": jar_key, "stormconf.ser": conf_key, "stormcode.ser": code_key}
+_MAX_RECORD_BYTES = 64 * 1024 * 1024
+_UNUSED_CACHE_SECS = 600.0
+
+
+@dataclass(frozen=True)
+class LocalCode:
+    """One code folder that is whole."""
+
+    path: Path
+    sha256: str
+    """Hash of the archive."""
+
+
+class Localizer:
+    """Fetches code into one supervisor's folder. Every method may be called from any thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        sources: Callable[[], Sequence[str]],
+        *,
+        tries: int = 3,
+        idle_secs: float = 30.0,
+        max_bytes: int = 1 << 30,
+        chunk_bytes: int = 1 << 16,
+        limits: UnpackLimits | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """``sources``: base URLs of the nimbuses, best first, asked before each round of tries."""
+        self._dist = folder / "stormdist"
+        self._cache = folder / "cache"
+        self._tmp = folder / "tmp"
+        self._sources = sources
+        self._tries = max(1, tries)
+        self._max_bytes = max_bytes
+        self._chunk = chunk_bytes
+        self._limits = limits or UnpackLimits()
+        self._stop = stop or threading.Event()
+        self._moving = threading.Lock()
+        self._under_way: set[str] = set()
+        self.removing = False
+        """Whether :meth:`remove_unused` is at work: what looks whole may be about to go."""
+        # Addresses of the cluster never go through a proxy of the environment.
+        timeout = httpx.Timeout(idle_secs, connect=min(5.0, idle_secs))
+        self._http = httpx.Client(
+            timeout=timeout, trust_env=False, follow_redirects=False, headers={"Accept-Encoding": "identity"}
+        )
+
+    def prepare(self) -> None:
+        """Make the folders and drop what an earlier process left half done."""
+        shutil.rmtree(self._tmp, ignore_errors=True)
+        for folder in (self._dist, self._cache, self._tmp):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def close(self) -> None:
+        """Close the connections; a fetch that is under way fails."""
+        self._http.close()
+
+    def path_of(self, code_dir: str) -> Path:
+        """Folder of that code; :class:`InvalidRequest` for a name that is no blob key prefix."""
+        check_blob_key(code_dir)
+        if code_dir.startswith("."):
+            raise InvalidRequest(f"code {code_dir!r:.80} starts with '.', which no topology id does")
+        return self._dist / code_dir
+
+    def local(self, code_dir: str) -> LocalCode | None:
+        """The code when it is here and whole."""
+        path = self.path_of(code_dir)
+        try:
+            manifest = json.loads((path / "manifest.json").read_bytes())
+            sha256 = manifest["blobs"]["stormjar.jar"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        if not isinstance(sha256, str) or not (path / "code").is_dir():
+            return None
+        if not all((path / part).is_file() for part in _PARTS):
+            return None
+        return LocalCode(path, sha256)
+
+    def fetch(self, code_dir: str) -> LocalCode:
+        """The code, fetched when it is not here whole; at most ``tries`` rounds over all nimbuses.
+
+        Raises :class:`Unavailable` or :class:`KeyNotFound` (a later try may succeed), :class:`Corrupt`
+        (what the nimbuses send is damaged), :class:`InvalidTopology` (the archive breaks a rule) and
+        ``OSError`` (this disk).
+        """
+        path = self.path_of(code_dir)
+        with self._moving:
+            found = self.local(code_dir)
+        if found is not None:
+            return found
+        work = self._tmp / uuid.uuid4().hex
+        self._under_way.add(work.name)
+        work.mkdir(parents=True)
+        try:
+            blobs = {part: self._fetch_part(key_of(code_dir), work / part) for part, key_of in _PARTS.items()}
+            _check_conf(work / "stormconf.ser", code_dir)
+            unpack_archive(work / "stormjar.jar", work / "code", self._limits)
+            (work / "manifest.json").write_text(json.dumps({"v": 1, "blobs": blobs}), encoding="utf-8")
+            with self._moving:
+                if path.exists():
+                    # Whatever lies there is not whole (``local`` said so).
+                    os.rename(path, self._tmp / uuid.uuid4().hex)
+                os.rename(work, path)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            self._under_way.discard(work.name)
+        _log.info("code %s is here (archive %s)", code_dir, blobs["stormjar.jar"][:16])
+        return LocalCode(path, blobs["stormjar.jar"])
+
+    def remove_unused(self, used: Callable[[], Collection[str]], now_secs: float | None = None) -> list[str]:
+        """Remove the code folders that ``used`` does not name, and archives cached for nobody for ten minutes.
+
+        ``used`` is asked while :attr:`removing` is set: a slot that wants code after that waits in
+        :meth:`fetch`.
+        """
+        removed: list[str] = []
+        with self._moving:
+            self.removing = True
+            try:
+                keep = used()
+                for path in self._dist.iterdir():
+                    if path.name not in keep:
+                        # By one rename: a folder is whole or absent also while it is being removed.
+                        os.rename(path, self._tmp / uuid.uuid4().hex)
+                        removed.append(path.name)
+            finally:
+                self.removing = False
+        for path in self._tmp.iterdir():
+            if path.name not in self._under_way:
+                shutil.rmtree(path, ignore_errors=True)
+        now = time.time() if now_secs is None else now_secs
+        for path in self._cache.iterdir():
+            status = path.stat()
+            if status.st_nlink == 1 and now - status.st_ctime > _UNUSED_CACHE_SECS:
+                path.unlink(missing_ok=True)
+        return removed
+
+    def _fetch_part(self, key: str, target: Path) -> str:
+        """SHA-256 of the blob, whose verified content then stands in ``target``."""
+        archive = target.name == "stormjar.jar"
+        failure: StormDagsterError = Unavailable(
+            f"code {key!r} cannot be fetched: no nimbus is known; start one, or wait for a leader"
+        )
+        for round_ in range(self._tries):
+            if round_ and self._stop.wait(0.1 * 2**round_):
+                break
+            for base in self._sources():
+                url = f"{base.rstrip('/')}/v1/blobs/{quote(key, safe='')}"
+                try:
+                    if archive and (sha256 := self._from_cache(url, target)):
+                        return sha256
+                    sha256 = self._download(url, target, self._max_bytes if archive else _MAX_RECORD_BYTES)
+                except (StormDagsterError, httpx.HTTPError) as error:
+                    failure = _as_failure(error, key, url)
+                    _log.warning("%s", failure.message)
+                    continue
+                if archive:
+                    self._into_cache(target, sha256)
+                return sha256
+        raise failure
+
+    def _from_cache(self, url: str, target: Path) -> str | None:
+        """The archive out of the cache when a nimbus says that its hash is one that is here."""
+        if next(self._cache.iterdir(), None) is None:
+            return None
+        response = self._http.head(url)
+        sha256 = response.headers.get("X-Content-SHA256", "")
+        if response.status_code != 200 or len(sha256) != 64 or not sha256.isalnum():
+            return None
+        cached = self._cache / sha256
+        try:
+            os.link(cached, target)
+        except FileNotFoundError:
+            return None
+        if _hash_of(target, self._chunk) != sha256:
+            target.unlink()
+            cached.unlink(missing_ok=True)
+            return None
+        return sha256
+
+    def _into_cache(self, path: Path, sha256: str) -> None:
+        try:
+            os.link(path, self._cache / sha256)
+        except FileExistsError:
+            pass
+
+    def _download(self, url: str, target: Path, most: int) -> str:
+        digest = hashlib.sha256()
+        size = 0
+        with self._http.stream("GET", url) as response:
+            if response.status_code == 404:
+                raise KeyNotFound(f"{url} does not exist there: was the topology killed meanwhile?")
+            if response.status_code != 200:
+                raise Unavailable(f"{url} answered {response.status_code}: see that nimbus's log")
+            announced = response.headers.get("X-Content-SHA256")
+            if not announced:
+                raise Corrupt(f"{url} came without X-Content-SHA256: is a nimbus listening there?")
+            with target.open("wb") as sink:
+                for chunk in response.iter_raw(self._chunk):
+                    size += len(chunk)
+                    if size > most:
+                        raise InvalidTopology(
+                            f"{url} is larger than {most} bytes: raise nimbus.upload.max.bytes"
+                        )
+                    digest.update(chunk)
+                    sink.write(chunk)
+                    if self._stop.is_set():
+                        raise Unavailable(f"{url}: the supervisor stops")
+        sha256 = digest.hexdigest()
+        if sha256 != announced:
+            raise Corrupt(f"{url} has SHA-256 {sha256}, {announced} was announced: what is stored is damaged")
+        return sha256
+
+
+def _as_failure(error: StormDagsterError | httpx.HTTPError, key: str, url: str) -> StormDagsterError:
+    if isinstance(error, StormDagsterError):
+        return error
+    return Unavailable(f"code {key!r} cannot be fetched from {url}: {error or type(error).__name__}")
+
+
+def _hash_of(path: Path, chunk_bytes: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(chunk_bytes):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _check_conf(path: Path, code_dir: str) -> None:
+    try:
+        conf = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        conf = None
+    if not isinstance(conf, dict):
+        raise Corrupt(f"conf of code {code_dir!r} is no JSON object: submit the topology again")

@@ -1,0 +1,335 @@
+"""The slots of one supervisor: feeds the pure machine with events and executes what it says.
+
+Everything that may take long (fetching, starting, removing) runs in threads; what comes of it returns as
+an event through :attr:`SlotTable.events`. All methods but :meth:`SlotTable.post` and
+:meth:`SlotTable.used_code` belong to the supervisor's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from storm_dagster.core.slot_claims import SlotClaims
+from storm_dagster.core.slot_machine import forgive, is_restarting, step
+from storm_dagster.core.slot_model import (
+    Assigned,
+    Beat,
+    Clean,
+    CodeFailed,
+    CodeReady,
+    Event,
+    Exited,
+    Fetch,
+    Instruction,
+    Kill,
+    Launch,
+    Launched,
+    LaunchFailed,
+    Report,
+    Slot,
+    SlotLimits,
+    Terminate,
+    Tick,
+    Work,
+    Worker,
+)
+from storm_dagster.model.errors import Corrupt, InvalidTopology, StormDagsterError
+from storm_dagster.model.worker_spec import HeartbeatFile
+from storm_dagster.supervisor.adoption import FoundWorker
+from storm_dagster.supervisor.launcher import LaunchedWorker
+from storm_dagster.supervisor.localizer import LocalCode, Localizer
+from storm_dagster.supervisor.processes import ProcessWatch, WorkerProcess
+
+__all__ = ["LiveWorker", "SlotTable"]
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_UNWATCHED = 5.0
+"""A longer pause between two passes means that the machine or this process stood still."""
+
+
+class WorkerStarter(Protocol):
+    """What starts workers: :class:`~storm_dagster.supervisor.launcher.Launcher`."""
+
+    def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
+        """Start a worker; raises a :class:`StormDagsterError` or ``OSError``."""
+        ...
+
+
+@dataclass
+class LiveWorker:
+    """A process in a slot, and the newest beat that was seen of it."""
+
+    port: int
+    worker: Worker
+    process: WorkerProcess
+    heartbeat_path: Path
+    log_path: Path
+    count: int = -1
+
+
+class SlotTable:
+    """All slots of one supervisor."""
+
+    def __init__(
+        self,
+        ports: Iterable[int],
+        limits: SlotLimits,
+        localizer: Localizer,
+        starter: WorkerStarter,
+        *,
+        wake: Callable[[], None],
+        clean: Callable[[LiveWorker, bool], None],
+        report: Callable[[str, int, str], None],
+    ) -> None:
+        """``wake`` wakes the loop. ``clean(worker, last)`` removes what a dead worker left (``last``: no other
+        follows in its slot now). ``report(topology id, port, text)`` tells the topology's owner."""
+        self._limits = limits
+        self._localizer = localizer
+        self._starter = starter
+        self._wake = wake
+        self._clean = clean
+        self._report = report
+        self._events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+        self._slots: dict[int, Slot] = {port: Slot(port) for port in sorted(ports)}
+        self._lock = threading.Lock()
+        self._workers: dict[str, LiveWorker] = {}
+        self._fetching: dict[str, set[int]] = {}
+        self._starts: set[threading.Thread] = set()
+        self._contested: Mapping[int, tuple[str, ...]] = {}
+        self._looked_at: float | None = None
+        self._watch = ProcessWatch(self._exited)
+
+    # -- what others may call ---------------------------------------------------------------------------
+
+    def post(self, port: int, event: Event) -> None:
+        """Hand an event to the loop, from any thread."""
+        self._events.put((port, event))
+        self._wake()
+
+    def used_code(self) -> set[str]:
+        """Code that a slot wants or runs, from any thread."""
+        used: set[str] = set()
+        for slot in list(self._slots.values()):
+            if slot.wanted is not None:
+                used.add(slot.wanted.code_dir)
+            if slot.worker is not None:
+                used.add(slot.worker.work.code_dir)
+        with self._lock:
+            used.update(worker.worker.work.code_dir for worker in self._workers.values())
+            used.update(self._fetching)
+        return used
+
+    # -- the loop's own ---------------------------------------------------------------------------------
+
+    @property
+    def slots(self) -> Mapping[int, Slot]:
+        """Port -> slot."""
+        return self._slots
+
+    def workers(self) -> list[LiveWorker]:
+        """The processes that live, by port."""
+        with self._lock:
+            return sorted(self._workers.values(), key=lambda worker: worker.port)
+
+    def restarting(self) -> tuple[int, ...]:
+        """Ports whose worker is being brought back in place."""
+        return tuple(port for port, slot in self._slots.items() if is_restarting(slot))
+
+    def remember(self, port: int, ran: Work) -> None:
+        """Before the first pass: a worker of that work ran in the slot when the supervisor ended."""
+        self._slots[port] = replace(self._slots.get(port, Slot(port)), ran=ran)
+
+    def adopt(self, found: FoundWorker, now: float) -> None:
+        """Take over a worker that runs already. Until the cluster is read, it counts as wanted."""
+        worker = Worker(found.worker_id, found.work)
+        if self._slots.setdefault(found.port, Slot(found.port)).wanted is None:
+            self._feed(found.port, Assigned(found.work), now)
+        self._register(LiveWorker(found.port, worker, found.process, found.heartbeat_path, found.log_path))
+        self._feed(found.port, Launched(worker, beating=True), now)
+        self._watch.add(worker.id, found.process)
+
+    def apply(self, claims: SlotClaims, now: float) -> None:
+        """Tell every slot what the cluster wants of it."""
+        for port, topologies in claims.contested.items():
+            if self._contested.get(port) != topologies:
+                _log.error(
+                    "slot %d is claimed by %s at once: it keeps what it runs until only one claims it",
+                    port,
+                    " and ".join(topologies),
+                )
+        self._contested = claims.contested
+        for port in sorted({*self._slots, *claims.work}):
+            if port not in claims.contested:
+                self._feed(port, Assigned(claims.work.get(port)), now)
+
+    def look(self, now: float) -> None:
+        """One pass: everything that happened, the workers' beats, and the time."""
+        gap = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
+        if gap > _LONGEST_UNWATCHED:
+            _log.warning("nothing was watched for %.1f s: the workers are given that time", gap)
+            self._slots = {port: forgive(slot, gap) for port, slot in self._slots.items()}
+        for _ in range(self._events.qsize()):
+            try:
+                port, event = self._events.get_nowait()
+            except queue.Empty:
+                break
+            self._feed(port, event, now)
+            if isinstance(event, Exited):
+                self._forget(event.worker_id)
+        for live in self.workers():
+            beat = HeartbeatFile.read(live.heartbeat_path)
+            if beat is not None and beat.count != live.count:
+                live.count = beat.count
+                self._feed(live.port, Beat(live.worker.id), now)
+        for port in list(self._slots):
+            self._feed(port, Tick(), now)
+
+    def pause(self, now: float, longest: float) -> float:
+        """How long the loop may sleep after ``now`` when nothing wakes it, seconds."""
+        pause = longest
+        for slot in self._slots.values():
+            if slot.state == "waiting-for-start" and slot.worker is not None:
+                # Its first beat is awaited: nobody tells of that, it is looked for.
+                pause = min(pause, 0.05)
+            elif slot.state in ("killing", "killing-to-relaunch"):
+                pause = min(pause, 0.25)
+            elif slot.wanted is not None and slot.not_before > now:
+                pause = min(pause, slot.not_before - now)
+        return max(pause, 0.01)
+
+    def close(self, deadline_secs: float = 2.0) -> None:
+        """Stop watching; processes that are being started are waited for, so that none is lost sight of."""
+        for thread in list(self._starts):
+            thread.join(timeout=deadline_secs)
+        self._watch.close()
+
+    # -- feeding and executing --------------------------------------------------------------------------
+
+    def _feed(self, port: int, event: Event, now: float) -> None:
+        before = self._slots.setdefault(port, Slot(port))
+        after, instructions = step(before, event, now, self._limits)
+        self._slots[port] = after
+        if after.state != before.state:
+            _log.info(
+                "slot %d: %s -> %s (%s)%s",
+                port,
+                before.state,
+                after.state,
+                after.wanted.topology_id if after.wanted else "nothing wanted",
+                f": {after.reason}" if after.reason else "",
+            )
+        for instruction in instructions:
+            self._execute(port, instruction, now)
+
+    def _execute(self, port: int, instruction: Instruction, now: float) -> None:
+        if isinstance(instruction, Fetch):
+            self._fetch(port, instruction.code_dir)
+        elif isinstance(instruction, Launch):
+            self._start(port, instruction.work)
+        elif isinstance(instruction, Terminate | Kill):
+            self._end(instruction)
+        elif isinstance(instruction, Clean):
+            with self._lock:
+                live = self._workers.pop(instruction.worker_id, None)
+            if live is not None:
+                self._clean(live, not self._slots[port].launching)
+        else:
+            assert isinstance(instruction, Report)
+            _log.error("slot %d, %s: %s", port, instruction.topology_id, instruction.text)
+            self._report(instruction.topology_id, port, instruction.text)
+
+    def _forget(self, worker_id: str) -> None:
+        """A dead process that its slot never took in (a second one, found at start) leaves no trace either."""
+        with self._lock:
+            live = self._workers.pop(worker_id, None)
+        if live is not None:
+            self._clean(live, False)
+
+    def _end(self, instruction: Terminate | Kill) -> None:
+        with self._lock:
+            live = self._workers.get(instruction.worker_id)
+        if live is not None:
+            number = signal.SIGTERM if isinstance(instruction, Terminate) else signal.SIGKILL
+            live.process.signal(number)
+
+    def _fetch(self, port: int, code_dir: str) -> None:
+        # What is being removed now may still look whole: then the thread waits until it is not.
+        if not self._localizer.removing and self._localizer.local(code_dir) is not None:
+            self._events.put((port, CodeReady(code_dir)))
+            self._wake()
+            return
+        with self._lock:
+            waiting = self._fetching.setdefault(code_dir, set())
+            waiting.add(port)
+            if len(waiting) > 1:
+                return
+        threading.Thread(
+            target=self._fetch_in_thread, args=(code_dir,), name=f"fetch-{code_dir}", daemon=True
+        ).start()
+
+    def _fetch_in_thread(self, code_dir: str) -> None:
+        event: Event
+        try:
+            self._localizer.fetch(code_dir)
+            event = CodeReady(code_dir)
+        except (InvalidTopology, Corrupt, OSError) as error:
+            event = CodeFailed(code_dir, _text(error), lasting=True)
+        except Exception as error:
+            event = CodeFailed(code_dir, _text(error))
+        with self._lock:
+            ports = self._fetching.pop(code_dir, set())
+        for port in sorted(ports):
+            self.post(port, event)
+
+    def _start(self, port: int, work: Work) -> None:
+        thread = threading.Thread(target=self._start_in_thread, args=(port, work), name=f"start-{port}")
+        thread.daemon = True
+        self._starts.add(thread)
+        thread.start()
+
+    def _start_in_thread(self, port: int, work: Work) -> None:
+        try:
+            code = self._localizer.local(work.code_dir)
+            if code is None:
+                raise Corrupt(f"code {work.code_dir} is not whole on this disk any more: it is fetched again")
+            started = self._starter.launch(port, work, code)
+        except Corrupt as error:
+            self.post(port, LaunchFailed(_text(error), code_missing=True))
+        except Exception as error:
+            self.post(port, LaunchFailed(_text(error)))
+        else:
+            worker = Worker(started.worker_id, work)
+            self._register(
+                LiveWorker(port, worker, started.process, started.heartbeat_path, started.log_path)
+            )
+            self.post(port, Launched(worker))
+            # After Launched, so that the news of its death cannot come first.
+            self._watch.add(worker.id, started.process)
+        finally:
+            self._starts.discard(threading.current_thread())
+
+    def _register(self, live: LiveWorker) -> None:
+        with self._lock:
+            self._workers[live.worker.id] = live
+
+    def _exited(self, worker_id: str, status: int | None) -> None:
+        with self._lock:
+            live = self._workers.get(worker_id)
+        if live is not None:
+            _log.info("worker %s in slot %d ended, status %s", worker_id, live.port, status)
+            self.post(live.port, Exited(worker_id, status))
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, StormDagsterError):
+        return error.message
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,141 @@
+"""A small real blob server, a stand-in worker program, and supervisors as real processes or threads."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import socket
+import sys
+import textwrap
+import threading
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from storm_dagster.testing.waiting import eventually
+
+STAND_IN = '''\
+    #!{python} -S
+    """Stands in for a worker: beats, and behaves as topology.environment says."""
+    import json, os, signal, subprocess, sys, time
+    spec = json.load(open(sys.argv[-1]))
+    behaviour = os.environ.get("STAND_IN", "")
+    print("stand-in", spec["port"], os.getpid(), flush=True)
+    with open(os.path.join(spec["home"], "starts"), "a") as starts:
+        starts.write(json.dumps({{**spec, "pid": os.getpid(), "behaviour": behaviour, "argv": sys.argv,
+                                  "cwd": os.getcwd(), "path": os.environ["PYTHONPATH"],
+                                  "word": os.environ.get("WORD")}}) + chr(10))
+    if behaviour == "crash":
+        sys.exit(1)
+    if behaviour == "silent":
+        time.sleep(3600)
+    if behaviour == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if behaviour == "child":
+        child = subprocess.Popen(["sleep", "3600"])
+        open(os.path.join(spec["home"], "child"), "w").write(str(child.pid))
+    count = 0
+    while True:
+        count += 1
+        if behaviour != "hang" or count < 3:
+            temporary = spec["heartbeat_path"] + ".tmp"
+            with open(temporary, "w") as beat:
+                json.dump({{"pid": os.getpid(), "time_boot": time.monotonic(), "count": count,
+                           "status": "running"}}, beat)
+            os.replace(temporary, spec["heartbeat_path"])
+        if os.path.exists(os.path.join(spec["home"], "supersede")):
+            sys.exit(3)
+        time.sleep(0.05)
+'''
+
+
+@dataclass
+class BlobServer:
+    """Serves blobs as a nimbus does, counts what was asked, and misbehaves on request."""
+
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    lies: dict[str, str] = field(default_factory=dict)
+    """Key -> a hash that is announced in place of the true one."""
+    failures: int = 0
+    """So many requests are answered with 503 first."""
+    requests: list[tuple[str, str]] = field(default_factory=list)
+    url: str = ""
+
+    def put_code(
+        self, code_dir: str, conf: dict[str, Any] | None = None, archive: bytes | None = None
+    ) -> None:
+        """The three blobs of a topology."""
+        self.blobs[f"{code_dir}-stormjar.jar"] = (
+            archive if archive is not None else zip_bytes({"wc.py": b"x = 1\n"})
+        )
+        self.blobs[f"{code_dir}-stormconf.ser"] = json.dumps(conf or {}).encode()
+        self.blobs[f"{code_dir}-stormcode.ser"] = b"{}"
+
+    def gets(self, key: str) -> int:
+        return self.requests.count(("GET", key))
+
+    async def serve_blob(self, request: Request) -> Response:
+        key = request.path_params["key"]
+        self.requests.append((request.method, key))
+        if self.failures > 0:
+            self.failures -= 1
+            return Response("{}", 503)
+        if key not in self.blobs:
+            return Response('{"error": {"type": "KeyNotFound", "message": "no blob"}}', 404)
+        content = self.blobs[key]
+        return Response(
+            content, headers={"X-Content-SHA256": self.lies.get(key) or hashlib.sha256(content).hexdigest()}
+        )
+
+
+def zip_bytes(entries: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def blob_server() -> Iterator[BlobServer]:
+    """A real HTTP server on a free port."""
+    blobs = BlobServer()
+    app = Starlette(routes=[Route("/v1/blobs/{key}", blobs.serve_blob, methods=["GET", "HEAD"])])
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    eventually(lambda: server.started, what="the blob server's start")
+    blobs.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    yield blobs
+    server.should_exit = True
+    thread.join(timeout=10)
+    listener.close()
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> str:
+    """Path of an executable that stands in for ``topology.python``."""
+    path = tmp_path / "stand-in"
+    path.write_text(textwrap.dedent(STAND_IN).format(python=sys.executable), encoding="utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def make_zip() -> Any:
+    """The bytes of a zip with the given entries."""
+    return zip_bytes

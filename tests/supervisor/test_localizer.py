@@ -1,0 +1,159 @@
+"""Code on the supervisor's disk, from a real HTTP server."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.model.errors import Corrupt, InvalidRequest, InvalidTopology, KeyNotFound, Unavailable
+from storm_dagster.supervisor.localizer import Localizer
+
+CODE = "wc-1-1700000000"
+
+
+@pytest.fixture
+def make(tmp_path: Path, blob_server: Any) -> Any:
+    made: list[Localizer] = []
+
+    def build(*urls: str, **options: Any) -> Localizer:
+        localizer = Localizer(tmp_path, lambda: urls or (blob_server.url,), **{"idle_secs": 5.0, **options})
+        localizer.prepare()
+        made.append(localizer)
+        return localizer
+
+    yield build
+    for localizer in made:
+        localizer.close()
+
+
+def test_code_is_fetched_verified_and_unpacked(
+    make: Any, blob_server: Any, tmp_path: Path, make_zip: Callable[..., bytes]
+) -> None:
+    archive = make_zip({"wc.py": b"x = 1\n", "resources/split.sh": b"#!/bin/sh\n"})
+    blob_server.put_code(CODE, {"topology.workers": 2}, archive)
+    localizer = make()
+    assert localizer.local(CODE) is None
+    code = localizer.fetch(CODE)
+    assert code.path == tmp_path / "stormdist" / CODE
+    assert (code.path / "stormjar.jar").read_bytes() == archive
+    assert (code.path / "stormconf.ser").read_bytes() == b'{"topology.workers": 2}'
+    assert (code.path / "stormcode.ser").read_bytes() == b"{}"
+    assert (code.path / "code/wc.py").read_text() == "x = 1\n"
+    assert os.listdir(tmp_path / "tmp") == []
+    asked = len(blob_server.requests)
+    assert localizer.fetch(CODE) == code == localizer.local(CODE)
+    assert len(blob_server.requests) == asked
+
+
+def test_the_same_archive_under_another_id_is_not_fetched_again(make: Any, blob_server: Any) -> None:
+    blob_server.put_code(CODE)
+    blob_server.put_code("wc-2-1700000001")
+    localizer = make()
+    localizer.fetch(CODE)
+    again = localizer.fetch("wc-2-1700000001")
+    assert blob_server.gets("wc-2-1700000001-stormjar.jar") == 0
+    assert (again.path / "code/wc.py").is_file()
+
+
+def test_a_damaged_cache_is_not_believed(make: Any, blob_server: Any, tmp_path: Path) -> None:
+    blob_server.put_code(CODE)
+    blob_server.put_code("wc-2-1700000001")
+    localizer = make()
+    code = localizer.fetch(CODE)
+    cached = tmp_path / "cache" / code.sha256
+    cached.unlink()
+    cached.write_bytes(b"garbage")
+    assert localizer.fetch("wc-2-1700000001").sha256 == code.sha256
+    assert blob_server.gets("wc-2-1700000001-stormjar.jar") == 1
+
+
+def test_three_tries_and_other_nimbuses(make: Any, blob_server: Any) -> None:
+    blob_server.put_code(CODE)
+    blob_server.failures = 2
+    make().fetch(CODE)
+    assert blob_server.gets(f"{CODE}-stormjar.jar") == 3
+    blob_server.put_code("b-1-1")
+    make("http://127.0.0.1:1", blob_server.url).fetch("b-1-1")
+    assert blob_server.gets("b-1-1-stormjar.jar") == 1
+
+
+def test_what_fails_leaves_nothing(make: Any, blob_server: Any, tmp_path: Path) -> None:
+    blob_server.put_code(CODE)
+    key = f"{CODE}-stormjar.jar"
+    with pytest.raises(Unavailable, match="no nimbus is known"):
+        Localizer(tmp_path, lambda: ()).fetch(CODE)
+    with pytest.raises(Unavailable, match="cannot be fetched from http"):
+        make("http://127.0.0.1:1").fetch(CODE)
+    with pytest.raises(KeyNotFound):
+        make().fetch("gone-1-1")
+    blob_server.lies[key] = "0" * 64
+    with pytest.raises(Corrupt, match="0000 was announced"):
+        make().fetch(CODE)
+    assert blob_server.gets(key) == 3  # and no more than three
+    blob_server.lies.clear()
+    with pytest.raises(InvalidTopology, match="larger than 10 bytes"):
+        make(max_bytes=10).fetch(CODE)
+    blob_server.blobs[f"{CODE}-stormconf.ser"] = b"[1]"
+    with pytest.raises(Corrupt, match="no JSON object"):
+        make().fetch(CODE)
+    assert os.listdir(tmp_path / "stormdist") == []
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_an_unsafe_archive_is_refused_and_leaves_nothing(
+    make: Any, blob_server: Any, tmp_path: Path, make_zip: Callable[..., bytes]
+) -> None:
+    blob_server.put_code(CODE, archive=make_zip({"ok.py": b"", "../../evil.py": b"x"}))
+    with pytest.raises(InvalidTopology, match=r"entry '\.\./\.\./evil\.py' points outside"):
+        make().fetch(CODE)
+    assert os.listdir(tmp_path / "stormdist") == []
+    assert not list(tmp_path.rglob("evil.py"))
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\nb"])
+def test_code_names_that_could_be_paths_are_refused(make: Any, name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        make().fetch(name)
+
+
+def test_a_folder_that_is_not_whole_is_replaced(make: Any, blob_server: Any) -> None:
+    blob_server.put_code(CODE)
+    localizer = make()
+    code = localizer.fetch(CODE)
+    (code.path / "stormconf.ser").unlink()
+    (code.path / "stray").write_text("x")
+    assert localizer.local(CODE) is None
+    localizer.fetch(CODE)
+    assert localizer.local(CODE) is not None
+    assert not (code.path / "stray").exists()
+
+
+def test_unused_code_is_removed_and_the_cache_kept_for_a_while(
+    make: Any, blob_server: Any, tmp_path: Path
+) -> None:
+    blob_server.put_code(CODE)
+    blob_server.put_code("wc-2-1700000001")
+    localizer = make()
+    localizer.fetch(CODE)
+    localizer.fetch("wc-2-1700000001")
+    assert localizer.remove_unused(lambda: {CODE}) == ["wc-2-1700000001"]
+    assert os.listdir(tmp_path / "stormdist") == [CODE]
+    assert localizer.remove_unused(lambda: ()) == [CODE]
+    assert len(os.listdir(tmp_path / "cache")) == 1
+    now = (tmp_path / "cache").stat().st_mtime
+    localizer.remove_unused(lambda: (), now_secs=now + 3600)
+    assert os.listdir(tmp_path / "cache") == []
+    assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_a_stop_ends_a_download(make: Any, blob_server: Any) -> None:
+    stop = threading.Event()
+    stop.set()
+    blob_server.put_code(CODE)
+    with pytest.raises(Unavailable, match="stops"):
+        make(stop=stop).fetch(CODE)
