@@ -77,3 +77,17 @@ def zk_cluster(zk_conf: dict[str, object]) -> Iterator[StormClusterState]:
     cluster = StormClusterState.open(zk_conf, create_root=True)
     yield cluster
     cluster.disconnect()
+
+
+@pytest.fixture
+def zk_expire(zookeeper_server: str) -> Callable[[ZkSession], None]:
+    """Ends a session behind its owner's back: another client takes it over and closes it."""
+
+    def expire(session: ZkSession) -> None:
+        identity = session.client_id
+        assert identity is not None, "the session is not connected"
+        ZkSession.connect(
+            zookeeper_server, root=session.root or "/", session_timeout_ms=4000, client_id=identity
+        ).close()
+
+    return expire

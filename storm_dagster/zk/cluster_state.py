@@ -17,7 +17,16 @@ from storm_dagster.model.view import Versioned
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.transaction import Transaction, conflict
 
-__all__ = ["CHILDREN_CHANGED", "CREATED", "DATA_CHANGED", "DELETED", "ClusterState", "ZooKeeperClusterState"]
+__all__ = [
+    "CHILDREN_CHANGED",
+    "CREATED",
+    "DATA_CHANGED",
+    "DELETED",
+    "ClusterState",
+    "Transaction",
+    "ZooKeeperClusterState",
+    "parent_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -163,6 +172,7 @@ class ZooKeeperClusterState(ClusterState):
         self._callbacks: dict[str, Callable[[str, str], None]] = {}
         # One bound method for all watches: kazoo keeps watchers in a set, so each event comes once.
         self._watcher = self._on_event
+        self._newest_event: WatchedEvent | None = None
 
     # -- events -----------------------------------------------------------------------------------------
 
@@ -182,6 +192,10 @@ class ZooKeeperClusterState(ClusterState):
         kind = _EVENTS.get(event.type)
         if kind is None or not self._active:
             return
+        # The deletion of a node that was watched for data and for children is one event, delivered twice.
+        if event is self._newest_event:
+            return
+        self._newest_event = event
         path = self.session.strip(event.path)
         if not self.session.connected:
             _log.warning("event %s of %s came while ZooKeeper is disconnected (%s)", kind, path, event.state)
@@ -348,6 +362,8 @@ class ZooKeeperClusterState(ClusterState):
             try:
                 return self._create(path, data, **how)
             except NoNodeError:
+                if parent_of(path) == "/":
+                    raise self._no_root() from None
                 self.mkdirs(parent_of(path))
         raise conflict(f"the parent of {path} is deleted again and again: try again", path)
 

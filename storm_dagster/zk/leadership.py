@@ -37,28 +37,32 @@ class LeadershipSession:
         self._cluster = cluster
         self._state = cluster.state
         self._lock = threading.Lock()
-        self._epoch: int | None = None
         # Rises with every interruption: an answer that was asked for before one proves nothing after it.
         self._interruptions = 0
+        # The epoch, and the number of interruptions when its confirmation was asked for.
+        self._confirmed: tuple[int, int] | None = None
         self._state.add_listener(self._on_connection)
 
     def _on_connection(self, connection: str) -> None:
-        # Without the lock: nothing may delay this, and both are plain stores.
+        # Without the lock: nothing may delay this.
         if connection != "CONNECTED":
             self._interruptions += 1
-            if self._epoch is not None:
-                _log.warning("the connection is %s: epoch %d is not acted for", connection, self._epoch)
-            self._epoch = None
+            confirmed, self._confirmed = self._confirmed, None
+            if confirmed is not None:
+                _log.warning("the connection is %s: epoch %d is not acted for", connection, confirmed[0])
 
     def is_leader(self, epoch: int | None = None) -> bool:
         """Whether this nimbus leads now (in ``epoch``, when given), as far as it can know without asking."""
-        mine = self._epoch
-        return mine is not None and (epoch is None or mine == epoch) and self._cluster.session.connected
+        mine = self.held_epoch
+        return mine is not None and (epoch is None or mine == epoch)
 
     @property
     def held_epoch(self) -> int | None:
         """The epoch that this nimbus leads in; ``None`` while it does not lead, or cannot know."""
-        return self._epoch if self.is_leader() else None
+        confirmed = self._confirmed
+        if confirmed is None or confirmed[1] != self._interruptions or not self._cluster.session.connected:
+            return None
+        return confirmed[0]
 
     def try_lead(self, leader: str, http: str, wake: Wake | None = None) -> int | None:
         """The epoch, when this nimbus leads after the call; ``None`` when another does.
@@ -72,17 +76,14 @@ class LeadershipSession:
             for _ in range(_ATTEMPTS):
                 before = self._interruptions
                 epoch = self._held(wake)
-                if epoch is None and not self._vacant():
-                    self._epoch = None
-                    return None
                 if epoch is None:
+                    self._confirmed = None
+                    if not self._vacant():
+                        return None
                     epoch = self._take(leader, http)
-                if epoch is None:
-                    continue
-                self._epoch = epoch
-                if before == self._interruptions:
-                    return epoch
-                self._epoch = None
+                if epoch is not None:
+                    self._confirmed = (epoch, before)
+                    return self.held_epoch
             return None
 
     def _held(self, wake: Wake | None) -> int | None:
@@ -121,7 +122,7 @@ class LeadershipSession:
         once another takes over, and :meth:`is_leader` is false at once.
         """
         with self._lock:
-            self._epoch = None
+            self._confirmed = None
             version = self._state.get_version(paths.NIMBUS_MASTER)
             if version is not None and self._state.owned(paths.NIMBUS_MASTER):
                 try:
@@ -173,4 +174,4 @@ class LeadershipSession:
     def close(self) -> None:
         """Stop listening to the connection; leadership ends with the session, or by :meth:`resign`."""
         self._state.remove_listener(self._on_connection)
-        self._epoch = None
+        self._confirmed = None

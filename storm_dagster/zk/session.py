@@ -311,7 +311,6 @@ class ZkSession:
         for attempt in range(self._retries + 1):
             self._guard()
             self._await_connected()
-            lost: BaseException | None = None
             results: list[Any] = []
             try:
                 pending = [begin(self._client) for begin in begins]
@@ -324,11 +323,10 @@ class ZkSession:
                         results.append(error)
                 return results
             except Exception as error:
-                lost = error
                 translated = self._translated(error, what)
                 if translated is None:
                     raise
-                if not isinstance(lost, _LOST) or attempt == self._retries:
+                if not isinstance(error, _LOST) or attempt == self._retries:
                     raise translated from None
             time.sleep(self._interval)
         raise AssertionError("unreachable")

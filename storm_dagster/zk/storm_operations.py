@@ -96,13 +96,13 @@ class StormOperations:
                 paths.ASSIGNMENTS, b"", -1 if turnstile is None else turnstile
             )
             at = None if found is None or not found[0] else found[1]
+            index = len(transaction)
             try:
                 shards.put_ops(self.state, transaction, path, raw, at)
-                transaction.commit()
+                landed = transaction.commit()[index]
             except Conflict:
                 continue
-            version = self.state.get_version(path)
-            return -1 if version is None else version
+            return landed if isinstance(landed, int) else 0
         raise conflict(f"others write assignments all the time, {path} was not written: try again", path)
 
     # -- topologies -------------------------------------------------------------------------------------

@@ -41,9 +41,11 @@ def write_worker_node(
                 f"the assignment of {topology_id} moved on from version {assignment_version}: read it again",
                 assigned,
             )
-        state.mkdirs(paths.workers(topology_id))
-        found = state.get_data_with_version(path)
         transaction = state.transaction().check(assigned, assignment_version)
+        # The folder is made in the transaction too: a topology that was just removed gets none.
+        if not state.exists(paths.workers(topology_id)):
+            transaction.create(paths.workers(topology_id))
+        found = state.get_data_with_version(path)
         if found is None:
             transaction.create(path, data, ephemeral=True)
         elif not state.owned(path):
