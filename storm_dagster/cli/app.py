@@ -73,9 +73,15 @@ def cli() -> None:
     """Storm's cluster system for Python teams who live in Dagster."""
 
 
-def _fail(document: dict[str, Any], code: int) -> NoReturn:
+def _wants_json(argv: list[str]) -> bool:
+    """Whether the call asked for JSON; what follows ``--`` belongs to somebody else."""
+    own = argv[: argv.index("--")] if "--" in argv else argv
+    return "--json" in own
+
+
+def _fail(document: dict[str, Any], code: int, as_json: bool) -> NoReturn:
     """Print an error, as JSON on standard output when that was asked for, and exit."""
-    if "--json" in sys.argv[1:]:
+    if as_json:
         sys.stdout.write(json.dumps(document) + "\n")
     else:
         from storm_dagster.cli.output import plain
@@ -100,10 +106,12 @@ def _document(kind: str, message: str) -> dict[str, Any]:
 
 def run() -> NoReturn:
     """Run the verb of ``sys.argv``. Exit codes: 0, the error's branch (2 to 6), 130 after Ctrl-C, else 1."""
+    # Asked for now: `jar` hands its program another argv.
+    as_json = _wants_json(sys.argv[1:])
     try:
         code = cli.main(standalone_mode=False, prog_name="storm-dagster")
     except StormDagsterError as error:
-        _fail(error.to_document(), error.exit_code)
+        _fail(error.to_document(), error.exit_code, as_json)
     except click.exceptions.NoArgsIsHelpError as error:
         sys.stderr.write(error.format_message() + "\n")
         sys.exit(2)
@@ -111,15 +119,19 @@ def run() -> NoReturn:
         hint = ""
         if isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f" (see `{error.ctx.command_path} --help`)"
-        _fail(_document("InvalidRequest", error.format_message() + hint), 2)
+        _fail(_document("InvalidRequest", error.format_message() + hint), 2, as_json)
     except (click.Abort, KeyboardInterrupt):
-        _fail(_document("Interrupted", "interrupted"), 130)
+        _fail(_document("Interrupted", "interrupted"), 130, as_json)
     except BrokenPipeError:
         # The reader of our output went away: nobody is left to tell.
         sys.stdout = None
         sys.exit(0)
     except Exception as error:
         logging.getLogger(__name__).debug("unexpected", exc_info=True)
-        _fail(_document(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace"), 1)
+        _fail(
+            _document(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace"),
+            1,
+            as_json,
+        )
     _flush()
     sys.exit(code if isinstance(code, int) else 0)

@@ -83,14 +83,14 @@ def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_d
 
     conf = _daemon_conf(invocation)
     home = _home(invocation, conf)
-    port = port or conf["storm.zookeeper.port"]
+    bound: int = port or conf["storm.zookeeper.port"]
     command = zookeeper_command(
         Path(data_dir) if data_dir else home / "zookeeper",
-        port,
+        bound,
         host=host or conf["storm.local.hostname"],
         tick_ms=conf["storm.zookeeper.tick.time"],
     )
-    _become(command, home, "zookeeper", {"client": port})
+    _become(command, home, "zookeeper", {"client": bound})
 
 
 @verb("spark")

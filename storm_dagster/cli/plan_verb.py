@@ -52,9 +52,10 @@ def _show(document: dict[str, Any]) -> None:
 @click.argument("file")
 def plan(invocation: Invocation, file: str) -> None:
     """Place the topologies of FILE (YAML or JSON, - for standard input) as a submission would; touches nothing."""
+    text = _read(file)
     from storm_dagster.operations.plan_file import plan_text
 
-    documents = plan_text(_read(file), conf=invocation.conf, say=say)
+    documents = plan_text(text, conf=invocation.conf, say=say)
     if invocation.json:
         print_json(documents[0] if len(documents) == 1 else documents)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import runpy
 import sys
@@ -155,11 +156,13 @@ def jar(invocation: Invocation, archive: str, module: str, args: tuple[str, ...]
         sys.argv = [module, *args]
         started_in = os.getcwd()
         try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            raise InvalidRequest(f"archive {archive} holds no module {module!r}")
+        try:
             runpy.run_module(module, run_name="__main__", alter_sys=True)
-        except ImportError as error:
-            if error.name != module:
-                raise
-            raise InvalidRequest(f"archive {archive} holds no module {module!r}") from None
         finally:
             os.chdir(started_in)
 

@@ -1,0 +1,188 @@
+"""A real local cluster for tests: the daemons that ``storm-dagster dev`` starts, as processes.
+
+with LocalCluster(tmp_path) as cluster:
+    cluster.cli("submit", "topology.py", "--name", "wc")
+    cluster.show("wc")["workers"]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.testing.waiting import eventually
+
+__all__ = ["CommandResult", "LocalCluster", "run_cli"]
+
+
+class CommandResult:
+    """What a call of ``storm-dagster`` left behind."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+    @property
+    def document(self) -> Any:
+        """The JSON document on standard output (exactly one)."""
+        return json.loads(self.out)
+
+    def check(self) -> CommandResult:
+        """Itself when the exit code is 0; else the typed error that the command printed."""
+        if self.code == 0:
+            return self
+        try:
+            error: StormDagsterError = error_from_document(json.loads(self.out))
+        except ValueError:
+            error = StormDagsterError(
+                f"exit code {self.code}: {self.err.strip()[-2000:] or self.out[-2000:]}"
+            )
+        raise error
+
+
+def run_cli(
+    *args: str,
+    home: Path | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 330.0,
+    stdin: str | None = None,
+) -> CommandResult:
+    """Run ``storm-dagster ARGS`` with this interpreter; ``home`` becomes STORM_DAGSTER_HOME."""
+    full = {**os.environ, **(env or {})}
+    if home is not None:
+        full["STORM_DAGSTER_HOME"] = str(home)
+    done = subprocess.run(
+        [sys.executable, "-m", "storm_dagster", *args],
+        input=stdin,
+        stdin=subprocess.DEVNULL if stdin is None else None,
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=full,
+        timeout=timeout,
+        check=False,
+    )
+    return CommandResult(done.returncode, done.stdout, done.stderr)
+
+
+class LocalCluster:
+    """One cluster with free ports in ``home``; a context manager that leaves no process behind."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        supervisors: int = 2,
+        slots: int = 4,
+        nimbuses: int = 1,
+        conf: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.home = home.absolute()
+        self._size = (supervisors, slots, nimbuses)
+        self._conf = dict(conf or {})
+        self._cluster: ClusterFile | None = None
+
+    def start(self) -> LocalCluster:
+        """Start it and wait until everything is ready; the typed error of what failed."""
+        supervisors, slots, nimbuses = self._size
+        pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
+        done = run_cli(
+            "dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home),
+            "--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses), *pairs,
+        )  # fmt: skip
+        done.check()
+        self._cluster = ClusterFile.read(self.home)
+        return self
+
+    def stop(self) -> None:
+        """End every process of it."""
+        run_cli("stop", "--json", "--home", str(self.home), timeout=120).check()
+
+    def __enter__(self) -> LocalCluster:
+        try:
+            return self.start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- where it is --------------------------------------------------------------------------------------
+    @property
+    def endpoints(self) -> ClusterFile:
+        """``HOME/cluster.json`` as it is now; :class:`Unavailable` when the cluster does not run."""
+        found = ClusterFile.read(self.home)
+        if found is None:
+            raise Unavailable(f"no cluster runs in {self.home}: start() it")
+        return found
+
+    @property
+    def conf(self) -> ClusterConf:
+        """The conf with which its clients reach it."""
+        return cluster_conf(self.home)
+
+    def nimbus(self, patience: float = 30.0) -> NimbusClient:
+        """A client of its HTTP service; the caller closes it."""
+        return NimbusClient.of_cluster(self.conf, self.home, patience=patience)
+
+    # -- using it -----------------------------------------------------------------------------------------
+    def cli(self, *args: str, cwd: Path | None = None, check: bool = True, timeout: float = 330.0) -> Any:
+        """The JSON document of a verb; its typed error unless ``check`` is off (then a CommandResult)."""
+        done = run_cli(*args, "--json", home=self.home, cwd=cwd, timeout=timeout)
+        return done.check().document if check else done
+
+    def show(self, name: str) -> dict[str, Any]:
+        """``show NAME --json``, without starting a process."""
+        with self.nimbus() as nimbus:
+            return nimbus.get(f"/v1/topologies/{name}")
+
+    def topologies(self) -> list[dict[str, Any]]:
+        """The rows of ``list --json``."""
+        with self.nimbus() as nimbus:
+            return nimbus.get("/v1/topologies")["topologies"]
+
+    def wait_running(self, name: str, timeout: float = 60.0) -> dict[str, Any]:
+        """The topology's document once all its tasks run."""
+
+        def running() -> dict[str, Any] | None:
+            document = self.show(name)
+            tasks = document["tasks"]
+            return document if tasks and all(task["status"] == "running" for task in tasks) else None
+
+        found = eventually(
+            running, timeout, f"all tasks of {name} running", ignore=(StormDagsterError,), interval=0.1
+        )
+        assert found is not None
+        return found
+
+    # -- harming it ---------------------------------------------------------------------------------------
+    def processes(self, role: str | None = None) -> list[RunFile]:
+        """The live processes that its run files name."""
+        return [
+            record
+            for record in RunFile.read_all(self.home)
+            if record.alive() and (role is None or record.role == role)
+        ]
+
+    def kill(self, role: str, id: str | None = None, number: int = signal.SIGKILL) -> RunFile:
+        """Signal (default: kill -9) the first live process of that role (and id); returns its record."""
+        for record in self.processes(role):
+            if id is None or record.id == id:
+                os.kill(record.pid, number)
+                return record
+        raise Unavailable(f"no live {role} {id or ''} in {self.home}")

@@ -1,0 +1,193 @@
+"""Exit codes, the one JSON document, conf, and verbs that need no cluster."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storm_dagster.model.endpoints import ClusterFile, NimbusEndpoint
+from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.model.run_file import RunFile, start_ticks
+from storm_dagster.testing.cluster import CommandResult, run_cli
+
+NOWHERE = ["-c", "nimbus.seeds=[127.0.0.1:1]"]
+
+
+def failed(done: CommandResult, code: int, kind: str) -> str:
+    """The message of a verb that must have failed so, with exactly one JSON document."""
+    assert done.code == code, (done.code, done.out, done.err)
+    error = done.document["error"]
+    assert set(error) == {"type", "message"} and error["type"] == kind
+    return error["message"]
+
+
+def test_every_verb_has_help_and_the_common_options() -> None:
+    from storm_dagster.cli.app import VERBS, cli
+
+    context = cli.make_context("storm-dagster", ["--help"], resilient_parsing=True)
+    for name in VERBS:
+        command = cli.get_command(context, name)
+        assert command is not None and command.name == name
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {"--json", "--home", "--conf-dir", "-c"} <= options, name
+        assert command.help
+    changing = ("dev", "stop", "submit", "activate", "deactivate", "kill", "restart", "rebalance")
+    for name in changing:
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert {"--dry-run", "--wait"} <= {
+            option for parameter in command.params for option in parameter.opts
+        }
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["no-such-verb"],
+        ["list", "--no-such-option"],
+        ["submit"],
+        ["show", "a", "b"],
+        ["kill", "x", "-w", "-3"],
+        ["rebalance", "x", "-n", "0"],
+        ["list", "-c", "no-equals-sign"],
+        ["list", "-c", "topology.wrokers=3"],
+        ["conf", "no.such.key"],
+        ["submit", "missing.py"],
+        ["plan", "missing.yaml"],
+        ["jar", "missing.jar", "module"],
+        ["dev", "--supervisors", "0"],
+        ["supervisor", "-c", "storm.cluster.mode=local"],
+        ["logs", "nothing", "-c", "nimbus.seeds=[127.0.0.1:1]"],
+    ],
+)
+def test_bad_requests_exit_2_with_one_document(args: list[str], tmp_path: Path) -> None:
+    failed(run_cli(*args, "--json", home=tmp_path, cwd=tmp_path), 2, "InvalidRequest")
+
+
+def test_an_unknown_conf_key_names_the_nearest(tmp_path: Path) -> None:
+    done = run_cli("list", "--json", "-c", "topology.wrokers=3", home=tmp_path)
+    assert "topology.workers" in failed(done, 2, "InvalidRequest")
+
+
+def test_a_bad_topology_exits_2(tmp_path: Path) -> None:
+    (tmp_path / "empty.py").write_text("x = 1\n", encoding="utf-8")
+    done = run_cli("submit", "empty.py", "--dry-run", "--json", home=tmp_path / "home", cwd=tmp_path)
+    assert "holds no topology" in failed(done, 2, "InvalidTopology")
+
+
+def test_no_cluster_is_unavailable(tmp_path: Path) -> None:
+    # The patience of half a minute is the point of `list`; `status` and `doctor` ask once.
+    done = run_cli("doctor", "--json", "--conf-dir", str(tmp_path), *NOWHERE, home=tmp_path)
+    assert done.code == 4
+    document = done.document
+    assert document["ok"] is False
+    broken = [finding for finding in document["findings"] if finding["state"] == "broken"]
+    assert broken and all(finding["mend"] for finding in broken)
+
+
+def test_doctor_says_how_to_get_java(tmp_path: Path) -> None:
+    done = run_cli("doctor", "--json", home=tmp_path, env={"JAVA_HOME": str(tmp_path)})
+    assert done.code == 4
+    java = next(finding for finding in done.document["findings"] if finding["check"] == "Java")
+    assert java["state"] == "broken" and "apt-get install openjdk-17-jre-headless" in java["mend"]
+
+
+def test_dev_asks_for_java_before_anything_else(tmp_path: Path) -> None:
+    done = run_cli("dev", "--json", "--home", str(tmp_path / "h"), env={"JAVA_HOME": str(tmp_path)})
+    assert "openjdk-17-jre-headless" in failed(done, 4, "Unavailable")
+    assert not (tmp_path / "h").exists()
+
+
+def test_dev_names_a_taken_port(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        done = run_cli("dev", "--json", "--home", str(tmp_path), "-c", f"storm.zookeeper.port={port}")
+    message = failed(done, 4, "Unavailable")
+    assert str(port) in message and "--ports auto" in message
+
+
+def test_conf_shows_origins(tmp_path: Path) -> None:
+    (tmp_path / "storm.yaml").write_text("topology.workers: 3\nmy.own: x\n", encoding="utf-8")
+    done = run_cli("conf", "--json", "-c", "topology.acker.executors=2", home=tmp_path).check()
+    conf = done.document["conf"]
+    assert conf["topology.workers"]["value"] == 3
+    assert conf["topology.workers"]["origin"].endswith("storm.yaml")
+    assert conf["topology.acker.executors"] == {
+        **conf["topology.acker.executors"],
+        "value": 2,
+        "origin": "-c",
+    }
+    assert conf["nimbus.task.timeout.secs"]["origin"] == "default"
+    assert conf["my.own"]["value"] == "x"
+
+
+def test_the_cluster_file_decides_where_clients_look(tmp_path: Path) -> None:
+    nimbus = NimbusEndpoint(thrift="127.0.0.1:1", http="http://127.0.0.1:2", pid=1)
+    ClusterFile(zookeeper="127.0.0.1:3", zookeeper_root="/x", nimbuses=(nimbus,)).write(tmp_path)
+    conf = cluster_conf(tmp_path)
+    assert conf["storm.zookeeper.servers"] == ["127.0.0.1:3"] and conf["nimbus.seeds"] == ["127.0.0.1:2"]
+    assert conf.origins["nimbus.seeds"].endswith("cluster.json")
+    (tmp_path / "cluster.json").write_text("{", encoding="utf-8")
+    failed(run_cli("list", "--json", home=tmp_path), 6, "Corrupt")
+
+
+def test_status_and_stop_of_nothing(tmp_path: Path) -> None:
+    assert run_cli("status", "--json", *NOWHERE, home=tmp_path).check().document["running"] is False
+    assert run_cli("stop", "--json", home=tmp_path).check().document["ended"] == 0
+
+
+def test_submit_dry_run_touches_nothing(tmp_path: Path) -> None:
+    text = "from storm_dagster.api import *\nclass S(Spout):\n    outputs=['x']\nclass T(Topology):\n    s = S.spec(par=3)\n"
+    (tmp_path / "flow.py").write_text(text, encoding="utf-8")
+    done = run_cli(
+        "submit", "flow.py", "--name", "own", "--dry-run", "--json", home=tmp_path / "h", cwd=tmp_path
+    )
+    document = done.check().document
+    assert document["name"] == "own" and document["dry_run"] is True
+    assert document["components"] == [{"id": "s", "type": "spout", "parallelism": 3}]
+    assert not (tmp_path / "h").exists()
+
+
+def test_jar_runs_a_program_with_its_archive(tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "app.jar", "w") as bundle:
+        bundle.writestr(
+            "tool/main.py",
+            "import json, os, sys\nfrom tool import part\n"
+            "print(json.dumps([__name__, sys.argv[1:], os.environ['STORM_JAR'], part.X]))\n",
+        )
+        bundle.writestr("tool/__init__.py", "")
+        bundle.writestr("tool/part.py", "X = 5\n")
+    done = run_cli("jar", str(tmp_path / "app.jar"), "tool.main", "a", "--b", home=tmp_path).check()
+    assert json.loads(done.out) == ["__main__", ["a", "--b"], str(tmp_path / "app.jar"), 5]
+    assert "no module" in failed(
+        run_cli("jar", "--json", str(tmp_path / "app.jar"), "tool.gone", home=tmp_path), 2, "InvalidRequest"
+    )
+
+
+def test_run_files_match_pid_and_start(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        record = RunFile.write(tmp_path, "nimbus", "n1", {"http": 7}, pid=child.pid)
+        assert record.alive() and RunFile.read_all(tmp_path) == [record]
+        stranger = record.model_copy(update={"start_ticks": record.start_ticks + 1})
+        assert not stranger.alive()
+        stranger.remove(tmp_path)
+        assert RunFile.read_all(tmp_path) == [record]
+    finally:
+        child.kill()
+        # A zombie is not alive.
+        while start_ticks(child.pid) is not None:
+            pass
+        assert not record.alive()
+        child.wait()
+    record.remove(tmp_path)
+    assert RunFile.read_all(tmp_path) == []
