@@ -1,0 +1,184 @@
+"""Which nimbus holds which blob, in ZooKeeper.
+
+``/blobstore/<key>/<host:port-seq>`` (ephemeral) names a holder and the sequence number of its content;
+``/blobstoremaxkeysequencenumber/<key>`` names the highest number ever and the content hash that belongs to it.
+The hash makes "newest" decidable by each nimbus alone: it holds the newest content when its hash is that one.
+Only topology blobs are registered; staged and uploaded ones come and go with their submission.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from storm_dagster.blobstore import BlobMeta
+from storm_dagster.blobstore.sequence import holders_of_latest, next_sequence, split_holder
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, Corrupt
+from storm_dagster.model.names import id_of_blob_key
+from storm_dagster.model.records import Record, decode_record, encode_record
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+
+__all__ = ["BlobRecord", "BlobRegistry", "Registered", "is_registered_kind"]
+
+_log = logging.getLogger(__name__)
+_ATTEMPTS = 10
+
+
+class BlobRecord(Record):
+    """Content of ``/blobstoremaxkeysequencenumber/<key>``."""
+
+    sequence: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Registered:
+    """One registered blob."""
+
+    key: str
+    record: BlobRecord | None
+    version: int | None
+    """Data version of the record's node."""
+    holders: tuple[str, ...]
+    """``<host:port>-<sequence>``."""
+
+    def newest_holders(self) -> list[str]:
+        """Addresses that hold the newest content."""
+        return holders_of_latest(self.holders)
+
+
+def is_registered_kind(key: str) -> bool:
+    """Whether blobs under that key are registered: those of a topology, its placement report excepted.
+
+    The report is for people; leaving it out keeps a submission within its budget of ZooKeeper writes.
+    """
+    return id_of_blob_key(key) is not None and not key.endswith("-placement.json")
+
+
+class BlobRegistry:
+    """Registrations of one nimbus (``me`` is its ``host:port``)."""
+
+    def __init__(self, state: ZooKeeperClusterState, me: str) -> None:
+        self._state = state
+        self.me = me
+        # key -> (sequence, session): what this process registered, to spare a read per key and round.
+        self._mine: dict[str, tuple[int, int]] = {}
+
+    def keys(self) -> list[str]:
+        """All registered keys."""
+        return self._state.find_children(paths.BLOBSTORE) or []
+
+    def read(self, keys: Iterable[str]) -> dict[str, Registered]:
+        """The registrations of those keys, read without waiting for one after the other."""
+        wanted = list(keys)
+        records = self._state.get_many([paths.blob_max_sequence(key) for key in wanted])
+        children = self._state.find_children_many([paths.blob(key) for key in wanted])
+        found: dict[str, Registered] = {}
+        for key, record, holders in zip(wanted, records, children, strict=True):
+            decoded = (
+                None if record is None else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
+            )
+            version = None if record is None else record[1].version
+            found[key] = Registered(key, decoded, version, _valid_holders(key, holders or []))
+        return found
+
+    def register_written(self, meta: BlobMeta, *, epoch: int) -> int:
+        """Register content that this nimbus, leading in ``epoch``, has just stored; its sequence number.
+
+        A content that is the recorded one already gets no new number. ``Fenced`` when the epoch is over.
+        """
+        for _ in range(_ATTEMPTS):
+            now = self.read([meta.key])[meta.key]
+            if now.record is not None and now.record.sha256 == meta.sha256:
+                if self.register_held(meta, now):
+                    return now.record.sequence
+                continue
+            decision = next_sequence(
+                now.holders, None if now.record is None else now.record.sequence, me=self.me, leader=True
+            )
+            # A new content needs a number above all others, whoever died in between: with no holder left
+            # Storm's rule gives the old maximum, which another content has had.
+            sequence = decision.sequence
+            if now.record is not None and sequence <= now.record.sequence:
+                sequence = now.record.sequence + 1
+            record = encode_record(BlobRecord(sequence=sequence, sha256=meta.sha256))
+            transaction = self._state.transaction().check(paths.EPOCH, epoch)
+            if not self._state.exists(paths.blob(meta.key)):
+                transaction.create(paths.blob(meta.key))
+            if now.version is None:
+                transaction.create(paths.blob_max_sequence(meta.key), record)
+            else:
+                transaction.set(paths.blob_max_sequence(meta.key), record, now.version)
+            for holder in now.holders:
+                if split_holder(holder)[0] == self.me:
+                    transaction.delete(paths.blob(meta.key, holder))
+            transaction.create(paths.blob(meta.key, f"{self.me}-{sequence}"), ephemeral=True)
+            try:
+                transaction.commit()
+            except Conflict as error:
+                _log.debug("registering %s is tried again: %s", meta.key, error)
+                continue
+            self._mine[meta.key] = (sequence, self._state.session.session_id)
+            return sequence
+        raise Conflict(f"blob {meta.key!r} is registered by others all the time: store it again")
+
+    def register_held(self, meta: BlobMeta, now: Registered | None = None) -> bool:
+        """Register that this nimbus holds the recorded content; ``False`` when its content is another one."""
+        now = now or self.read([meta.key])[meta.key]
+        if now.record is None or now.record.sha256 != meta.sha256:
+            self.unregister(meta.key, now)
+            return False
+        sequence = now.record.sequence
+        holder = f"{self.me}-{sequence}"
+        session = self._state.session.session_id
+        if holder in now.holders and self._mine.get(meta.key) == (sequence, session):
+            return True
+        self._state.set_ephemeral_node(paths.blob(meta.key, holder), b"")
+        for other in now.holders:
+            if other != holder and split_holder(other)[0] == self.me:
+                self._state.delete_node(paths.blob(meta.key, other))
+        self._mine[meta.key] = (sequence, session)
+        return True
+
+    def unregister(self, key: str, now: Registered) -> None:
+        """Withdraw what this nimbus showed under the key."""
+        self._mine.pop(key, None)
+        for holder in now.holders:
+            if split_holder(holder)[0] == self.me:
+                self._state.delete_node(paths.blob(key, holder))
+
+    def forget(self, key: str, *, epoch: int) -> None:
+        """Remove the key and its number, in one transaction; nothing happens when it is not registered."""
+        for _ in range(_ATTEMPTS):
+            self._mine.pop(key, None)
+            holders = self._state.find_children(paths.blob(key))
+            known = self._state.get_version(paths.blob_max_sequence(key))
+            if holders is None and known is None:
+                return
+            transaction = self._state.transaction().check(paths.EPOCH, epoch)
+            for holder in holders or ():
+                transaction.delete(paths.blob(key, holder))
+            if holders is not None:
+                transaction.delete(paths.blob(key))
+            if known is not None:
+                transaction.delete(paths.blob_max_sequence(key))
+            try:
+                transaction.commit()
+                return
+            except Conflict as error:
+                _log.debug("forgetting %s is tried again: %s", key, error)
+        raise Conflict(f"blob {key!r} is registered by others all the time: delete it again")
+
+
+def _valid_holders(key: str, holders: Iterable[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for holder in holders:
+        try:
+            split_holder(holder)
+        except Corrupt as error:
+            _log.warning("ignored below %s: %s", paths.blob(key), error)
+        else:
+            found.append(holder)
+    return tuple(found)

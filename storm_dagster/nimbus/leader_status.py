@@ -1,0 +1,92 @@
+"""Whether this nimbus leads right now, as all its threads see it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from storm_dagster.model.errors import Fenced, Unavailable
+
+__all__ = ["Known", "LeaderStatus"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the election loop knows."""
+
+    epoch: int | None = None
+    """This nimbus's epoch while it leads and has finished its initialisation."""
+    leader: str | None = None
+    """Address of the leader, whoever it is."""
+    leader_http: str | None = None
+    missing: int = 0
+    """Blobs of active topologies that this nimbus lacks."""
+
+
+class LeaderStatus:
+    """The answer to "may I act", for the HTTP threads, the duties and the blob store.
+
+    ``certain(epoch)`` asks the leadership session, which says no at once when its connection is suspended: a
+    remembered yes is never enough to act on.
+    """
+
+    def __init__(self, me: str, certain: Callable[[int], bool]) -> None:
+        self.me = me
+        self._certain = certain
+        self._known = Known()
+        self._lock = threading.Lock()
+
+    @property
+    def known(self) -> Known:
+        """The newest knowledge."""
+        return self._known
+
+    def update(
+        self,
+        *,
+        epoch: int | None,
+        leader: str | None,
+        leader_http: str | None,
+        missing: int | None = None,
+    ) -> None:
+        """Replace the knowledge (called by the election loop only)."""
+        with self._lock:
+            kept = self._known.missing if missing is None else missing
+            self._known = Known(epoch, leader, leader_http, kept)
+
+    def set_missing(self, missing: int) -> None:
+        """Record how many needed blobs this nimbus lacks."""
+        with self._lock:
+            known = self._known
+            self._known = Known(known.epoch, known.leader, known.leader_http, missing)
+
+    @property
+    def epoch(self) -> int | None:
+        """The epoch under which this nimbus may act now, else ``None``."""
+        epoch = self._known.epoch
+        return epoch if epoch is not None and self._certain(epoch) else None
+
+    def require(self, claimed: int | None = None) -> int:
+        """The epoch, for a write.
+
+        :class:`Unavailable`, naming the leader, when this nimbus does not lead; :class:`Fenced` when the
+        writer acts for another epoch (``claimed``).
+        """
+        epoch = self.epoch
+        if epoch is None:
+            known = self._known
+            if known.leader and known.leader != self.me:
+                raise Unavailable(
+                    f"nimbus {self.me} is a follower and takes no writes: send this to the leader {known.leader} "
+                    f"at {known.leader_http or 'its HTTP address'}"
+                )
+            raise Unavailable(
+                f"nimbus {self.me} does not lead, and no other nimbus does at the moment: try again in a few seconds"
+            )
+        if claimed is not None and claimed != epoch:
+            raise Fenced(
+                f"the write acts for leadership epoch {claimed}, the present one is {epoch}: nothing was written; "
+                "start the operation again"
+            )
+        return epoch
