@@ -1,0 +1,489 @@
+"""A whole supervisor as a real process, against a real ZooKeeper and real (stand-in) worker processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.model import paths
+from storm_dagster.model.records import Assignment, EpochRecord, SupervisorInfo, WorkerSlot, encode_record
+from storm_dagster.model.run_file import RunFile, start_ticks
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+pytestmark = pytest.mark.zookeeper
+
+PROGRAM = """
+import json, logging, signal, sys, threading
+from pathlib import Path
+from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.supervisor.daemon import run
+home, conf, name, ports = sys.argv[1:]
+logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(message)s")
+stop = threading.Event()
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: stop.set())
+sys.exit(run(load_cluster_conf(None, json.loads(conf)), Path(home), name, stop, json.loads(ports)))
+"""
+
+
+@dataclass
+class Rig:
+    """A HOME, a cluster, a blob server, and supervisors that are ended with the test."""
+
+    home: Path
+    conf: dict[str, Any]
+    cluster: StormClusterState
+    blobs: Any
+    python: str
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def supervisor(
+        self, name: str = "s1", ports: tuple[int, ...] = (6900, 6901), **conf: Any
+    ) -> subprocess.Popen[bytes]:
+        merged = {**self.conf, **{key.replace("__", "."): value for key, value in conf.items()}}
+        with (self.home / f"supervisor-{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(self.home), json.dumps(merged), name, json.dumps(ports)],
+                stdout=log,
+                stderr=log,
+            )
+        self.started.append(process)
+        return process
+
+    def code(self, code_dir: str, behaviour: str = "", **conf: Any) -> None:
+        self.blobs.put_code(
+            code_dir,
+            {
+                "topology.python": self.python,
+                "topology.environment": {"STAND_IN": behaviour, "WORD": "storm"},
+                **conf,
+            },
+        )
+
+    def assign(
+        self, topology_id: str, *ports: int, code: str | None = None, tasks: str = "1-2", node: str = "s1"
+    ) -> None:
+        self.cluster.set_assignment(
+            topology_id,
+            Assignment(
+                topology_id=topology_id,
+                code_dir=code or topology_id,
+                node_host={node: "127.0.0.1"},
+                workers=tuple(
+                    WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks) for port in ports
+                ),
+                task_start_secs={},
+                timestamp_ms=1,
+            ),
+        )
+
+    def starts(self, topology_id: str | None = None) -> list[dict[str, Any]]:
+        try:
+            lines = (self.home / "starts").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        found = [json.loads(line) for line in lines]
+        return [start for start in found if topology_id in (None, start["topology_id"])]
+
+    def running(self) -> dict[int, int]:
+        """Port -> pid of the stand-ins that live and beat."""
+        alive = {}
+        for start in self.starts():
+            if alive_now(start["pid"]) and os.path.exists(start["heartbeat_path"]):
+                alive[start["port"]] = start["pid"]
+        return alive
+
+    def info(self, name: str = "s1") -> SupervisorInfo | None:
+        return self.cluster.supervisor_info(name)
+
+    def log(self, name: str = "s1") -> str:
+        return (self.home / f"supervisor-{name}.log").read_text()
+
+
+def alive_now(pid: int) -> bool:
+    return start_ticks(pid) is not None
+
+
+@pytest.fixture
+def rig(
+    tmp_path: Path, zk_conf: dict[str, Any], zk_cluster: StormClusterState, blob_server: Any, stand_in: str
+) -> Iterator[Rig]:
+    home = tmp_path / "home"
+    home.mkdir()
+    conf = {
+        **zk_conf,
+        "nimbus.seeds": [blob_server.url.removeprefix("http://")],
+        "supervisor.heartbeat.frequency.secs": 1,
+        "supervisor.monitor.frequency.secs": 0.5,
+        "supervisor.worker.shutdown.sleep.secs": 0.5,
+    }
+    rig = Rig(home, conf, zk_cluster, blob_server, stand_in)
+    yield rig
+    for process in rig.started:
+        process.kill()
+        process.wait(timeout=10)
+    for start in rig.starts():
+        arguments = Path(f"/proc/{start['pid']}/cmdline")
+        if arguments.exists() and str(home).encode() in arguments.read_bytes():
+            os.kill(start["pid"], signal.SIGKILL)
+
+
+def test_a_worker_is_started_with_everything_it_needs(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    eventually(lambda: 6900 in rig.running(), what="the worker's start")
+    (start,) = rig.starts()
+    code = rig.home / "supervisor/s1/stormdist/wc-1-1"
+    assert (start["topology_id"], start["node"], start["host"], start["port"]) == (
+        "wc-1-1",
+        "s1",
+        "127.0.0.1",
+        6900,
+    )
+    assert start["code_dir"] == str(code)
+    assert start["path"].split(":")[0] == str(code / "code")
+    assert (code / "code/wc.py").is_file()
+    assert start["word"] == "storm"
+    assert start["cwd"] == str(rig.home / "workers" / start["worker_id"])
+    assert start["argv"][1:] == ["-m", "storm_dagster.worker", f"{start['cwd']}/SPEC.json"] or start["argv"][
+        -1
+    ].endswith("SPEC.json")
+    assert start["conf"]["storm.zookeeper.root"] == rig.conf["storm.zookeeper.root"]
+    assert os.stat(f"{start['cwd']}/SPEC.json").st_mode & 0o077 == 0
+    assert os.getsid(start["pid"]) == start["pid"]
+    log = rig.home / "logs/workers/wc-1-1/6900/worker.log"
+    assert log.read_text() == f"stand-in 6900 {start['pid']}\n"
+    run = RunFile.read(RunFile.path_of(rig.home, "worker", "s1-6900"))
+    assert run is not None and run.pid == start["pid"] and run.ports == {"data": 6900}
+    info = eventually(rig.info, what="the supervisor's heartbeat")
+    assert (info.host, info.ports, info.restarting, info.http) == ("127.0.0.1", (6900, 6901), (), None)
+
+
+def test_heartbeats_rise_while_nothing_else_is_written(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    first = eventually(rig.info, what="a heartbeat")
+    eventually(
+        lambda: (info := rig.info()) is not None and info.count >= first.count + 2, what="two more heartbeats"
+    )
+    assert len(rig.starts()) == 1
+    assert (rig.home / "run/supervisor-s1.json").exists()
+
+
+def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: Rig) -> None:
+    rig.code("wc-1-1", "child")
+    rig.code("other-2-2")
+    rig.assign("wc-1-1", 6900)
+    rig.assign("other-2-2", 6901)
+    rig.supervisor()
+    eventually(lambda: len(rig.running()) == 2, what="both workers")
+    child = int(
+        eventually(lambda: (rig.home / "child").exists() and (rig.home / "child").read_text(), what="child")
+    )
+    other = rig.running()[6901]
+    rig.cluster.remove_storm("wc-1-1")
+    eventually(lambda: 6900 not in rig.running(), what="the worker's end")
+    eventually(lambda: not alive_now(child), what="the end of what it had started")
+    eventually(lambda: not (rig.home / "run/worker-s1-6900.json").exists(), what="its run file's removal")
+    eventually(lambda: len(os.listdir(rig.home / "workers")) == 1, what="its folder's removal")
+    eventually(
+        lambda: os.listdir(rig.home / "supervisor/s1/stormdist") == ["other-2-2"],
+        what="the removal of its code",
+    )
+    assert rig.running() == {6901: other}
+    assert len(rig.starts()) == 2
+
+
+def test_a_stubborn_worker_is_killed(rig: Rig) -> None:
+    rig.code("wc-1-1", "stubborn")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    eventually(lambda: 6900 in rig.running(), what="the worker")
+    rig.cluster.remove_storm("wc-1-1")
+    eventually(lambda: not rig.running(), what="the worker's end")
+
+
+def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    pid = eventually(lambda: rig.running().get(6900), what="the worker")
+    eventually(lambda: "waiting-for-start -> running" in rig.log(), what="its first beat")
+    # From now on it never beats again: the slot stays in restart, where it can be seen.
+    conf = rig.home / "supervisor/s1/stormdist/wc-1-1/stormconf.ser"
+    conf.write_text(conf.read_text().replace('"STAND_IN": ""', '"STAND_IN": "silent"'))
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: len(rig.starts()) == 2, what="the restart")
+    eventually(
+        lambda: (info := rig.info()) is not None and info.restarting == (6900,), what="the port's listing"
+    )
+    conf.write_text(conf.read_text().replace('"STAND_IN": "silent"', '"STAND_IN": ""'))
+    os.kill(rig.starts()[-1]["pid"], signal.SIGKILL)
+    eventually(lambda: 6900 in rig.running(), what="the worker again")
+    eventually(
+        lambda: (info := rig.info()) is not None and info.restarting == (), what="the end of the listing"
+    )
+    assert rig.blobs.gets("wc-1-1-stormjar.jar") == 1  # no crash fetches code again (F14)
+    errors = eventually(lambda: rig.cluster.errors("wc-1-1"), what="the report")
+    assert {error.error for error in errors} == {"its worker was ended by signal 9"}
+
+
+def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed(rig: Rig) -> None:
+    rig.code("bad-1-1", "crash")
+    rig.code("good-2-2")
+    rig.assign("bad-1-1", 6900)
+    rig.assign("good-2-2", 6901)
+    rig.supervisor()
+    eventually(lambda: len(rig.starts("bad-1-1")) == 4, what="four starts (0, 1, 2 s apart)")
+    assert len(rig.starts("good-2-2")) == 1
+    assert rig.blobs.gets("bad-1-1-stormjar.jar") == 1
+
+
+def test_a_superseded_worker_is_no_crash(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    eventually(lambda: 6900 in rig.running(), what="the worker")
+    (rig.home / "supersede").touch()
+    eventually(lambda: not rig.running(), what="its exit")
+    (rig.home / "supersede").unlink()
+    eventually(lambda: 6900 in rig.running(), what="its successor, since the assignment still names the slot")
+    assert rig.cluster.errors("wc-1-1") == []
+
+
+def test_hung_and_silent_workers_are_replaced(rig: Rig) -> None:
+    rig.code("hung-1-1", "hang")
+    rig.code("mute-2-2", "silent")
+    rig.assign("hung-1-1", 6900)
+    rig.assign("mute-2-2", 6901)
+    rig.supervisor(supervisor__worker__timeout__secs=1, supervisor__worker__start__timeout__secs=1)
+    eventually(
+        lambda: len(rig.starts("hung-1-1")) >= 2 and len(rig.starts("mute-2-2")) >= 2, what="both replaced"
+    )
+    first = {start["topology_id"]: start["pid"] for start in reversed(rig.starts())}
+    assert not any(alive_now(pid) for pid in first.values())
+
+
+def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them_over(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900, 6901)
+    first = rig.supervisor()
+    eventually(lambda: len(rig.running()) == 2, what="both workers")
+    eventually(lambda: rig.info(), what="a heartbeat")
+    before = rig.running()
+    first.kill()
+    first.wait(timeout=10)
+    assert rig.running() == before
+    os.kill(before[6901], signal.SIGKILL)  # dies unseen
+    rig.supervisor()
+    eventually(lambda: 6901 in rig.running(), what="a successor of the one that died unseen")
+    assert rig.running()[6900] == before[6900]
+    assert len(rig.starts()) == 3
+    os.kill(before[6900], signal.SIGKILL)  # no child of this supervisor, yet its death is seen
+    eventually(
+        lambda: rig.running().get(6900) not in (None, before[6900]), what="the restart of an adopted worker"
+    )
+    # its heartbeat node belongs to the new session: it does not vanish with the old one
+    eventually(lambda: rig.cluster.state.exists(paths.supervisor("s1")), what="the heartbeat")
+
+
+@pytest.mark.parametrize("damage", ["garbage", "truncated", "altered", "removed"])
+def test_a_damaged_local_state_is_put_aside_and_rebuilt(rig: Rig, damage: str) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    first = rig.supervisor()
+    eventually(lambda: rig.running(), what="the worker")
+    state = rig.home / "supervisor/s1/localstate/state.json"
+    eventually(lambda: state.exists() and b'"pid"' in state.read_bytes(), what="the state file")
+    before = rig.running()
+    first.kill()
+    first.wait(timeout=10)
+    raw = state.read_bytes()
+    if damage == "removed":
+        state.unlink()
+    else:
+        state.write_bytes(
+            {"garbage": b"\\x80garbage", "truncated": raw[:20], "altered": raw.replace(b"6900", b"6901")}[
+                damage
+            ]
+        )
+    rig.supervisor()
+    eventually(lambda: rig.info(), what="a heartbeat")
+    eventually(lambda: "runs already" in rig.log(), what="the adoption")
+    assert rig.running() == before and len(rig.starts()) == 1
+    assert (state.with_name("state.json.broken.1").exists()) == (damage != "removed")
+
+
+def test_a_stopped_supervisor_leaves_its_workers(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    process = rig.supervisor()
+    before = eventually(lambda: rig.running(), what="the worker")
+    eventually(lambda: rig.info(), what="a heartbeat")
+    process.terminate()
+    assert process.wait(timeout=20) == 0
+    assert rig.running() == before
+    assert not rig.cluster.state.exists(paths.supervisor("s1"))
+    assert not (rig.home / "run/supervisor-s1.json").exists()
+
+
+def test_two_topologies_in_one_slot_are_refused_and_what_runs_stays(rig: Rig) -> None:
+    rig.code("one-1-1")
+    rig.code("two-2-2")
+    rig.assign("one-1-1", 6900)
+    rig.supervisor()
+    before = eventually(lambda: rig.running(), what="the worker")
+    rig.assign("two-2-2", 6900, 6901)
+    eventually(lambda: 6901 in rig.running(), what="the slot that is not contested")
+    eventually(
+        lambda: "slot 6900 is claimed by one-1-1 and two-2-2 at once" in rig.log(), what="the complaint"
+    )
+    assert rig.running()[6900] == before[6900]
+    rig.cluster.remove_storm("one-1-1")
+    eventually(lambda: [s["port"] for s in rig.starts("two-2-2")] == [6901, 6900], what="its turn")
+    eventually(lambda: not alive_now(before[6900]), what="the first one's end")
+
+
+def test_only_code_changes_touch_a_process_tasks_do_not(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900, tasks="1-2")
+    rig.supervisor()
+    before = eventually(lambda: rig.running(), what="the worker")
+    rig.assign("wc-1-1", 6900, tasks="1-5")
+    rig.assign("wc-1-1", 6900, 6901, tasks="1-3")
+    eventually(lambda: 6901 in rig.running(), what="the added slot")
+    assert rig.running()[6900] == before[6900]
+    # New code that cannot be had leaves the old running; once it is there, it replaces it.
+    rig.assign("wc-1-1", 6900, 6901, code="wc-1-2")
+    eventually(lambda: rig.blobs.gets("wc-1-2-stormjar.jar") >= 3, what="tries to fetch the new code")
+    assert rig.running()[6900] == before[6900]
+    rig.code("wc-1-2", word="new")
+    eventually(lambda: sum("wc-1-2" in s["code_dir"] for s in rig.starts()) == 2, what="the new code")
+    assert rig.starts()[-1]["topology_id"] == "wc-1-1"
+    eventually(lambda: set(rig.running()) == {6900, 6901}, what="both slots")
+    eventually(lambda: not alive_now(before[6900]), what="the old one's end")
+
+
+def test_an_unsafe_archive_fails_its_slot_only(rig: Rig, make_zip: Any) -> None:
+    rig.code("evil-1-1")
+    rig.blobs.blobs["evil-1-1-stormjar.jar"] = make_zip({"../evil": b"x"})
+    rig.code("good-2-2")
+    rig.assign("evil-1-1", 6900)
+    rig.assign("good-2-2", 6901)
+    rig.supervisor()
+    eventually(lambda: 6901 in rig.running(), what="the good one")
+    (error,) = eventually(lambda: rig.cluster.errors("evil-1-1"), what="the report")
+    assert "'../evil' points outside" in error.error
+    assert (error.port, error.task, error.host) == (6900, 1, "127.0.0.1")
+    assert rig.starts("evil-1-1") == []
+
+
+def test_a_python_that_does_not_exist_is_reported(rig: Rig) -> None:
+    rig.code("wc-1-1", **{"topology.python": "/nowhere/python"})
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    (error,) = eventually(lambda: rig.cluster.errors("wc-1-1"), what="the report")
+    assert "/nowhere/python cannot be started" in error.error
+    assert "set topology.python" in error.error
+
+
+def test_absence_of_the_root_is_no_order(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    first = rig.supervisor()
+    before = eventually(lambda: rig.running(), what="the worker")
+    rig.cluster.state.delete_node(paths.CLUSTER_ID)
+    eventually(lambda: "holds no cluster" in rig.log(), what="the refusal")
+    rig.cluster.state.delete_node(paths.ASSIGNMENTS)
+    rig.cluster.state.delete_node(paths.SUPERVISORS)
+    rig.cluster.state.mkdirs(paths.ASSIGNMENTS)
+    count = rig.log().count("holds no cluster")
+    os.kill(before[6900], signal.SIGKILL)  # the slots go on meanwhile
+    after = eventually(lambda: (now := rig.running()) != before and now, what="the restart")
+    rig.cluster.state.create_node(paths.CLUSTER_ID, b"another")
+    eventually(lambda: "belongs to cluster another" in rig.log(), what="the other refusal")
+    assert not rig.cluster.state.exists(paths.supervisor("s1"))
+    assert rig.running() == after
+    assert rig.log().count("holds no cluster") == count
+    # a supervisor that starts anew remembers its cluster as well
+    first.kill()
+    first.wait(timeout=10)
+    said = rig.log().count("belongs to cluster another")
+    rig.supervisor()
+    eventually(
+        lambda: rig.log().count("belongs to cluster another") > said, what="the refusal after a restart"
+    )
+    assert rig.running() == after
+
+
+def test_a_wiped_tree_kills_nothing(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    before = eventually(lambda: rig.running(), what="the worker")
+    eventually(lambda: rig.info(), what="a heartbeat")
+    for path in (paths.ASSIGNMENTS, paths.SUPERVISORS, paths.TOPOLOGY, paths.CLUSTER_ID):
+        rig.cluster.state.delete_node(path)
+    eventually(lambda: "holds no cluster" in rig.log(), what="the refusal")
+    assert rig.running() == before
+
+
+def test_nimbuses_are_found_in_zookeeper(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.cluster.state.set_data(
+        paths.EPOCH, encode_record(EpochRecord(leader="127.0.0.1:1", http="http://127.0.0.1:1"))
+    )
+    rig.cluster.state.create_node(
+        f"{paths.NIMBUS_SLAVE_DETAIL}/127.0.0.1:6627", json.dumps({"http": rig.blobs.url}).encode()
+    )
+    rig.assign("wc-1-1", 6900)
+    rig.conf["nimbus.seeds"] = []
+    rig.supervisor()
+    eventually(lambda: rig.running(), what="the worker")
+
+
+def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: Rig) -> None:
+    rig.supervisor()
+    eventually(lambda: rig.info(), what="a heartbeat")
+    assert rig.supervisor().wait(timeout=30) != 0
+    assert "another supervisor 's1' runs in" in rig.log()
+    assert rig.supervisor("s2", (6900, 6900)).wait(timeout=30) != 0
+    assert "names 6900 twice" in rig.log("s2")
+
+
+def test_supervisors_share_a_home_without_touching_each_others_workers(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    first = rig.supervisor("s1")
+    before = eventually(lambda: rig.running(), what="the worker")
+    rig.supervisor("s2", (6910,))
+    eventually(lambda: rig.info("s2"), what="the second supervisor")
+    first.kill()
+    first.wait(timeout=10)
+    eventually(lambda: rig.info("s1") is None, what="the loss of the first")
+    assert rig.running() == before
+
+
+def test_workers_outlive_a_suspension_of_the_supervisor(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    process = rig.supervisor(supervisor__worker__timeout__secs=2)
+    before = eventually(lambda: rig.running(), what="the worker")
+    eventually(lambda: "-> running" in rig.log(), what="its first beat")
+    process.send_signal(signal.SIGSTOP)
+    eventually(lambda: rig.info() is None, what="the loss of its session")
+    process.send_signal(signal.SIGCONT)
+    eventually(lambda: rig.info(), what="its return")
+    assert rig.running() == before and len(rig.starts()) == 1
