@@ -10,7 +10,7 @@ from typing import Any
 
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, default_conf
-from storm_dagster.model.errors import InvalidRequest, UnknownSubtree
+from storm_dagster.model.errors import Conflict, InvalidRequest, UnknownSubtree
 from storm_dagster.model.records import (
     Assignment,
     Blacklist,
@@ -41,9 +41,13 @@ def zookeeper_hosts(conf: Mapping[str, Any]) -> str:
     servers, port = conf["storm.zookeeper.servers"], conf["storm.zookeeper.port"]
     if not servers:
         raise InvalidRequest("storm.zookeeper.servers is empty: name at least one server")
-    return ",".join(
-        server if server.rpartition("]")[2].count(":") == 1 else f"{server}:{port}" for server in servers
-    )
+    return ",".join(_with_port(server, port) for server in servers)
+
+
+def _with_port(server: str, port: int) -> str:
+    if server.count(":") > 1 and not server.startswith("["):
+        server = f"[{server}]"
+    return server if ":" in server.rpartition("]")[2] else f"{server}:{port}"
 
 
 def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
@@ -110,7 +114,12 @@ class StormClusterState(StormOperations):
         if not isinstance(session, ZkSession):
             raise InvalidRequest(f"{type(state).__name__} is no cluster state on a ZooKeeper session")
         if create_root and root.find_cluster_id(session) is None:
-            root.create_cluster_root(session, expected or uuid.uuid4().hex)
+            try:
+                root.create_cluster_root(session, expected or uuid.uuid4().hex)
+            except Conflict:
+                # Another was faster: its id is as good as the one made up here, but not as one given.
+                if expected is not None:
+                    raise
         return root.check_cluster_id(session, expected)
 
     def cluster_id(self) -> str:

@@ -276,7 +276,8 @@ def test_k6_counter_under_contention_loses_no_increment(
             done += 1
 
     threads = [
-        threading.Thread(target=add, args=(ZooKeeperClusterState(zk_connect()),), daemon=True) for _ in range(3)
+        threading.Thread(target=add, args=(ZooKeeperClusterState(zk_connect()),), daemon=True)
+        for _ in range(3)
     ]
     for thread in threads:
         thread.start()
@@ -349,7 +350,9 @@ def test_blobstore_holder_names_with_dashes(zk_state: ZooKeeperClusterState) -> 
     zk_state.delete_node_blobstore("/blobstore/absent", "nimbus-1:8000")
 
 
-def test_concurrent_deletion_and_creation_of_folders(zk_state: ZooKeeperClusterState, zk_connect: Connect) -> None:
+def test_concurrent_deletion_and_creation_of_folders(
+    zk_state: ZooKeeperClusterState, zk_connect: Connect
+) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
 

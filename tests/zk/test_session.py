@@ -47,9 +47,7 @@ def test_nobody_listens() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     with pytest.raises(Unavailable, match="does not answer"):
-        ZkSession.connect(
-            f"127.0.0.1:{port}", root="/x", session_timeout_ms=2000, connection_timeout_ms=300
-        )
+        ZkSession.connect(f"127.0.0.1:{port}", root="/x", session_timeout_ms=2000, connection_timeout_ms=300)
 
 
 def test_a_server_that_accepts_and_says_nothing() -> None:
