@@ -1,0 +1,122 @@
+"""Why tasks are placed anew, with keys that make each reason one run, and the back-off between tries."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["Attempt", "AttemptMemory", "Cause", "CauseKind", "due_attempts"]
+
+CauseKind = Literal["dead_worker", "dead_task", "lost_host", "silent_master", "unassigned"]
+
+_WORDS: Mapping[CauseKind, str] = {
+    "dead_worker": "worker {slot} did not come back",
+    "dead_task": "a task of worker {slot} is dead",
+    "lost_host": "host {host} is lost with supervisor {node}, so worker {slot} is gone",
+    "silent_master": "the topology master in worker {slot} is silent",
+    "unassigned": "tasks have no slot",
+}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason to place tasks of one topology anew."""
+
+    topology_id: str
+    name: str
+    generation: int
+    """Data version of the assignment that was judged; a newer one makes the cause void."""
+    kind: CauseKind
+    node: str
+    host: str
+    port: int
+    tasks: tuple[int, ...]
+    avoid: tuple[str, ...] = ()
+    """Supervisors that must not get new work now (silent ones)."""
+
+    @property
+    def key(self) -> str:
+        """The same for the same trouble in the same assignment, whoever observes it: base of Dagster's run key."""
+        return f"{self.topology_id}:{self.generation}:{self.kind}@{self.node}-{self.port}"
+
+    def describe(self) -> str:
+        """The cause in words."""
+        slot = f"{self.host}:{self.port}"
+        text = _WORDS[self.kind].format(slot=slot, host=self.host, node=self.node)
+        return f"topology {self.name!r}: {text} ({len(self.tasks)} tasks)"
+
+    def to_json(self) -> dict[str, Any]:
+        """The form for a run's config."""
+        return {**asdict(self), "tasks": list(self.tasks), "avoid": list(self.avoid)}
+
+    @staticmethod
+    def from_json(document: Any) -> Cause:
+        """The cause of :meth:`to_json`; :class:`InvalidRequest` for anything else."""
+        try:
+            kind = document["kind"]
+            if kind not in get_args(CauseKind):
+                raise ValueError(f"unknown kind {kind!r}")
+            return Cause(
+                topology_id=str(document["topology_id"]),
+                name=str(document["name"]),
+                generation=int(document["generation"]),
+                kind=kind,
+                node=str(document["node"]),
+                host=str(document["host"]),
+                port=int(document["port"]),
+                tasks=tuple(int(task) for task in document["tasks"]),
+                avoid=tuple(str(node) for node in document.get("avoid", ())),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidRequest(
+                f"{document!r:.200} is no cause of a reassignment ({error}): pass what the heartbeat sensor made"
+            ) from None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A cause to act on now, and which try it is."""
+
+    cause: Cause
+    number: int
+
+    @property
+    def run_key(self) -> str:
+        """``topology:generation:cause:attempt``."""
+        return f"{self.cause.key}:{self.number}"
+
+
+AttemptMemory = Mapping[str, tuple[int, float]]
+"""Cause key -> (attempts made, boot clock before which the next must not start). JSON-able as lists."""
+
+_LONGEST_PAUSE_SECS = 60.0
+
+
+def due_attempts(
+    causes: Iterable[Cause],
+    memory: AttemptMemory,
+    *,
+    boot_now: float,
+    running: Collection[str] = (),
+) -> tuple[list[Attempt], dict[str, tuple[int, float]]]:
+    """Which causes to act on now, and the memory to hand in next time.
+
+    A cause is tried at once, then again after 1, 2, 4 ... 60 s while it persists, but not while the run of
+    its last attempt (its run key is in ``running``) goes on. Causes that are over are forgotten.
+    """
+    due: list[Attempt] = []
+    kept: dict[str, tuple[int, float]] = {}
+    for cause in causes:
+        made, not_before = memory.get(cause.key, (0, boot_now))
+        # A boot clock that lies further ahead than the longest pause is another machine's.
+        if not_before > boot_now + _LONGEST_PAUSE_SECS:
+            not_before = boot_now
+        if boot_now >= not_before and f"{cause.key}:{made}" not in running:
+            made += 1
+            not_before = boot_now + min(2.0 ** min(made - 1, 10), _LONGEST_PAUSE_SECS)
+            due.append(Attempt(cause, made))
+        kept[cause.key] = (made, not_before)
+    return due, kept

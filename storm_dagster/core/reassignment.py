@@ -1,0 +1,280 @@
+"""What to place: from a view of the cluster to the planner's input, and from its outcome to an assignment.
+
+Three events (jstorm.md f): ``new`` (a submission), ``monitor`` (tasks judged dead) and ``rebalance``. The
+planner sees only supervisors that may get work; what runs on any other stays where it is (``unstopped``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storm_dagster.core.causes import Cause
+from storm_dagster.core.liveness import unstopped_tasks
+from storm_dagster.core.placing import to_place
+from storm_dagster.core.submission.tasks import executors_of
+from storm_dagster.model.placement import (
+    PlacedWorker,
+    PlacementBatch,
+    SupervisorSlots,
+    TopologyPlacement,
+    TopologyToPlace,
+)
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import Assignment, AssignmentType, TaskTable, WorkerSlot
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.model.view import ClusterView, TopologyView
+
+__all__ = [
+    "Runnable",
+    "assignment_of",
+    "causes_still_true",
+    "monitor_batch",
+    "new_batch",
+    "offered_supervisors",
+    "placed_workers",
+    "rebalance_batch",
+    "same_workers",
+]
+
+
+@dataclass(frozen=True)
+class Runnable:
+    """What the blobs say of a topology: its normalised form without system components, and its total conf."""
+
+    spec: TopologySpec
+    conf: Mapping[str, Any]
+
+
+def offered_supervisors(
+    view: ClusterView,
+    *,
+    placing: Collection[str],
+    avoid: Collection[str] = (),
+    withheld: Collection[tuple[str, int]] = (),
+) -> tuple[SupervisorSlots, ...]:
+    """Supervisors that may get work: registered, not blacklisted by host, not in ``avoid``.
+
+    Ports of topologies outside ``placing`` (topology ids) are taken, and so are ``withheld`` slots: those
+    of dead workers in this round (design 8.7).
+    """
+    used = view.used_ports(without=frozenset(placing))
+    for node, port in withheld:
+        used.setdefault(node, set()).add(port)
+    return tuple(
+        SupervisorSlots(
+            id=supervisor_id,
+            host=info.host,
+            ports=info.ports,
+            used=tuple(sorted(used.get(supervisor_id, ()))),
+            rack=info.rack,
+            cpu=info.cpu,
+            memory_mb=info.memory_mb,
+        )
+        for supervisor_id, info in sorted(view.supervisors.items())
+        if supervisor_id not in avoid and info.host not in view.blacklist
+    )
+
+
+def placed_workers(assignment: Assignment | None) -> tuple[PlacedWorker, ...]:
+    """The workers of an assignment as the planner's value type."""
+    if assignment is None:
+        return ()
+    return tuple(
+        PlacedWorker(
+            node=worker.node,
+            host=worker.host,
+            port=worker.port,
+            tasks=worker.ids,
+            memory_bytes=worker.memory_bytes,
+            cpu=worker.cpu,
+        )
+        for worker in assignment.workers
+    )
+
+
+def _to_place(
+    name: str,
+    topology_id: str,
+    runnable: Runnable,
+    table: TaskTable,
+    executors: Mapping[str, int],
+    workers: int,
+    event: Mapping[str, Any],
+) -> TopologyToPlace:
+    return to_place(
+        name=name,
+        topology_id=topology_id,
+        spec=runnable.spec,
+        conf=runnable.conf,
+        table=table,
+        executors=executors_of(table, executors),
+        workers=workers,
+        **event,
+    )
+
+
+def new_batch(
+    view: ClusterView,
+    *,
+    name: str,
+    topology_id: str,
+    runnable: Runnable,
+    table: TaskTable,
+    executors: Mapping[str, int],
+    workers: int,
+    backup: Assignment | None,
+    replaces: str | None = None,
+) -> PlacementBatch:
+    """The batch of a submission. ``backup`` is the newest assignment of the name, for ``use.old.assignment``.
+
+    Slots of the topology that it ``replaces`` count as free: that one ends in the same transaction.
+    """
+    changes = {"event": "new", "old": placed_workers(backup)}
+    to_place = _to_place(name, topology_id, runnable, table, executors, workers, changes)
+    placing = [topology_id] if replaces is None else [topology_id, replaces]
+    return PlacementBatch(supervisors=offered_supervisors(view, placing=placing), topologies=(to_place,))
+
+
+def causes_still_true(topology: TopologyView, causes: Iterable[Cause]) -> list[Cause]:
+    """Those causes that speak of the assignment as it is now; any other was overtaken by a newer placement."""
+    if topology.assignment_at is None:
+        return []
+    version = topology.assignment_at.version
+    return [cause for cause in causes if cause.topology_id == topology.id and cause.generation == version]
+
+
+def monitor_batch(
+    view: ClusterView,
+    topology: TopologyView,
+    runnable: Runnable,
+    table: TaskTable,
+    causes: Collection[Cause],
+) -> PlacementBatch:
+    """The batch that places the tasks of ``causes`` anew and keeps all others where they are."""
+    avoid = {node for cause in causes for node in cause.avoid}
+    withheld = {(cause.node, cause.port) for cause in causes if cause.node}
+    supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
+    dead = {task for cause in causes for task in cause.tasks} & table.component_of().keys()
+    # A cause names whole workers, but the assignment decides: a slot in it goes as a whole (case A4).
+    if topology.assignment is not None:
+        for worker in topology.assignment.workers:
+            if worker.slot in withheld:
+                dead.update(worker.ids)
+    offered = frozenset(supervisor.id for supervisor in supervisors)
+    unstopped = _kept_elsewhere(view, topology, offered, dead)
+    changes = {
+        "event": "monitor",
+        "old": placed_workers(topology.assignment),
+        "dead": tuple(sorted(dead)),
+        "unstopped": unstopped,
+    }
+    to_place = _to_place(
+        topology.base.name,
+        topology.id,
+        runnable,
+        table,
+        topology.base.executors,
+        topology.base.workers,
+        changes,
+    )
+    return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
+
+
+def _kept_elsewhere(
+    view: ClusterView, topology: TopologyView, offered: frozenset[str], dead: Collection[int]
+) -> tuple[int, ...]:
+    """Tasks on supervisors that are not offered and that nobody judged dead yet: they stay in this round.
+
+    Besides those that run, these are tasks of workers whose limit has not passed: silence is judged by the
+    observer alone, never by the planner.
+    """
+    running = unstopped_tasks(view, topology, offered)
+    waiting = (
+        task
+        for worker in (topology.assignment.workers if topology.assignment else ())
+        if worker.node not in offered
+        for task in worker.ids
+    )
+    return tuple(sorted(({*running} | {*waiting}) - {*dead}))
+
+
+def rebalance_batch(
+    view: ClusterView,
+    topology: TopologyView,
+    runnable: Runnable,
+    table: TaskTable,
+    *,
+    executors: Mapping[str, int],
+    workers: int,
+    reassign: bool,
+) -> PlacementBatch:
+    """The batch of a rebalance: all tasks of ``table``, but those that still run under a lost supervisor."""
+    supervisors = offered_supervisors(view, placing=[topology.id])
+    offered = frozenset(supervisor.id for supervisor in supervisors)
+    present = table.component_of().keys()
+    changes = {
+        "event": "rebalance",
+        "reassign": reassign,
+        "old": placed_workers(topology.assignment),
+        "unstopped": tuple(task for task in unstopped_tasks(view, topology, offered) if task in present),
+    }
+    to_place = _to_place(topology.base.name, topology.id, runnable, table, executors, workers, changes)
+    return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
+
+
+def same_workers(assignment: Assignment | None, placement: TopologyPlacement) -> bool:
+    """Whether the placement is what stands already (design 8.8: then nothing is written)."""
+    if assignment is None:
+        return False
+    old = {worker.slot: frozenset(worker.ids) for worker in assignment.workers}
+    new = {(worker.node, worker.port): frozenset(worker.tasks) for worker in placement.workers}
+    return old == new
+
+
+def assignment_of(
+    placement: TopologyPlacement,
+    *,
+    topology_id: str,
+    previous: Assignment | None,
+    now_secs: int,
+    now_ms: int,
+    kind: AssignmentType = "Assign",
+    restarted: Collection[int] = (),
+) -> Assignment:
+    """The record for a placement.
+
+    A task keeps its start when it stays on its node and port, else it starts now (cases A16 to A18); tasks
+    in ``restarted`` (judged dead) start now wherever they are. ``node_host`` names only supervisors in use.
+    """
+    old_slots = previous.task_slots() if previous else {}
+    old_starts = previous.start_secs() if previous else {}
+    starts = {
+        task: (
+            old_starts.get(task, now_secs)
+            if old_slots.get(task) == (worker.node, worker.port) and task not in restarted
+            else now_secs
+        )
+        for worker in placement.workers
+        for task in worker.tasks
+    }
+    return Assignment(
+        topology_id=topology_id,
+        code_dir=topology_id,
+        node_host={worker.node: worker.host for worker in placement.workers},
+        workers=tuple(
+            WorkerSlot(
+                node=worker.node,
+                host=worker.host,
+                port=worker.port,
+                tasks=encode_ranges(worker.tasks),
+                memory_bytes=worker.memory_bytes,
+                cpu=worker.cpu,
+            )
+            for worker in placement.workers
+        ),
+        task_start_secs=Assignment.pack_start_secs(starts),
+        timestamp_ms=now_ms,
+        type=kind,
+    )

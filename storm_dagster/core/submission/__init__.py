@@ -1,0 +1,33 @@
+"""From what a client submits to what a cluster runs: normalise, validate, add the system's parts, number tasks."""
+
+from __future__ import annotations
+
+from storm_dagster.core.submission.conf import check_conf, message_timeout_secs, normalize_conf, total_conf
+from storm_dagster.core.submission.parallelism import normalize_topology, wanted_executors
+from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.core.submission.tasks import (
+    executors_of,
+    fixed_task_components,
+    number_tasks,
+    partition,
+    rescale,
+    topology_master_task,
+)
+from storm_dagster.core.submission.validation import validate_topology
+
+__all__ = [
+    "check_conf",
+    "executors_of",
+    "fixed_task_components",
+    "message_timeout_secs",
+    "normalize_conf",
+    "normalize_topology",
+    "number_tasks",
+    "partition",
+    "rescale",
+    "topology_master_task",
+    "total_conf",
+    "validate_topology",
+    "wanted_executors",
+    "with_system_components",
+]

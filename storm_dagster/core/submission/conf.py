@@ -1,0 +1,86 @@
+"""The conf of a topology: checked, then completed with what the system decides (storm.md e.1, jstorm.md e)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from storm_dagster.model.conf import Conf, default_conf, validate_conf
+from storm_dagster.model.conf_schema import CONF_KEYS
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.topology import TopologySpec
+
+__all__ = ["check_conf", "message_timeout_secs", "normalize_conf", "total_conf"]
+
+Unknown = Literal["error", "warn"]
+
+# Set by the system; what a client wrote there is overwritten.
+_SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
+
+
+def without_nulls(conf: Conf) -> dict[str, Any]:
+    """The conf without null values under known keys that have a default: null there means "not set" (case S10)."""
+    defaults = default_conf()
+    return {
+        key: value
+        for key, value in conf.items()
+        if value is not None or key not in CONF_KEYS or defaults[key] is None
+    }
+
+
+def check_conf(conf: object, *, source: str, unknown: Unknown = "error") -> tuple[dict[str, Any], list[str]]:
+    """A submitted or component conf, checked, and warnings.
+
+    Unknown keys below our prefixes are errors, or warnings with ``unknown="warn"`` (Thrift). Raises
+    :class:`InvalidTopology` that names every wrong key at once, and ``source``.
+    """
+    if not isinstance(conf, Mapping):
+        raise InvalidTopology(
+            f"{source}: the conf must be a map of keys to values, got {type(conf).__name__}: send a JSON object"
+        )
+    try:
+        return validate_conf(without_nulls(conf), source=source, unknown=unknown)
+    except InvalidRequest as error:
+        raise InvalidTopology(error.message) from None
+
+
+def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
+    """Cluster conf with the topology's laid over it: what every decision about the topology reads."""
+    return {**cluster, **topology}
+
+
+def message_timeout_secs(conf: Conf) -> int:
+    """``topology.message.timeout.secs``, the default delay of a kill and a rebalance; 30 when not set."""
+    timeout = conf.get("topology.message.timeout.secs")
+    return int(timeout) if timeout else 30
+
+
+def normalize_conf(
+    cluster: Conf, submitted: Conf, topology: TopologySpec, topology_id: str
+) -> dict[str, Any]:
+    """The conf that is stored with the topology.
+
+    The author's conf, then the submission's, then what the system decides: name and id, the cluster's
+    mode, workers, ackers (null becomes 1) and ``topology.max.task.parallelism`` of the merged conf, so
+    that a later change of the cluster's conf does not change a running topology. Normalising twice
+    changes nothing. Raises :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's
+    (case S3).
+    """
+    own = {**without_nulls(topology.conf), **without_nulls(submitted)}
+    local_dir = own.get("storm.local.dir")
+    if local_dir is not None and local_dir != cluster.get("storm.local.dir"):
+        raise InvalidTopology(
+            f"storm.local.dir is {local_dir!r} in the topology's conf, {cluster.get('storm.local.dir')!r} in the "
+            "cluster's: remove it, daemons choose their own folder"
+        )
+    total = total_conf(cluster, own)
+    ackers = total.get("topology.acker.executors")
+    return {
+        **{key: value for key, value in own.items() if key not in _SYSTEM_KEYS},
+        "topology.name": topology.name,
+        "topology.id": topology_id,
+        "storm.cluster.mode": cluster.get("storm.cluster.mode", "distributed"),
+        "topology.workers": total.get("topology.workers", 1),
+        "topology.acker.executors": 1 if ackers is None else ackers,
+        "topology.max.task.parallelism": total.get("topology.max.task.parallelism"),
+    }

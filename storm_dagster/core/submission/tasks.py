@@ -1,0 +1,134 @@
+"""Task ids, and the executors that group them (design 8.1 and 8.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from storm_dagster.model.conf import Conf
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.names import TOPOLOGY_MASTER
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import ComponentTasks, TaskTable
+from storm_dagster.model.topology import ComponentSpec, TopologySpec
+
+__all__ = [
+    "executors_of",
+    "fixed_task_components",
+    "number_tasks",
+    "partition",
+    "rescale",
+    "topology_master_task",
+]
+
+
+def _task_count(part: ComponentSpec, conf: Conf) -> int:
+    if part.parallelism < 1:
+        return 0
+    count = max(part.parallelism, part.conf.get("topology.tasks") or 0)
+    most = part.conf.get("topology.max.task.parallelism") or conf.get("topology.max.task.parallelism")
+    return min(count, most) if most else count
+
+
+def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
+    """Task ids 1, 2, ... for a normalised topology that has its system components.
+
+    Bolts in declared order, then ``__acker``, then ``__topology_master``, then spouts in declared order;
+    one contiguous block each; ``topology.max.task.parallelism`` of the total ``conf`` caps every block
+    (case S22). Components without tasks (``__system``; ``__acker`` without ackers) are not in the table.
+    Raises :class:`InvalidTopology` when there is no task of the user's.
+    """
+    components: dict[str, ComponentTasks] = {}
+    first = 1
+    for component_id, kind, part in spec_with_system.components():
+        count = _task_count(part, conf)
+        if count:
+            components[component_id] = ComponentTasks(
+                type=kind, tasks=encode_ranges(range(first, first + count))
+            )
+            first += count
+    if all(component_id.startswith("__") for component_id in components):
+        raise InvalidTopology(
+            f"topology {spec_with_system.name!r} has no task: give a component a parallelism of at least 1"
+        )
+    return TaskTable(components=components)
+
+
+def topology_master_task(table: TaskTable) -> int:
+    """Task id of the topology master."""
+    master = table.components.get(TOPOLOGY_MASTER)
+    if master is None or len(master.ids) != 1:
+        raise InvalidTopology(
+            f"the task table has no single {TOPOLOGY_MASTER} task: it was not made by this system"
+        )
+    return master.ids[0]
+
+
+def partition(ids: Sequence[int], groups: int) -> tuple[tuple[int, ...], ...]:
+    """The ids as ``groups`` runs of nearly equal length, larger ones first; never more groups than ids.
+
+    Five ids in three groups are 2, 2 and 1.
+    """
+    groups = min(groups, len(ids))
+    if groups < 1:
+        return ()
+    size, larger = divmod(len(ids), groups)
+    result: list[tuple[int, ...]] = []
+    start = 0
+    for index in range(groups):
+        end = start + size + (1 if index < larger else 0)
+        result.append(tuple(ids[start:end]))
+        start = end
+    return tuple(result)
+
+
+def executors_of(table: TaskTable, executors: Mapping[str, int]) -> dict[str, tuple[tuple[int, ...], ...]]:
+    """Component -> its executors, each a run of its task ids.
+
+    ``executors`` (component -> number, as in StormBase) may leave a component out: then each of its tasks
+    is an executor of its own.
+    """
+    return {
+        component_id: partition(part.ids, executors.get(component_id) or len(part.ids))
+        for component_id, part in table.components.items()
+    }
+
+
+def fixed_task_components(spec: TopologySpec) -> frozenset[str]:
+    """Components of a normalised topology whose number of tasks is fixed by ``topology.tasks``."""
+    return frozenset(
+        component_id
+        for component_id, _, part in spec.components()
+        if part.conf.get("topology.tasks") is not None
+    )
+
+
+def rescale(table: TaskTable, executors: Mapping[str, int], fixed: Collection[str] = ()) -> TaskTable:
+    """The task table for new numbers of executors (design 8.1).
+
+    A component in ``fixed`` keeps its ids, and more executors than tasks are refused; of any other the
+    tasks become as many as its executors: new ids above the highest of the topology, in the table's
+    order, and the highest ids are removed first. Ids of components that are not named never change.
+    Raises :class:`InvalidRequest`.
+    """
+    highest = max((task for part in table.components.values() for task in part.ids), default=0)
+    components = dict(table.components)
+    for component_id, part in table.components.items():
+        wanted = executors.get(component_id)
+        if wanted is None:
+            continue
+        ids = part.ids
+        if component_id in fixed:
+            if wanted > len(ids):
+                raise InvalidRequest(
+                    f"component {component_id!r} has {len(ids)} tasks by topology.tasks and cannot have {wanted} "
+                    f"executors: ask for at most {len(ids)}, or submit it anew with more tasks"
+                )
+            continue
+        if wanted > len(ids):
+            added = tuple(range(highest + 1, highest + 1 + wanted - len(ids)))
+            highest = added[-1]
+            ids = ids + added
+        else:
+            ids = ids[:wanted]
+        components[component_id] = part.model_copy(update={"tasks": encode_ranges(ids)})
+    return TaskTable(components=components)

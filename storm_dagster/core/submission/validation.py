@@ -1,0 +1,155 @@
+"""What a topology must fulfil before anything of it is stored (cases S1, S9 to S14; storm.md e.2).
+
+Every message names the component, the reason and the remedy, with the closest existing name where a
+name is wrong.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+from storm_dagster.core.placing import user_workers
+from storm_dagster.model.conf import Conf
+from storm_dagster.model.conf_schema import check_value
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.names import check_component_id, check_stream_id, check_topology_name
+from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec
+
+__all__ = ["check_code_name", "validate_topology"]
+
+_IDENTIFIER = r"[^\W\d]\w*"
+_CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
+
+
+def validate_topology(spec: TopologySpec, conf: Conf) -> None:
+    """Raise :class:`InvalidTopology` for the first rule that the normalised topology breaks.
+
+    ``conf`` is the total conf. The topology is the user's: without system components.
+    """
+    check_topology_name(spec.name)
+    _check_numbers(conf)
+    user_workers(conf)
+    both = [component_id for component_id in spec.bolts if component_id in spec.spouts]
+    if both:
+        raise InvalidTopology(
+            f"component id {both[0]!r} names a spout and a bolt: component ids are unique, rename one"
+        )
+    if not spec.spouts:
+        raise InvalidTopology(
+            f"topology {spec.name!r} has no spout, so that no tuple ever enters it: add one"
+        )
+    for component_id, kind, part in spec.components():
+        check_component_id(component_id)
+        _check_component(component_id, kind, part)
+    for component_id, part in spec.bolts.items():
+        _check_inputs(spec, component_id, part)
+
+
+def _check_numbers(conf: Conf) -> None:
+    for key in ("topology.workers", "topology.acker.executors", "topology.max.task.parallelism"):
+        value = conf.get(key)
+        if value is None and key == "topology.workers":
+            raise InvalidTopology("topology.workers is not set: give a whole number of at least 1")
+        wrong = None if value is None else check_value(key, value)
+        if wrong:
+            raise InvalidTopology(wrong)
+
+
+def _check_component(component_id: str, kind: str, part: ComponentSpec) -> None:
+    if kind == "spout" and part.inputs:
+        raise InvalidTopology(
+            f"spout {component_id!r} has inputs (from {part.inputs[0].component!r}): spouts only emit, make it a bolt"
+        )
+    if part.parallelism < 1:
+        raise InvalidTopology(
+            f"{kind} {component_id!r} has parallelism {part.parallelism}: give at least 1, or remove the {kind}"
+        )
+    for key in ("topology.tasks", "topology.max.task.parallelism", "task.on.differ.node"):
+        value = part.conf.get(key)
+        wrong = None if value is None else check_value(key, value)
+        if wrong:
+            raise InvalidTopology(f"{kind} {component_id!r}: {wrong}")
+    if part.object.python is not None:
+        check_code_name(part.object.python, f"{kind} {component_id!r}")
+    elif any("\x00" in word for word in part.object.shell or ()):
+        raise InvalidTopology(f"{kind} {component_id!r} has a NUL character in its shell command: remove it")
+    for stream_id, stream in part.outputs.items():
+        check_stream_id(stream_id)
+        repeated = sorted({name for name in stream.fields if stream.fields.count(name) > 1})
+        if repeated:
+            raise InvalidTopology(
+                f"{kind} {component_id!r} declares field {repeated[0]!r} twice in stream {stream_id!r}: rename one"
+            )
+
+
+def check_code_name(name: str, owner: str) -> None:
+    """``name`` is ``"module:QualName"`` that any process can import, else :class:`InvalidTopology`."""
+    if "<lambda>" in name or "<locals>" in name:
+        raise InvalidTopology(
+            f"{owner} runs {name!r}, a lambda or a function inside a function, which no worker can import: "
+            "move it to the top level of its module"
+        )
+    if name.startswith("__main__:"):
+        raise InvalidTopology(
+            f"{owner} runs {name!r}, which exists only in the script that was started: "
+            "define it in a module, or submit the file by name"
+        )
+    if not _CODE_NAME.fullmatch(name):
+        raise InvalidTopology(f"{owner} runs {name!r}, which is not of the form 'module:name'")
+
+
+def _hint(wrong: str, known: Iterable[str], what: str) -> str:
+    names = sorted(known)
+    near = difflib.get_close_matches(wrong, names, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return f"{what} are {', '.join(names[:20])}" if names else f"it has no {what}"
+
+
+def _check_inputs(spec: TopologySpec, component_id: str, part: ComponentSpec) -> None:
+    seen: set[tuple[str, str]] = set()
+    for given in part.inputs:
+        source = spec.component(given.component)
+        if source is None:
+            known = [*spec.bolts, *spec.spouts]
+            raise InvalidTopology(
+                f"bolt {component_id!r} subscribes to component {given.component!r}, which does not exist: "
+                f"{_hint(given.component, known, 'components')}"
+            )
+        stream = source.outputs.get(given.stream)
+        if stream is None:
+            raise InvalidTopology(
+                f"bolt {component_id!r} subscribes to stream {given.stream!r} of {given.component!r}, which does not "
+                f"declare it: {_hint(given.stream, source.outputs, 'streams')}"
+            )
+        if (given.component, given.stream) in seen:
+            raise InvalidTopology(
+                f"bolt {component_id!r} subscribes to stream {given.stream!r} of {given.component!r} twice, "
+                "so that it would get every tuple twice: keep one grouping"
+            )
+        seen.add((given.component, given.stream))
+        _check_grouping(component_id, given, stream)
+
+
+def _check_grouping(component_id: str, given: InputSpec, stream: StreamSpec) -> None:
+    grouping = given.grouping
+    where = (
+        f"bolt {component_id!r}: {grouping.type} grouping on stream {given.stream!r} of {given.component!r}"
+    )
+    if grouping.type in ("fields", "partial_key"):
+        if not grouping.fields:
+            raise InvalidTopology(f"{where} names no field: name at least one, or use the global grouping")
+        for name in grouping.fields:
+            if name not in stream.fields:
+                raise InvalidTopology(
+                    f"{where} uses field {name!r}, which the stream does not declare: "
+                    f"{_hint(name, stream.fields, 'fields')}"
+                )
+    if grouping.type == "direct" and not stream.direct:
+        raise InvalidTopology(f"{where}, which is no direct stream: declare it direct, or group otherwise")
+    if grouping.type == "custom":
+        if not grouping.object:
+            raise InvalidTopology(f"{where} names no function: give 'module:function'")
+        check_code_name(grouping.object, where)

@@ -1,0 +1,192 @@
+"""What a topology may do in which status, and what it becomes (design 8.6, 8.11; storm.md d; cases M).
+
+Pure: a base and an event give the next base. A transition that is not allowed raises; one that changes
+nothing returns the very same object, so that the caller writes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from storm_dagster.model.errors import Conflict
+from storm_dagster.model.records import StormBase, TopologyStatus
+from storm_dagster.model.view import ClusterView
+
+__all__ = [
+    "HEALED",
+    "DueAction",
+    "DueMemory",
+    "Event",
+    "apply_event",
+    "delay_of",
+    "due_actions",
+    "is_allowed",
+]
+
+Event = Literal[
+    "activate", "deactivate", "kill", "rebalance", "finish_rebalance", "upgrade", "end_upgrade", "rollback"
+]
+
+HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "UPGRADING", "ROLLBACK"})
+"""Statuses in which dead tasks are placed anew. A killed topology goes anyway, a rebalancing one is about to be placed."""
+
+# Status -> event -> next status. "previous" is the status before a rebalance. Absent: not allowed.
+# Unlike JStorm, a kill is allowed in every status (M5) and an inactive topology stays inactive (M4).
+_TABLE: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previous"]]] = {
+    "ACTIVE": {
+        "activate": "ACTIVE",
+        "deactivate": "INACTIVE",
+        "kill": "KILLED",
+        "rebalance": "REBALANCING",
+        "upgrade": "UPGRADING",
+    },
+    "INACTIVE": {
+        "activate": "ACTIVE",
+        "deactivate": "INACTIVE",
+        "kill": "KILLED",
+        "rebalance": "REBALANCING",
+    },
+    "KILLED": {"kill": "KILLED"},
+    "REBALANCING": {"kill": "KILLED", "finish_rebalance": "previous"},
+    "UPGRADING": {"kill": "KILLED", "end_upgrade": "ACTIVE", "rollback": "ROLLBACK"},
+    "ROLLBACK": {"kill": "KILLED", "end_upgrade": "ACTIVE"},
+}
+
+_DOING: Mapping[Event, str] = {
+    "activate": "activated",
+    "deactivate": "deactivated",
+    "kill": "killed",
+    "rebalance": "rebalanced",
+    "finish_rebalance": "taken out of a rebalance",
+    "upgrade": "upgraded",
+    "end_upgrade": "taken out of an upgrade",
+    "rollback": "rolled back",
+}
+
+_REMEDY: Mapping[TopologyStatus, str] = {
+    "ACTIVE": "it runs as it is",
+    "INACTIVE": "activate it first",
+    "KILLED": "wait until it is gone and submit it again",
+    "REBALANCING": "wait until the rebalance ends, or kill it",
+    "UPGRADING": "complete the upgrade or roll it back first",
+    "ROLLBACK": "wait until the rollback ends",
+}
+
+
+def is_allowed(status: TopologyStatus, event: Event) -> bool:
+    """Whether a topology of that status takes that event."""
+    return event in _TABLE[status]
+
+
+def delay_of(asked: int | None, message_timeout_secs: int) -> int:
+    """Seconds between a kill or rebalance and its effect: what was asked, else the message timeout.
+
+    Negative means the default (case M1); 0 is allowed and means at once.
+    """
+    return message_timeout_secs if asked is None or asked < 0 else asked
+
+
+def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None) -> StormBase:
+    """The base after ``event``; the same object when nothing changes.
+
+    ``delay_secs`` goes with ``kill`` and ``rebalance``. Raises :class:`Conflict` when the status does not
+    allow the event. Killing a killed topology stores the new delay (case M2).
+    """
+    target = _TABLE[base.status].get(event)
+    if target is None:
+        raise Conflict(
+            f"topology {base.name!r} is {base.status} and cannot be {_DOING[event]}: {_REMEDY[base.status]}"
+        )
+    if target == "previous":
+        target = base.previous_status or base.wanted_status
+    changes: dict[str, object] = {"status": target}
+    if event in ("activate", "deactivate"):
+        changes["wanted_status"] = target
+    if event == "kill":
+        changes |= {
+            "delay_secs": delay_secs,
+            "previous_status": base.previous_status if base.status == "KILLED" else base.status,
+        }
+    elif event == "rebalance":
+        changes |= {"delay_secs": delay_secs, "previous_status": base.status}
+    elif event == "finish_rebalance":
+        changes |= {"delay_secs": None, "previous_status": None}
+    changed = base.model_copy(update=changes)
+    return base if changed == base else changed
+
+
+@dataclass(frozen=True)
+class DueAction:
+    """Something that a topology's status asks for and whose time has come."""
+
+    topology_id: str
+    name: str
+    action: Literal["remove", "finish_rebalance", "activate"]
+
+
+@dataclass(frozen=True)
+class DueMemory:
+    """When the observer first saw each base as it is: topology id -> (mzxid, boot clock). JSON-able by :meth:`to_json`.
+
+    A base carries a delay but no time, because clocks of other machines are never compared. A new
+    observer (another boot id) waits the full delay again, as Storm's new leader does.
+    """
+
+    boot_id: str = ""
+    seen: Mapping[str, tuple[int, float]] | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """The form for a sensor's cursor."""
+        return {
+            "boot_id": self.boot_id,
+            "seen": {key: list(value) for key, value in (self.seen or {}).items()},
+        }
+
+    @staticmethod
+    def from_json(document: object) -> DueMemory:
+        """The memory of :meth:`to_json`; anything else is an empty memory, which only delays."""
+        if not isinstance(document, dict) or not isinstance(document.get("seen"), dict):
+            return DueMemory()
+        try:
+            seen = {str(key): (int(zxid), float(boot)) for key, (zxid, boot) in document["seen"].items()}
+        except (TypeError, ValueError):
+            return DueMemory()
+        return DueMemory(str(document.get("boot_id", "")), seen)
+
+
+# A submission normally activates right after it publishes; only one that died between the two is finished here.
+_UNFINISHED_ACTIVATION_SECS = 5
+
+
+def due_actions(
+    view: ClusterView, memory: DueMemory, *, boot_id: str, boot_now: float
+) -> tuple[list[DueAction], DueMemory]:
+    """What is due now, in topology id order, and the memory to hand in next time.
+
+    Removal of a killed topology and the end of a rebalance are due when their delay has passed on the
+    observer's clock; a delay of 0 at once. The activation of a topology that was published for ACTIVE and
+    is still INACTIVE is due after five seconds.
+    """
+    known = dict(memory.seen or {}) if memory.boot_id == boot_id else {}
+    seen: dict[str, tuple[int, float]] = {}
+    due: list[DueAction] = []
+    for topology_id, topology in sorted(view.topologies.items()):
+        base = topology.base
+        action: Literal["remove", "finish_rebalance", "activate"]
+        if base.status == "KILLED":
+            action, delay = "remove", base.delay_secs or 0
+        elif base.status == "REBALANCING":
+            action, delay = "finish_rebalance", base.delay_secs or 0
+        elif base.status == "INACTIVE" and base.wanted_status == "ACTIVE":
+            action, delay = "activate", _UNFINISHED_ACTIVATION_SECS
+        else:
+            continue
+        zxid, since = known.get(topology_id, (-1, boot_now))
+        if zxid != topology.base_at.mzxid or since > boot_now:
+            zxid, since = topology.base_at.mzxid, boot_now
+        seen[topology_id] = (zxid, since)
+        if boot_now - since >= delay:
+            due.append(DueAction(topology_id, base.name, action))
+    return due, DueMemory(boot_id, seen)

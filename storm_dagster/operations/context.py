@@ -1,0 +1,122 @@
+"""What every operation is given: the cluster's state, its blobs, its conf, a planner, and the outer world."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.core.liveness import LivenessLimits
+from storm_dagster.core.reassignment import Runnable
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.submission import total_conf
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, NotAlive, Unavailable
+from storm_dagster.model.names import code_key, conf_key, topology_name_of
+from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.model.topology import decode_topology
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.documents import decode_json
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["OperationsContext", "Planner", "damaged_topology", "load_runnable", "topology_by_name"]
+
+Planner = Callable[[PlacementBatch], PlacementResult]
+
+
+def _wall_secs() -> int:
+    return int(time.time())
+
+
+def _no_checkpoint(name: str) -> None:
+    """Nothing: crash points are no-ops outside of tests."""
+
+
+@dataclass(frozen=True)
+class OperationsContext:
+    """Handles of one process. ``now_secs`` only stamps records; it never decides who is dead."""
+
+    cluster: StormClusterState
+    blobs: BlobStore
+    conf: ClusterConf
+    planner: Planner
+    """The PySpark assignment; in tests of operations its twin."""
+    now_secs: Callable[[], int] = _wall_secs
+    sleep: Callable[[float], None] = time.sleep
+    log: logging.Logger = field(default_factory=lambda: logging.getLogger("storm_dagster.operations"))
+    fallback: Planner = plan_placement
+    """The plain-Python twin: reassignments use it when the planner is out of reach (design 8.2)."""
+    epoch: int | None = None
+    """The leader's own epoch. ``None``: each operation takes the current one when it begins, as a run does."""
+    monotonic: Callable[[], float] = time.monotonic
+    jitter: Callable[[], float] = random.random
+    checkpoint: Callable[[str], None] = _no_checkpoint
+    """Called with the name of each crash point that is passed (hazards 2.7)."""
+
+    def values(self) -> dict[str, Any]:
+        """The cluster conf as a plain map."""
+        return self.conf.values
+
+    def limits(self) -> LivenessLimits:
+        """The cluster's liveness limits."""
+        return LivenessLimits.from_conf(self.conf.values)
+
+    def current_epoch(self) -> int:
+        """The epoch that writes are fenced with; :class:`Unavailable` when nobody has ever led."""
+        if self.epoch is not None:
+            return self.epoch
+        found = self.cluster.epoch()
+        if found is None:
+            raise Unavailable("the cluster has no leader yet: start a nimbus, or wait until one leads")
+        return found[0]
+
+
+def damaged_topology(view: ClusterView, name: str) -> str | None:
+    """What is damaged of a topology (by name or id) that the view had to leave out; ``None`` when nothing is."""
+    for path, reason in view.corrupt.items():
+        _, _, rest = path.removeprefix("/").partition("/")
+        topology_id = rest.partition("/")[0]
+        try:
+            if topology_id not in view.topologies and name in (topology_id, topology_name_of(topology_id)):
+                return reason
+        except InvalidRequest:
+            continue
+    return None
+
+
+def topology_by_name(view: ClusterView, name: str) -> TopologyView:
+    """The topology of that name or id; :class:`NotAlive` otherwise, :class:`Corrupt` when it is damaged."""
+    topology = view.topology_named(name) or view.topologies.get(name)
+    if topology is None:
+        damage = damaged_topology(view, name)
+        if damage is not None:
+            raise Corrupt(f"topology {name!r} has a damaged record, nothing is decided about it: {damage}")
+        running = ", ".join(sorted(part.base.name for part in view.topologies.values())) or "none"
+        raise NotAlive(
+            f"topology {name!r} is not alive (alive: {running}): check the name with `storm-dagster list`"
+        )
+    return topology
+
+
+def load_runnable(ctx: OperationsContext, topology_id: str) -> Runnable:
+    """Conf and topology of a running topology from its blobs.
+
+    :class:`Unavailable` when nobody holds them now (it is degraded, never deleted for that: F9),
+    :class:`Corrupt` when they are damaged.
+    """
+    try:
+        raw_conf = ctx.blobs.read(conf_key(topology_id))
+        raw_code = ctx.blobs.read(code_key(topology_id))
+    except KeyNotFound as error:
+        raise Unavailable(
+            f"topology {topology_id} is degraded, no nimbus holds its code ({error.message}): "
+            "start the nimbus that holds it, or kill and submit it again"
+        ) from None
+    conf = decode_json(raw_conf, conf_key(topology_id))
+    if not isinstance(conf, dict):
+        raise Corrupt(f"blob {conf_key(topology_id)} is no map: kill the topology and submit it again")
+    return Runnable(spec=decode_topology(raw_code), conf=total_conf(ctx.values(), conf))

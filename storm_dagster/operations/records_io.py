@@ -1,0 +1,37 @@
+"""Assignments and their backups in transactions; large ones are written in parts (design 4)."""
+
+from __future__ import annotations
+
+from storm_dagster.model import paths
+from storm_dagster.model.records import Assignment, decode_record, encode_record
+from storm_dagster.model.view import Versioned
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.zk.cluster_state import Transaction
+from storm_dagster.zk.shards import put_ops, read_sharded
+
+__all__ = ["append_assignment", "append_backup", "read_backup"]
+
+
+def append_assignment(
+    ctx: OperationsContext, transaction: Transaction, assignment: Assignment, at: Versioned | None
+) -> None:
+    """Append what creates the assignment (``at`` is ``None``) or replaces the one read at ``at``."""
+    raw = encode_record(assignment, limit=None)
+    put_ops(ctx.cluster.state, transaction, paths.assignment(assignment.topology_id), raw, at)
+
+
+def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, Versioned | None]:
+    """The newest assignment that a topology of that name had, and the version of its node."""
+    path = paths.assignment_backup(name)
+    found = read_sharded(ctx.cluster.state, path)
+    return (None, None) if found is None else (decode_record(Assignment, found[0], path), found[1])
+
+
+def append_backup(
+    ctx: OperationsContext, transaction: Transaction, name: str, assignment: Assignment
+) -> None:
+    """Append what keeps the assignment under the topology's name; it survives a kill."""
+    path = paths.assignment_backup(name)
+    found = ctx.cluster.state.get_data_with_version(path)
+    at = found[1] if found is not None and found[0] else None
+    put_ops(ctx.cluster.state, transaction, path, encode_record(assignment, limit=None), at)

@@ -1,0 +1,184 @@
+"""What each operation did, for metadata, logs and the command line. Plain frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from storm_dagster.blobstore.store import BlobMeta
+from storm_dagster.model.placement import PlacementResult, TopologyPlacement
+from storm_dagster.model.records import Assignment, TaskTable, TopologyStatus
+from storm_dagster.model.topology import TopologySpec
+
+__all__ = [
+    "ActivateReport",
+    "AssignmentReport",
+    "CleanReport",
+    "CodeReport",
+    "ConfReport",
+    "LifecycleReport",
+    "PublishReport",
+    "ReassignReport",
+    "RebalanceReport",
+    "TasksReport",
+]
+
+
+@dataclass(frozen=True)
+class ConfReport:
+    """Stage 1: the topology is valid, normalised and staged under an id."""
+
+    token: str
+    topology_id: str
+    name: str
+    epoch: int
+    conf: Mapping[str, Any]
+    """The normalised topology conf."""
+    topology: TopologySpec
+    """The normalised topology, without system components."""
+    warnings: tuple[str, ...] = ()
+    published: bool = False
+    """An earlier run of this submission has published it already."""
+    replaces: str | None = None
+
+
+@dataclass(frozen=True)
+class CodeReport:
+    """Stage 2: archive, conf and topology are stored under the id and replicated."""
+
+    topology_id: str
+    name: str
+    blobs: tuple[BlobMeta, ...]
+    copies: Mapping[str, int]
+    """Blob key -> nimbuses that hold it."""
+    wanted_copies: int
+    degraded: bool = False
+    """Fewer copies than wanted, allowed by the caller."""
+
+
+@dataclass(frozen=True)
+class TasksReport:
+    """Stage 3: task ids are fixed."""
+
+    topology_id: str
+    name: str
+    table: TaskTable
+    executors: Mapping[str, int]
+    """Component -> executors, system components included."""
+    workers: int
+    tasks: int
+
+
+@dataclass(frozen=True)
+class AssignmentReport:
+    """Stage 4: every task has a slot."""
+
+    topology_id: str
+    name: str
+    placement: TopologyPlacement
+    planner: str
+    session_secs: float
+    assign_secs: float
+    supervisors: int
+    """Supervisors that could get work."""
+    result: PlacementResult
+
+
+@dataclass(frozen=True)
+class PublishReport:
+    """Stage 5: the topology stands in ZooKeeper."""
+
+    topology_id: str
+    name: str
+    status: TopologyStatus
+    assignment: Assignment
+    placement: TopologyPlacement
+    planner: str
+    versions: Mapping[str, int]
+    """ZooKeeper path -> data version that the transaction left."""
+    attempts: int = 1
+    replanned: int = 0
+    """How often the placement was computed anew because the cluster had changed; above 0 the staged one was replaced."""
+    already: bool = False
+    """It had been published before; nothing was written."""
+    replaced: str | None = None
+
+
+@dataclass(frozen=True)
+class ActivateReport:
+    """Stage 6: the wanted status holds."""
+
+    topology_id: str
+    name: str
+    status: TopologyStatus
+    changed: bool
+    version: int
+    """Data version of the base."""
+
+
+@dataclass(frozen=True)
+class LifecycleReport:
+    """An activate, deactivate, kill, remove or restart."""
+
+    topology_id: str
+    name: str
+    status: TopologyStatus | None
+    """``None``: it is gone."""
+    changed: bool
+    delay_secs: int | None = None
+    previous: TopologyStatus | None = None
+
+
+@dataclass(frozen=True)
+class ReassignReport:
+    """What became of the causes of one topology."""
+
+    topology_id: str
+    name: str
+    status: str
+    """``assigned``, ``unchanged``, ``failed``, ``void`` (overtaken by a newer placement) or ``gone``."""
+    causes: tuple[str, ...]
+    """Keys of the causes."""
+    moved: int = 0
+    planner: str | None = None
+    """``pyspark``, or ``python`` when Spark was out of reach."""
+    why_planner: str | None = None
+    error: str | None = None
+    assignment: Assignment | None = None
+    placement: TopologyPlacement | None = None
+    version: int | None = None
+    """Data version of the assignment."""
+
+
+@dataclass(frozen=True)
+class RebalanceReport:
+    """What a rebalance did, or with ``dry_run`` would do."""
+
+    topology_id: str
+    name: str
+    status: TopologyStatus
+    outcome: str
+    """``assigned``, ``unchanged``, ``waiting`` (for its delay) or ``planned`` (dry run)."""
+    workers: int
+    executors: Mapping[str, int]
+    moved: int = 0
+    delay_secs: int = 0
+    planner: str | None = None
+    placement: TopologyPlacement | None = None
+    assignment: Assignment | None = None
+    version: int | None = None
+    tasks_added: tuple[int, ...] = ()
+    tasks_removed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CleanReport:
+    """What a cleaning removed."""
+
+    nodes: tuple[str, ...] = ()
+    blobs: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    waiting: int = 0
+    """Garbage that is not old enough yet."""
+    problems: tuple[str, ...] = field(default=())

@@ -1,0 +1,213 @@
+"""What a submission keeps between its stages: the token's node, and blobs ``staging.<token>.<part>``.
+
+Every stage reads what it needs from here, so that any of them can run again, alone, in another process.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, KeyNotFound, NotAlive
+from storm_dagster.model.names import make_topology_id
+from storm_dagster.model.placement import PlacementResult
+from storm_dagster.model.records import (
+    Record,
+    TaskTable,
+    TokenRecord,
+    decode_record,
+    encode_record,
+)
+from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.documents import decode_json, encode_json
+from storm_dagster.operations.turnstile import ReplyLost, commit, fenced, lost_race
+
+__all__ = [
+    "PARTS",
+    "StagedPlacement",
+    "StagedTasks",
+    "StagingRecord",
+    "check_token",
+    "claim_topology_id",
+    "newest_token_key",
+    "read_placement",
+    "read_record",
+    "read_tasks",
+    "read_token",
+    "read_topology",
+    "staging_key",
+    "token_of_staging_key",
+    "upload_key",
+    "write_part",
+]
+
+Part = Literal["record", "conf", "topology", "tasks", "placement"]
+PARTS: tuple[Part, ...] = ("record", "conf", "topology", "tasks", "placement")
+
+_TOKEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,235}")
+
+
+class StagingRecord(Record):
+    """The head of a staged submission. ``epoch`` is read once, when the conf is staged."""
+
+    topology_id: str
+    name: str
+    epoch: int
+    handle: str | None = None
+    archive: str
+    """Blob key from which the archive is taken."""
+    wanted_status: Literal["ACTIVE", "INACTIVE"] = "ACTIVE"
+    allow_degraded: bool = False
+    replaces: str | None = None
+    """Topology id of the same name that the publication takes the place of."""
+
+
+class StagedTasks(Record):
+    """Task ids and parallelism of a staged submission."""
+
+    table: TaskTable
+    executors: dict[str, int]
+    workers: int
+
+
+@dataclass(frozen=True)
+class StagedPlacement:
+    """A computed placement, and the turnstile's version when the cluster was read for it."""
+
+    assignments_version: int
+    result: PlacementResult
+
+
+def check_token(token: object) -> str:
+    """A client token: 1 to 236 letters, digits, ``-``, ``_`` and ``.``; :class:`InvalidRequest` otherwise."""
+    if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+        raise InvalidRequest(
+            f"token {token!r:.80} may hold 1 to 236 letters, digits, '-', '_' and '.', and begins with a letter or digit"
+        )
+    return token
+
+
+def staging_key(token: str, part: str) -> str:
+    """Blob key of one part of a staged submission."""
+    return f"staging.{check_token(token)}.{part}"
+
+
+def token_of_staging_key(key: str) -> str | None:
+    """The token inside a staging key, or ``None`` for another key."""
+    if not key.startswith("staging."):
+        return None
+    token, dot, part = key[len("staging.") :].rpartition(".")
+    return token if dot and part and token else None
+
+
+def newest_token_key(name: str) -> str:
+    """Blob that holds the token of the newest staging of a topology name."""
+    return f"staging-of.{name}"
+
+
+def upload_key(handle: str, part: str) -> str:
+    """Blob key of one uploaded part: ``archive``, ``conf`` or ``topology``."""
+    if not _TOKEN.fullmatch(handle):
+        raise InvalidRequest(f"upload handle {handle!r:.80} is not one that nimbus gave out: upload again")
+    return f"upload.{handle}.{part}"
+
+
+def read_token(ctx: OperationsContext, token: str) -> tuple[TokenRecord, int] | None:
+    """The record of a token and its data version, or ``None`` at its first use."""
+    path = paths.token(check_token(token))
+    found = ctx.cluster.state.get_data_with_version(path)
+    return None if found is None else (decode_record(TokenRecord, found[0], path), found[1].version)
+
+
+def claim_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int) -> tuple[TokenRecord, int]:
+    """The token's record; at its first use one transaction counts up and binds the token to a new id.
+
+    A repetition after any crash, also after a lost reply, finds the same id. :class:`Conflict` when the
+    token belongs to a topology of another name.
+    """
+    last: Exception | None = None
+    for _ in range(50):
+        known = read_token(ctx, token)
+        if known is not None:
+            if known[0].name != name:
+                raise Conflict(
+                    f"token {token!r} belongs to topology {known[0].name!r}: submit {name!r} with a token of its own"
+                )
+            return known
+        found = ctx.cluster.state.get_data_with_version(paths.COUNTER)
+        if found is None:
+            raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
+        count = found[1].version + 1
+        record = TokenRecord(
+            topology_id=make_topology_id(name, count, ctx.now_secs()), name=name, epoch=epoch
+        )
+        transaction = (
+            fenced(ctx, epoch)
+            .set(paths.COUNTER, b"", found[1].version)
+            .create(paths.token(token), encode_record(record))
+        )
+        try:
+            commit(ctx, transaction, "token")
+        except ReplyLost as error:
+            last = error
+        except Conflict as error:
+            if not lost_race(error):
+                raise
+            last = error
+        ctx.sleep(0.02 * ctx.jitter())
+    assert last is not None
+    raise last
+
+
+def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) -> None:
+    """Store one part; a record as its JSON, anything else as plain JSON."""
+    raw = encode_record(document, limit=None) if isinstance(document, Record) else encode_json(document)
+    key = staging_key(token, part)
+    ctx.checkpoint(f"before.{part}")
+    ctx.blobs.put(key, raw)
+    ctx.checkpoint(f"after.{part}")
+
+
+def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:
+    key = staging_key(token, part)
+    try:
+        return ctx.blobs.read(key)
+    except KeyNotFound:
+        step = {"tasks": "storm/task_info", "placement": "storm/assignment"}.get(part, "storm/topology_conf")
+        raise NotAlive(
+            f"submission {token!r} has no staged {part}, it never got there or has expired: "
+            f"materialize {step} first, or submit again"
+        ) from None
+
+
+def read_record(ctx: OperationsContext, token: str) -> StagingRecord:
+    """The head of a staged submission; :class:`NotAlive` when there is none."""
+    return decode_record(StagingRecord, _read(ctx, token, "record"), staging_key(token, "record"))
+
+
+def read_topology(ctx: OperationsContext, token: str) -> tuple[dict[str, Any], TopologySpec]:
+    """The normalised conf and topology of a staged submission."""
+    conf = decode_json(_read(ctx, token, "conf"), staging_key(token, "conf"))
+    if not isinstance(conf, dict):
+        raise Corrupt(f"{staging_key(token, 'conf')} is no map: submit again")
+    return conf, decode_topology(_read(ctx, token, "topology"))
+
+
+def read_tasks(ctx: OperationsContext, token: str) -> StagedTasks:
+    """Task ids and parallelism of a staged submission."""
+    return decode_record(StagedTasks, _read(ctx, token, "tasks"), staging_key(token, "tasks"))
+
+
+def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
+    """The newest placement of a staged submission."""
+    key = staging_key(token, "placement")
+    document = decode_json(_read(ctx, token, "placement"), key)
+    try:
+        return StagedPlacement(
+            int(document["assignments_version"]), PlacementResult.model_validate(document["result"])
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise Corrupt(f"{key} is no placement ({error}): materialize storm/assignment again") from None

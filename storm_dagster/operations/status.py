@@ -1,0 +1,236 @@
+"""The documents of ``list --json`` and ``show --json`` (design 6.1). Pure: from a view and what was asked of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+from storm_dagster.model.ranges import decode_ranges
+from storm_dagster.model.records import Assignment, TaskError, WorkerNode, WorkerSlot
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.context import OperationsContext, topology_by_name
+
+__all__ = ["STAT_NAMES", "errors_of", "list_document", "show_document", "task_status"]
+
+TaskStatus = Literal["starting", "running", "dead", "unassigned"]
+
+STAT_NAMES = (
+    "emitted",
+    "transferred",
+    "executed",
+    "acked",
+    "failed",
+    "execute_ms",
+    "process_ms",
+    "complete_ms",
+)
+"""All-time statistics of a task; the last three are latencies in milliseconds."""
+
+_COUNTS = STAT_NAMES[:5]
+
+
+def list_document(view: ClusterView, *, now_secs: int) -> dict[str, Any]:
+    """``list --json``: every topology in name order. Damaged ones (``view.corrupt``) are left out."""
+    topologies: list[dict[str, Any]] = [
+        {
+            "id": topology.id,
+            "name": topology.base.name,
+            "status": topology.base.status,
+            "uptime_secs": max(0, now_secs - topology.base.launch_time_secs),
+            "workers": len(topology.assignment.workers) if topology.assignment else 0,
+            "executors": sum(topology.base.executors.values()),
+            "tasks": len(topology.tasks.component_of()) if topology.tasks else 0,
+        }
+        for topology in view.topologies.values()
+    ]
+    topologies.sort(key=lambda document: (document["name"], document["id"]))
+    return {"topologies": topologies}
+
+
+def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskError]]:
+    """The newest errors of a topology as (component, error), newest first."""
+    found = [
+        (component, error)
+        for component, errors in ctx.cluster.errors_by_component(topology_id).items()
+        for error in errors
+    ]
+    return sorted(found, key=lambda pair: (-pair[1].time, pair[0], pair[1].task))
+
+
+def task_status(
+    view: ClusterView,
+    topology: TopologyView,
+    task: int,
+    worker: WorkerSlot | None,
+    told: Mapping[str, Any] | None = None,
+    *,
+    launch_secs: float = 120,
+    now_secs: int = 0,
+) -> TaskStatus:
+    """What a task does, as far as the cluster's records and its topology master (``told``) say.
+
+    Without a worker's node it is ``starting`` while its supervisor lives and restarts it or its launch
+    time (seconds since it was placed) has not passed, else ``dead``. This is for people; healing judges by
+    its own clock.
+    """
+    if worker is None:
+        return "unassigned"
+    live = topology.live_workers.get(worker.slot)
+    if live is None:
+        supervisor = view.supervisors.get(worker.node)
+        if supervisor is None:
+            return "dead"
+        placed = _placed_at(topology.assignment, worker)
+        waiting = worker.port in supervisor.restarting or now_secs - placed <= launch_secs
+        return "starting" if waiting else "dead"
+    if _held_dead(topology, task):
+        return "dead"
+    if told is not None and told.get("status") in ("starting", "running"):
+        return "running" if told["status"] == "running" else "starting"
+    return "running" if live.status != "starting" and task in decode_ranges(live.tasks) else "starting"
+
+
+def _placed_at(assignment: Assignment | None, worker: WorkerSlot) -> int:
+    starts = assignment.start_secs() if assignment else {}
+    return max((starts.get(task, 0) for task in worker.ids), default=0)
+
+
+def _held_dead(topology: TopologyView, task: int) -> bool:
+    """Whether the topology master holds the task to be dead, in a record newer than its placement."""
+    if topology.beats is None or topology.beats_at is None or topology.assignment_at is None:
+        return False
+    if not topology.beats.dead or topology.beats_at.mzxid < topology.assignment_at.mzxid:
+        return False
+    return task in decode_ranges(topology.beats.dead)
+
+
+def show_document(
+    view: ClusterView,
+    name: str,
+    stats: Mapping[str, Any] | None = None,
+    *,
+    now_secs: int,
+    errors: Iterable[tuple[str, TaskError]] = (),
+    launch_secs: float = 120,
+) -> dict[str, Any]:
+    """``show NAME --json`` for a topology by name or id; :class:`NotAlive` for any other.
+
+    ``stats`` is the topology master's answer ``{"tasks": {id: ...}, "workers": {"node:port": ...}}``, or
+    ``None`` when it did not answer; counts are then 0. ``errors`` are (component, error). A worker's
+    ``version`` is the hash of the code that it runs.
+    """
+    topology = topology_by_name(view, name)
+    told_tasks: Mapping[str, Any] = (stats or {}).get("tasks") or {}
+    told_workers: Mapping[str, Any] = (stats or {}).get("workers") or {}
+    assignment = topology.assignment
+    slots = {task: worker for worker in (assignment.workers if assignment else ()) for task in worker.ids}
+    components = topology.tasks.component_of() if topology.tasks else {}
+    tasks = [
+        _task_document(
+            task,
+            component,
+            slots.get(task),
+            told_tasks.get(str(task)),
+            task_status(
+                view,
+                topology,
+                task,
+                slots.get(task),
+                told_tasks.get(str(task)),
+                launch_secs=launch_secs,
+                now_secs=now_secs,
+            ),
+        )
+        for task, component in sorted(components.items())
+    ]
+    return {
+        "id": topology.id,
+        "name": topology.base.name,
+        "status": topology.base.status,
+        "uptime_secs": max(0, now_secs - topology.base.launch_time_secs),
+        "workers": [
+            _worker_document(
+                worker,
+                topology.live_workers.get(worker.slot),
+                told_workers.get(f"{worker.node}:{worker.port}"),
+                now_secs,
+            )
+            for worker in sorted(
+                assignment.workers if assignment else (), key=lambda worker: (worker.host, worker.slot)
+            )
+        ],
+        "tasks": tasks,
+        "components": _components_document(topology, tasks),
+        "errors": [
+            {
+                "component": component,
+                "task": error.task,
+                "host": error.host,
+                "port": error.port,
+                "time": error.time,
+                "error": error.error,
+            }
+            for component, error in errors
+        ],
+    }
+
+
+def _worker_document(
+    worker: WorkerSlot, live: WorkerNode | None, told: Mapping[str, Any] | None, now_secs: int
+) -> dict[str, Any]:
+    uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
+    if live is not None and told is not None and isinstance(told.get("uptime_secs"), int | float):
+        uptime = int(told["uptime_secs"])
+    return {
+        "node": worker.node,
+        "host": worker.host,
+        "port": worker.port,
+        "pid": live.pid if live is not None else None,
+        "tasks": list(worker.ids),
+        "uptime_secs": uptime,
+        "version": live.code if live is not None else None,
+    }
+
+
+def _task_document(
+    task: int,
+    component: str,
+    worker: WorkerSlot | None,
+    told: Mapping[str, Any] | None,
+    status: TaskStatus,
+) -> dict[str, Any]:
+    alive = told is not None and status in ("starting", "running")
+    given: Mapping[str, Any] = (told.get("stats") or {}) if told is not None else {}
+    return {
+        "id": task,
+        "component": component,
+        "node": worker.node if worker else None,
+        "host": worker.host if worker else None,
+        "port": worker.port if worker else None,
+        "status": status,
+        "uptime_secs": int(told.get("uptime_secs") or 0) if alive and told is not None else 0,
+        "stats": {name: given.get(name) or 0 for name in STAT_NAMES},
+    }
+
+
+def _components_document(topology: TopologyView, tasks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Component -> type, executors, task ids, and its statistics: counts summed, latencies weighted by counts."""
+    documents: dict[str, Any] = {}
+    for component_id, part in (topology.tasks.components if topology.tasks else {}).items():
+        mine = [task["stats"] for task in tasks if task["component"] == component_id]
+        stats: dict[str, float] = {name: sum(each[name] for each in mine) for name in _COUNTS}
+        for name, weight in (
+            ("execute_ms", "executed"),
+            ("process_ms", "executed"),
+            ("complete_ms", "acked"),
+        ):
+            total = sum(each[weight] for each in mine)
+            stats[name] = round(sum(each[name] * each[weight] for each in mine) / total, 3) if total else 0
+        ids = part.ids
+        documents[component_id] = {
+            "type": part.type,
+            "executors": topology.base.executors.get(component_id, len(ids)),
+            "tasks": list(ids),
+            "stats": stats,
+        }
+    return documents

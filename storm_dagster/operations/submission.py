@@ -1,0 +1,336 @@
+"""A submission in six stages (design 4, 6.6). Each reads what it needs back from the blob store.
+
+Nothing of a topology is visible before :func:`publish_assignment`; every stage may run again, alone, after
+any crash, and the whole ends in exactly one topology for one client token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, BinaryIO, Literal
+
+from storm_dagster.blobstore.store import BlobMeta
+from storm_dagster.core.submission import (
+    check_conf,
+    normalize_conf,
+    normalize_topology,
+    number_tasks,
+    total_conf,
+    validate_topology,
+    wanted_executors,
+    with_system_components,
+)
+from storm_dagster.model import paths
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    InvalidTopology,
+    KeyNotFound,
+    NotAlive,
+    Unavailable,
+)
+from storm_dagster.model.names import check_topology_name, code_key, conf_key, jar_key
+from storm_dagster.model.records import encode_record
+from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.operations.context import OperationsContext, damaged_topology
+from storm_dagster.operations.documents import decode_json, encode_json
+from storm_dagster.operations.publishing import activate_topology, publish_assignment, stage_assignment
+from storm_dagster.operations.reports import CodeReport, ConfReport, TasksReport
+from storm_dagster.operations.staging import (
+    StagedTasks,
+    StagingRecord,
+    claim_topology_id,
+    newest_token_key,
+    read_record,
+    read_token,
+    read_topology,
+    staging_key,
+    upload_key,
+    write_part,
+)
+
+__all__ = [
+    "activate_topology",
+    "publish_assignment",
+    "stage_assignment",
+    "stage_code",
+    "stage_conf",
+    "stage_tasks",
+]
+
+_CHUNK = 1 << 16
+_HOLDER_POLL_SECS = 0.1
+
+
+def stage_conf(
+    ctx: OperationsContext,
+    *,
+    name: str,
+    token: str,
+    handle: str | None,
+    inactive: bool = False,
+    allow_degraded: bool = False,
+    unknown: Literal["error", "warn"] | None = None,
+    replaces: str | None = None,
+) -> ConfReport:
+    """Stage 1: check and normalise conf and topology, bind the token to a topology id, stage both.
+
+    Source is the upload ``handle``; without one, or when it has expired, what is staged already, which is
+    validated again. A re-execution takes the current leadership epoch. ``unknown`` says what an unknown
+    conf key is (default: a warning when the upload's part ``source`` says ``thrift``, else an error).
+    ``replaces`` (a topology id) publishes over the topology of that name instead of beside it.
+
+    Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name is taken,
+    :class:`Conflict` when the token's topology was published and is gone, and :class:`Unavailable` without
+    a leader.
+    """
+    check_topology_name(name)
+    epoch = ctx.current_epoch()
+    known = read_token(ctx, token)
+    view = ctx.cluster.load_view()
+    published = known is not None and known[0].published
+    if known is not None and published and known[0].topology_id not in view.topologies:
+        raise Conflict(
+            f"token {token!r} was used for {known[0].topology_id}, which has been killed since: submit with a new token"
+        )
+    alive = view.topology_named(name)
+    if alive is not None and alive.id != replaces and not (known and alive.id == known[0].topology_id):
+        raise AlreadyAlive(
+            f"topology {name!r} exists already ({alive.id}, {alive.base.status}): kill it first, use another name, "
+            "or `storm-dagster update`"
+        )
+    damage = damaged_topology(view, name)
+    if damage is not None:
+        raise AlreadyAlive(f"topology {name!r} exists already and is damaged ({damage}): remove it first")
+    if replaces is not None and not published and (alive is None or alive.id != replaces):
+        raise NotAlive(
+            f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology"
+        )
+    if published:
+        return _take_epoch(ctx, token, epoch)
+    submitted, spec, warnings, archive = _source(ctx, token, handle, unknown)
+    spec = spec.model_copy(update={"name": name})
+    # Checked in full before the token's node, the first thing that is stored.
+    _normalised(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
+    claimed, _ = claim_topology_id(ctx, token, name, epoch)
+    conf, spec = _normalised(ctx, submitted, spec, claimed.topology_id)
+    record = StagingRecord(
+        topology_id=claimed.topology_id,
+        name=name,
+        epoch=epoch,
+        handle=handle,
+        archive=archive,
+        wanted_status="INACTIVE" if inactive else "ACTIVE",
+        allow_degraded=allow_degraded,
+        replaces=replaces,
+    )
+    write_part(ctx, token, "conf", conf)
+    write_part(ctx, token, "topology", spec.model_dump(mode="json", exclude_defaults=True))
+    write_part(ctx, token, "record", record)
+    ctx.blobs.put(newest_token_key(name), token.encode())
+    return ConfReport(
+        token=token,
+        topology_id=claimed.topology_id,
+        name=name,
+        epoch=epoch,
+        conf=conf,
+        topology=spec,
+        warnings=tuple(warnings),
+        replaces=replaces,
+    )
+
+
+def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfReport:
+    """A submission that is published keeps what was staged for it; only its epoch becomes the current one."""
+    record = read_record(ctx, token).model_copy(update={"epoch": epoch})
+    conf, spec = read_topology(ctx, token)
+    write_part(ctx, token, "record", record)
+    return ConfReport(
+        token=token,
+        topology_id=record.topology_id,
+        name=record.name,
+        epoch=epoch,
+        conf=conf,
+        topology=spec,
+        published=True,
+        replaces=record.replaces,
+    )
+
+
+def _normalised(
+    ctx: OperationsContext, submitted: dict[str, Any], spec: TopologySpec, topology_id: str
+) -> tuple[dict[str, Any], TopologySpec]:
+    conf = normalize_conf(ctx.values(), submitted, spec, topology_id)
+    total = total_conf(ctx.values(), conf)
+    normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
+    validate_topology(normal, total)
+    table = number_tasks(with_system_components(normal, total), total)
+    encode_record(table)  # refused here when no node could hold it
+    return conf, normal
+
+
+def _source(
+    ctx: OperationsContext, token: str, handle: str | None, unknown: Literal["error", "warn"] | None
+) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
+    """Conf and topology as submitted, warnings, and the blob key of the archive."""
+    uploaded = None if handle is None else _blob(ctx, upload_key(handle, "topology"))
+    if handle is not None and uploaded is not None:
+        raw_conf = _blob(ctx, upload_key(handle, "conf")) or b"{}"
+        archive = upload_key(handle, "archive")
+        if unknown is None:
+            unknown = "warn" if _blob(ctx, upload_key(handle, "source")) == b"thrift" else "error"
+        where = "the uploaded conf"
+    else:
+        uploaded = _blob(ctx, staging_key(token, "topology"))
+        raw_conf = _blob(ctx, staging_key(token, "conf")) or b"{}"
+        if uploaded is None:
+            raise NotAlive(
+                f"upload {handle!r} does not exist, it has expired or was never finished: upload again"
+                if handle
+                else f"submission {token!r} has nothing staged and names no upload: submit from the start"
+            )
+        archive = read_record(ctx, token).archive
+        # Its unknown keys were judged when it came in.
+        unknown = unknown or "warn"
+        where = "the staged conf"
+    spec = decode_topology(uploaded)
+    try:
+        document = decode_json(raw_conf, where)
+    except Exception as error:
+        raise InvalidTopology(f"{where} is no JSON: {error}") from None
+    conf, warnings = check_conf(document, source=where, unknown=unknown)
+    _, more = check_conf(spec.conf, source="the topology's own conf", unknown=unknown)
+    warnings.extend(more)
+    for component_id, kind, part in spec.components():
+        _, more = check_conf(part.conf, source=f"conf of {kind} {component_id!r}", unknown=unknown)
+        warnings.extend(more)
+    return conf, spec, warnings, archive
+
+
+def _blob(ctx: OperationsContext, key: str) -> bytes | None:
+    try:
+        return ctx.blobs.read(key)
+    except KeyNotFound:
+        return None
+
+
+def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
+    """Stage 2: store archive, conf and topology under the topology's id, and see them replicated.
+
+    An archive that is stored already with the same content is not copied again, and nothing of a
+    published topology is replaced. Raises :class:`Unavailable` when
+    ``topology.min.replication.count`` nimbuses do not hold all of it within
+    ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
+    """
+    record = read_record(ctx, token)
+    conf, spec = read_topology(ctx, token)
+    total = total_conf(ctx.values(), conf)
+    topology_id = record.topology_id
+    claimed = read_token(ctx, token)
+    # What runs is never replaced by a repetition: a published topology is only completed.
+    keep = claimed is not None and claimed[0].published
+    blobs = (
+        _store_archive(ctx, record, keep=keep),
+        _store(ctx, conf_key(topology_id), encode_json(conf), keep=keep),
+        _store(ctx, code_key(topology_id), spec.to_json(), keep=keep),
+    )
+    wanted = int(total.get("topology.min.replication.count") or 1)
+    copies = _await_copies(
+        ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0)
+    )
+    fewest = min(copies.values())
+    if fewest < wanted and not record.allow_degraded:
+        lacking = [key for key, count in copies.items() if count < wanted]
+        raise Unavailable(
+            f"topology {record.name!r}: {lacking[0]} is held by {copies[lacking[0]]} nimbuses, {wanted} are wanted: "
+            "start more nimbuses, lower topology.min.replication.count, or submit with --allow-degraded"
+        )
+    return CodeReport(
+        topology_id=topology_id,
+        name=record.name,
+        blobs=blobs,
+        copies=copies,
+        wanted_copies=wanted,
+        degraded=fewest < wanted,
+    )
+
+
+def _store(ctx: OperationsContext, key: str, raw: bytes, *, keep: bool) -> BlobMeta:
+    stored = _meta(ctx, key) if keep else None
+    if stored is not None:
+        return stored
+    ctx.checkpoint(f"before.{key.rpartition('-')[2]}")
+    meta = ctx.blobs.put(key, raw)
+    ctx.checkpoint(f"after.{key.rpartition('-')[2]}")
+    return meta
+
+
+def _store_archive(ctx: OperationsContext, record: StagingRecord, *, keep: bool) -> BlobMeta:
+    target = jar_key(record.topology_id)
+    stored = _meta(ctx, target)
+    if stored is not None and keep:
+        return stored
+    source = _meta(ctx, record.archive)
+    if source is None:
+        if stored is not None:
+            return stored
+        raise NotAlive(
+            f"the archive {record.archive!r} of topology {record.name!r} does not exist, its upload has expired: "
+            "submit again"
+        )
+    if stored is not None and stored.sha256 == source.sha256:
+        return stored
+    ctx.checkpoint("before.stormjar.jar")
+    with ctx.blobs.open(record.archive) as stream:
+        meta = ctx.blobs.put(target, _chunks(stream), expected_sha256=source.sha256)
+    ctx.checkpoint("after.stormjar.jar")
+    return meta
+
+
+def _meta(ctx: OperationsContext, key: str) -> BlobMeta | None:
+    try:
+        return ctx.blobs.meta(key)
+    except KeyNotFound:
+        return None
+
+
+def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+    while chunk := stream.read(_CHUNK):
+        yield chunk
+
+
+def _await_copies(
+    ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float
+) -> dict[str, int]:
+    """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one at least."""
+    deadline = ctx.monotonic() + wait_secs
+    while True:
+        copies = {
+            meta.key: max(1, len(ctx.cluster.state.find_children(paths.blob(meta.key)) or ()))
+            for meta in blobs
+        }
+        if min(copies.values()) >= wanted or ctx.monotonic() >= deadline:
+            return copies
+        ctx.sleep(_HOLDER_POLL_SECS)
+
+
+def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksReport:
+    """Stage 3: number the tasks of the topology and its system components (design 8.3)."""
+    record = read_record(ctx, token)
+    conf, spec = read_topology(ctx, token)
+    total = total_conf(ctx.values(), conf)
+    whole = with_system_components(spec, total)
+    staged = StagedTasks(
+        table=number_tasks(whole, total),
+        executors=wanted_executors(whole),
+        workers=int(total["topology.workers"]),
+    )
+    write_part(ctx, token, "tasks", staged)
+    return TasksReport(
+        topology_id=record.topology_id,
+        name=record.name,
+        table=staged.table,
+        executors=staged.executors,
+        workers=staged.workers,
+        tasks=len(staged.table.component_of()),
+    )

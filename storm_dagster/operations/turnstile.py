@@ -1,0 +1,125 @@
+"""Fenced transactions: the only way in which operations write cluster state (design 4).
+
+Every transaction checks the version of ``/epoch``. One that changes an assignment also checks and raises the version of
+``/assignments``, the turnstile that lets one placement through at a time; whoever loses re-reads
+the cluster, decides again and tries again, until the assignment wait ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.zk.cluster_state import Transaction
+
+__all__ = ["ReplyLost", "commit", "delete_tree", "fenced", "lost_race", "raise_turnstile", "take_turns"]
+
+T = TypeVar("T")
+
+_LOST_REPLIES = 5
+_FIRST_PAUSE_SECS = 0.05
+_LONGEST_PAUSE_SECS = 2.0
+_DELETES_IN_ONE_TRANSACTION = 100
+
+
+class ReplyLost(Unavailable):
+    """ZooKeeper went out of reach during a commit: it landed or not, and only reading again tells."""
+
+
+def fenced(ctx: OperationsContext, epoch: int) -> Transaction:
+    """A transaction that fails with ``Fenced`` when the leadership epoch is no longer ``epoch``."""
+    return ctx.cluster.state.transaction().check(paths.EPOCH, epoch)
+
+
+def raise_turnstile(transaction: Transaction, view: ClusterView) -> Transaction:
+    """Check ``/assignments`` against the view and raise its version, in one operation."""
+    return transaction.set(paths.ASSIGNMENTS, b"", view.assignments_version)
+
+
+def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> list[int | str | None]:
+    """Commit between two crash points; a lost connection becomes :class:`ReplyLost`."""
+    ctx.checkpoint(f"before.{name}")
+    try:
+        results = transaction.commit()
+    except Unavailable as error:
+        raise ReplyLost(error.message) from error
+    ctx.checkpoint(f"after.{name}")
+    return results
+
+
+def lost_race(error: StormDagsterError) -> bool:
+    """Whether a transaction failed because a node had moved on: the error names the node."""
+    return isinstance(error, Conflict) and getattr(error, "path", None) is not None
+
+
+def take_turns(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
+    """``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
+
+    It is called with a view loaded for it and must recognise its own earlier success in it. Gives up
+    with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
+    """
+    wait = float(ctx.conf.get("nimbus.assignment.wait.secs", 300))
+    deadline = ctx.monotonic() + wait
+    pause = _FIRST_PAUSE_SECS
+    lost_replies = 0
+    while True:
+        view = ctx.cluster.load_view()
+        try:
+            return attempt(view)
+        except ReplyLost:
+            lost_replies += 1
+            if lost_replies > _LOST_REPLIES or ctx.monotonic() >= deadline:
+                raise
+            ctx.log.warning("%s: ZooKeeper's reply was lost, reading again", what)
+        except Conflict as error:
+            if not lost_race(error):
+                raise
+            if ctx.monotonic() >= deadline:
+                raise Unavailable(
+                    f"{what}: others changed the cluster without a pause for {wait:g} s ({error.message}): try again"
+                ) from error
+            ctx.log.info("%s: lost a race (%s), trying again", what, error.message)
+        ctx.sleep(pause * (0.5 + ctx.jitter()))
+        pause = min(pause * 1.5, _LONGEST_PAUSE_SECS)
+
+
+def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int:
+    """Delete ``path`` and all below it in fenced transactions, children first; how many nodes went.
+
+    Nodes that others delete at the same time do not matter. Ends with :class:`Conflict` when others keep
+    adding nodes.
+    """
+    removed = 0
+    error: Conflict | None = None
+    for _ in range(10):
+        nodes = _subtree(ctx, path)
+        try:
+            for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
+                transaction = fenced(ctx, epoch)
+                part = nodes[start : start + _DELETES_IN_ONE_TRANSACTION]
+                for node in part:
+                    transaction.delete(node)
+                commit(ctx, transaction, name)
+                removed += len(part)
+            return removed
+        except Conflict as lost:
+            if not lost_race(lost):
+                raise
+            error = lost
+            ctx.sleep(_FIRST_PAUSE_SECS * (0.5 + ctx.jitter()))
+    assert error is not None
+    raise error
+
+
+def _subtree(ctx: OperationsContext, path: str) -> list[str]:
+    """``path`` and all nodes below it, children before parents; empty when it does not exist."""
+    if not ctx.cluster.state.exists(path):
+        return []
+    found: list[str] = []
+    for child in ctx.cluster.state.get_children(path):
+        found.extend(_subtree(ctx, f"{path}/{child}"))
+    return [*found, path]
