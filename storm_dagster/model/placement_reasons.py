@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import IntEnum
+from typing import NamedTuple
 
 __all__ = [
     "MASTER_ALONE_FROM",
     "Reason",
-    "differ_node_message",
-    "local_message",
-    "no_supervisor_message",
+    "Refusal",
+    "differ_node_refusal",
+    "local_refusal",
+    "no_supervisor_refusal",
     "reason_text",
-    "short_of_slots_message",
+    "short_of_slots_refusal",
 ]
 
 MASTER_ALONE_FROM = 10
@@ -95,12 +97,24 @@ def reason_text(reason: int) -> str:
     return _TEXTS[Reason(reason)]
 
 
-def no_supervisor_message(name: str) -> str:
+class Refusal(NamedTuple):
+    """Why a topology cannot be placed."""
+
+    error_type: str
+    """Name of the error class of ``model.errors``."""
+    message: str
+    """The sentence for people: what, why, and what to do."""
+    brief: str
+    """The same for each of its tasks, without numbers."""
+
+
+def no_supervisor_refusal(name: str) -> Refusal:
     """For an event that found no live supervisor at all."""
-    return f"topology {name!r} cannot be placed, no supervisor is alive: start one"
+    message = f"topology {name!r} cannot be placed, no supervisor is alive: start one"
+    return Refusal("Unavailable", message, "no supervisor is alive")
 
 
-def short_of_slots_message(
+def short_of_slots_refusal(
     name: str,
     needed: int,
     free: Iterable[tuple[str, int]],
@@ -108,7 +122,7 @@ def short_of_slots_message(
     reserve: int = 0,
     workers: int | None = None,
     isolated: bool = False,
-) -> str:
+) -> Refusal:
     """For a topology that wants more slots than there are.
 
     ``free`` lists (supervisor id, free ports) of the supervisors that it may use; ``workers`` is the
@@ -127,21 +141,25 @@ def short_of_slots_message(
     if workers is not None and workers >= 1:
         remedy += f" or set topology.workers={workers}"
     slots = "1 slot" if needed == 1 else f"{needed} slots"
-    return f"topology {name!r} needs {slots}, {total} {'is' if total == 1 else 'are'} free{where} ({named}){held}: {remedy}"
+    counted = f"{total} {'is' if total == 1 else 'are'} free{where} ({named}){held}"
+    message = f"topology {name!r} needs {slots}, {counted}: {remedy}"
+    return Refusal("Unavailable", message, "its topology needs more slots than are free")
 
 
-def differ_node_message(name: str, component: str, needed: int, supervisors: int) -> str:
+def differ_node_refusal(name: str, component: str, needed: int, supervisors: int) -> Refusal:
     """For a component with ``task.on.differ.node`` that finds too few supervisors among the workers."""
-    return (
+    message = (
         f"topology {name!r} wants {needed} tasks of component {component!r} on different supervisors, its workers "
         f"are on {supervisors} that may take one: raise topology.workers, add a supervisor, rebalance with "
         "reassign, or turn task.on.differ.node off"
     )
+    return Refusal("Unavailable", message, "task.on.differ.node finds too few supervisors")
 
 
-def local_message(name: str, supervisors: int) -> str:
+def local_refusal(name: str, supervisors: int) -> Refusal:
     """For local mode on a cluster that has not exactly one supervisor."""
-    return (
+    message = (
         f"topology {name!r} uses the local strategy, which needs exactly one supervisor, there are {supervisors}: "
         "set topology.scheduler.strategy=balanced or leave one supervisor"
     )
+    return Refusal("InvalidRequest", message, "the local strategy needs exactly one supervisor")

@@ -14,7 +14,7 @@ from storm_dagster.core.scheduling.slots import DifferNeed, Offer, spread_worker
 from storm_dagster.core.scheduling.units import Unit, exchanges, worker_count
 from storm_dagster.core.scheduling.wishes import Claim, claims_of
 from storm_dagster.model.placement import TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, differ_node_message, short_of_slots_message
+from storm_dagster.model.placement_reasons import Reason, Refusal, differ_node_refusal, short_of_slots_refusal
 
 __all__ = ["place_balanced"]
 
@@ -94,7 +94,7 @@ def _demand(topology: TopologyToPlace, units: tuple[Unit, ...], history: History
     return _Demand(min(count, len(claims) + len(loose)), staying, alone, claims, loose)
 
 
-def _short(topology: TopologyToPlace, demand: _Demand, offer: Offer, reserved: int) -> str:
+def _short(topology: TopologyToPlace, demand: _Demand, offer: Offer, reserved: int) -> Refusal:
     usable = offer.total - reserved + demand.staying
     executors = sum(topology.parallelism.values())
     fits = next(
@@ -106,7 +106,7 @@ def _short(topology: TopologyToPlace, demand: _Demand, offer: Offer, reserved: i
         None,
     )
     free = [(node, len(ports)) for node, ports in offer.free.items()]
-    return short_of_slots_message(
+    return short_of_slots_refusal(
         topology.name, demand.count, free, reserve=reserved, workers=fits, isolated=offer.isolated
     )
 
@@ -179,7 +179,7 @@ def _check_differ(topology: TopologyToPlace, needs: tuple[DifferNeed, ...], bins
         } | need.blocked
         able = {bin.slot[0] for bin in bins if not bin.locked} - holding
         if len(able) < need.units:
-            raise NoRoom(differ_node_message(topology.name, need.component, need.units, len(able)))
+            raise NoRoom(differ_node_refusal(topology.name, need.component, need.units, len(able)))
 
 
 def _seat_master(

@@ -9,7 +9,7 @@ from storm_dagster.core.scheduling.selectors import Bin
 from storm_dagster.core.scheduling.slots import Offer, interleaved
 from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement import TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, short_of_slots_message
+from storm_dagster.model.placement_reasons import Reason, short_of_slots_refusal
 
 __all__ = ["fixed_workers", "is_settled", "place_even"]
 
@@ -37,7 +37,7 @@ def place_even(
     if total < 1:
         free = [(node, len(ports)) for node, ports in offer.free.items()]
         reserve = max(0, topology.reserve)
-        raise NoRoom(short_of_slots_message(topology.name, 1, free, reserve=reserve, isolated=offer.isolated))
+        raise NoRoom(short_of_slots_refusal(topology.name, 1, free, reserve=reserve, isolated=offer.isolated))
     staying = {unit.first for worker in _fixed(history, alive) for unit in worker.units}
     mine = [unit for unit in units if unit.first not in staying]
     shares = _shares(len(mine), total)

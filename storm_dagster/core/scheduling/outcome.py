@@ -8,7 +8,7 @@ from storm_dagster.core.scheduling.history import History, OldWorker, moved_task
 from storm_dagster.core.scheduling.selectors import Bin
 from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement import PlacedWorker, TopologyPlacement, TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, reason_text
+from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text
 
 __all__ = ["NoRoom", "failed", "staying_bins", "succeeded"]
 
@@ -16,10 +16,9 @@ __all__ = ["NoRoom", "failed", "staying_bins", "succeeded"]
 class NoRoom(Exception):
     """The topology cannot be placed; the text says why and what to do. Never leaves the planner."""
 
-    def __init__(self, message: str, error_type: str = "Unavailable") -> None:
-        super().__init__(message)
-        self.message = message
-        self.error_type = error_type
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
 
 
 def _staying(topology: TopologyToPlace, worker: OldWorker, slot_why: Reason, task_why: Reason) -> Bin:
@@ -112,7 +111,9 @@ def failed(
     return TopologyPlacement(
         name=topology.name,
         status="failed",
-        error_type=error.error_type,
-        error=error.message,
-        unassigned={task: error.message for unit in units if unit.first in without for task in unit.tasks},
+        error_type=error.refusal.error_type,
+        error=error.refusal.message,
+        unassigned={
+            task: error.refusal.brief for unit in units if unit.first in without for task in unit.tasks
+        },
     )

@@ -23,9 +23,9 @@ from storm_dagster.model.placement import (
 )
 from storm_dagster.model.placement_reasons import (
     Reason,
-    local_message,
-    no_supervisor_message,
-    short_of_slots_message,
+    local_refusal,
+    no_supervisor_refusal,
+    short_of_slots_refusal,
 )
 
 __all__ = ["plan_placement"]
@@ -73,7 +73,7 @@ def _bins(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, 
     if is_settled(topology, units, history, offer) if even else not history.needed:
         return staying
     if not offer.hosts:
-        raise NoRoom(no_supervisor_message(topology.name))
+        raise NoRoom(no_supervisor_refusal(topology.name))
     if topology.strategy == "local":
         return [*staying, _local(topology, history, offer)]
     if even:
@@ -85,10 +85,10 @@ def _bins(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, 
 def _local(topology: TopologyToPlace, history: History, offer: Offer) -> Bin:
     """One worker on the only supervisor, at its first free port (JStorm cases L1 to L3)."""
     if len(offer.hosts) != 1:
-        raise NoRoom(local_message(topology.name, len(offer.hosts)), "InvalidRequest")
+        raise NoRoom(local_refusal(topology.name, len(offer.hosts)))
     if not offer.total:
         free = [(node, len(ports)) for node, ports in offer.free.items()]
-        raise NoRoom(short_of_slots_message(topology.name, 1, free, isolated=offer.isolated))
+        raise NoRoom(short_of_slots_refusal(topology.name, 1, free, isolated=offer.isolated))
     (node, ports), *_ = offer.free.items()
     old = [worker.slot for worker in history.lost if offer.has(worker.slot)]
     slot = offer.take(old[0] if old and topology.event == "rebalance" else (node, ports[0]))

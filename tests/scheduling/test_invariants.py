@@ -1,0 +1,88 @@
+"""The twin keeps every rule on generated clusters, whatever the order of its input."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.model.placement import PlacedWorker, PlacementBatch
+from storm_dagster.testing.placement_clusters import generated_batch, small_topology, supervisor
+from storm_dagster.testing.placement_invariants import placement_faults
+
+
+@settings(max_examples=400, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_placement_keeps_the_rules(seed: int) -> None:
+    batch = generated_batch(random.Random(seed))
+    assert placement_faults(batch, plan_placement(batch)) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32), shuffle=st.randoms(use_true_random=False))
+def test_the_order_of_the_input_decides_nothing(seed: int, shuffle: random.Random) -> None:
+    batch = generated_batch(random.Random(seed))
+    supervisors, topologies = list(batch.supervisors), list(batch.topologies)
+    shuffle.shuffle(supervisors)
+    shuffle.shuffle(topologies)
+    mixed = []
+    for topology in topologies:
+        tasks, old = list(topology.tasks.items()), list(topology.old)
+        shuffle.shuffle(tasks)
+        shuffle.shuffle(old)
+        mixed.append(topology.model_copy(update={"tasks": dict(tasks), "old": tuple(old)}))
+    other = PlacementBatch(supervisors=tuple(supervisors), topologies=tuple(mixed))
+    assert plan_placement(other) == plan_placement(batch)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_rebalance_of_a_fresh_placement_changes_nothing(seed: int) -> None:
+    batch = generated_batch(random.Random(seed))
+    for topology in batch.topologies:
+        fresh = topology.model_copy(
+            update={"event": "new", "old": (), "dead": (), "unstopped": (), "user_workers": ()}
+        )
+        alone = PlacementBatch(supervisors=batch.supervisors, topologies=(fresh,))
+        first = plan_placement(alone).placements[0]
+        if first.status == "failed":
+            continue
+        again = fresh.model_copy(update={"event": "rebalance", "reassign": False, "old": first.workers})
+        second = plan_placement(PlacementBatch(supervisors=batch.supervisors, topologies=(again,)))
+        assert second.placements[0].status == "unchanged"
+        assert second.placements[0].workers == tuple(
+            worker.model_copy(update={"kept": True}) for worker in first.workers
+        )
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+    workers=st.integers(1, 8),
+    strategy=st.sampled_from(["balanced", "even"]),
+)
+def test_a_rebalance_moves_the_fewest_tasks(sizes: list[int], workers: int, strategy: str) -> None:
+    total = sum(sizes)
+    topology = small_topology(
+        bolts={}, spouts={"spout": total}, ackers=0, workers=workers, strategy=strategy, single_master=False
+    )
+    ids = iter(range(2, total + 2))
+    # Worker i of the present assignment holds sizes[i] spouts; the topology master is with the first.
+    held = [[next(ids) for _ in range(size)] for size in sizes]
+    held[0].append(1)
+    nodes = [supervisor(number, [6900, 6901, 6902]) for number in range(1, 5)]
+    old = tuple(
+        PlacedWorker(node=nodes[i % 4].id, host=nodes[i % 4].host, port=6900 + i // 4, tasks=tuple(tasks))
+        for i, tasks in enumerate(held)
+    )
+    topology = topology.model_copy(update={"event": "rebalance", "old": old})
+    placement = plan_placement(PlacementBatch(supervisors=tuple(nodes), topologies=(topology,))).placements[0]
+    count = min(workers, total + (strategy == "even"))
+    average, remainder = divmod(total + 1, count)
+    targets = [average + 1] * remainder + [average] * (count - remainder)
+    present = sorted((len(tasks) for tasks in held), reverse=True)
+    stay = sum(min(have, want) for have, want in zip(present, targets, strict=False))
+    assert placement.moved == total + 1 - stay
+    assert sorted((len(worker.tasks) for worker in placement.workers), reverse=True) == targets
