@@ -1,0 +1,212 @@
+"""The client of nimbus against a small HTTP server that answers by nimbus's contract."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.client import NimbusClient, upload, wait_for_run, wait_for_tasks
+from storm_dagster.client.http import seed_urls
+from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.errors import AlreadyAlive, InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.packaging.archive import Archive
+
+
+class Peer:
+    """One nimbus: its leadership, its archives, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.leads = True
+        self.leader_http: str | None = None
+        self.archives: set[str] = set()
+        self.asked: list[tuple[str, str]] = []
+        self.scripted: dict[str, list[tuple[int, Any]]] = {}
+        peer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+            def answer(self, status: int, document: Any) -> None:
+                body = json.dumps(document).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            def handle_any(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                peer.asked.append((self.command, self.path))
+                self.answer(*peer.reply(self.command, self.path, body, dict(self.headers)))
+
+            do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_any
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread.start()
+
+    def reply(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, Any]:
+        if path == "/healthz":
+            return 200, {"leader": self.leads, "leader_http": self.leader_http}
+        if self.scripted.get(path):
+            answers = self.scripted[path]
+            return answers.pop(0) if len(answers) > 1 else answers[0]
+        if not self.leads:
+            return 503, {"error": {"type": "Unavailable", "message": "not the leader"}}
+        if method == "HEAD":
+            return (200 if path.rpartition("/")[2] in self.archives else 404), {}
+        if method == "PUT" and "/archive" in path:
+            if "sha256=" in path:
+                return 200, {}
+            digest = hashlib.sha256(body).hexdigest()
+            if headers["X-Content-SHA256"] != digest:
+                return 400, {"error": {"type": "InvalidRequest", "message": "hash"}}
+            self.archives.add(digest)
+        return 200, {"handle": "h1", "run_id": "r1"}
+
+
+@pytest.fixture
+def peers() -> Iterator[list[Peer]]:
+    made = [Peer(), Peer()]
+    yield made
+    for peer in made:
+        peer.server.shutdown()
+        peer.server.server_close()
+        peer.thread.join(5)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    path = tmp_path / "a.zip"
+    path.write_bytes(tmp_path.name.encode() * 100_000)
+    return Archive(path, hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_size, 1)
+
+
+def test_the_leader_is_found_through_a_follower(peers: list[Peer]) -> None:
+    follower, leader = peers
+    follower.leads, follower.leader_http = False, leader.url
+    with NimbusClient([follower.url], patience=5) as nimbus:
+        assert nimbus.leader() == leader.url
+        assert nimbus.post("/v1/x") == {"handle": "h1", "run_id": "r1"}
+
+
+def test_a_change_of_leader_is_waited_for(peers: list[Peer]) -> None:
+    old, new = peers
+    new.leads = False
+    with NimbusClient([old.url, new.url], patience=20) as nimbus:
+        assert nimbus.leader() == old.url
+        old.leads = False
+        timer = threading.Timer(0.5, lambda: setattr(new, "leads", True))
+        timer.start()
+        nimbus.post("/v1/x")
+        timer.join()
+        assert ("POST", "/v1/x") in new.asked
+
+
+def test_no_leader_is_unavailable(peers: list[Peer]) -> None:
+    peers[0].leads = False
+    with NimbusClient([peers[0].url, "http://127.0.0.1:1"], patience=0.3) as nimbus:
+        with pytest.raises(Unavailable, match="no leading nimbus"):
+            nimbus.get("/v1/topologies")
+
+
+def test_errors_are_typed(peers: list[Peer]) -> None:
+    peer = peers[0]
+    peer.scripted["/v1/a"] = [(409, {"error": {"type": "AlreadyAlive", "message": "'wc' runs"}})]
+    peer.scripted["/v1/b"] = [(503, {"error": {"type": "Unavailable", "message": "no slots"}})]
+    peer.scripted["/v1/c"] = [(500, "what")]
+    with NimbusClient([peer.url], patience=30) as nimbus:
+        with pytest.raises(AlreadyAlive, match="'wc' runs"):
+            nimbus.post("/v1/a")
+        # The leader's own answer, not a missing leader: no waiting.
+        with pytest.raises(Unavailable, match="no slots"):
+            nimbus.post("/v1/b")
+        assert peer.asked.count(("POST", "/v1/b")) == 1
+        with pytest.raises(StormDagsterError):
+            nimbus.get("/v1/c")
+
+
+def test_an_archive_is_sent_once(peers: list[Peer], archive: Archive) -> None:
+    peer = peers[0]
+    with NimbusClient([peer.url]) as nimbus:
+        first = upload(nimbus, archive=archive, conf={}, topology=TopologySpec(name="wc"))
+        second = upload(nimbus, archive=archive, conf={}, topology=TopologySpec(name="wc"))
+    assert first.sent and not second.sent and first.sha256 == archive.sha256
+    assert ("PUT", "/v1/uploads/h1/archive") in peer.asked
+    assert ("PUT", f"/v1/uploads/h1/archive?sha256={archive.sha256}") in peer.asked
+
+
+def test_a_stored_archive_is_never_sent(peers: list[Peer], archive: Archive) -> None:
+    peer = peers[0]
+    peer.archives.add(archive.sha256)
+    with NimbusClient([peer.url]) as nimbus:
+        assert not upload(nimbus, archive=archive, conf={}, topology=TopologySpec(name="wc")).sent
+    assert ("PUT", "/v1/uploads/h1/archive") not in peer.asked
+
+
+def test_a_removed_archive_is_sent_again(peers: list[Peer], archive: Archive) -> None:
+    peer = peers[0]
+    peer.archives.add(archive.sha256)
+    path = f"/v1/uploads/h1/archive?sha256={archive.sha256}"
+    peer.scripted[path] = [(404, {"error": {"type": "NotAlive", "message": "gone"}})]
+    with NimbusClient([peer.url]) as nimbus:
+        assert upload(nimbus, archive=archive, conf={}, topology=TopologySpec(name="wc")).sent
+
+
+def test_a_failed_upload_is_cancelled(peers: list[Peer], archive: Archive) -> None:
+    peer = peers[0]
+    peer.scripted["/v1/uploads/h1/conf"] = [(400, {"error": {"type": "InvalidRequest", "message": "no"}})]
+    with NimbusClient([peer.url]) as nimbus, pytest.raises(InvalidRequest):
+        upload(nimbus, archive=archive, conf={}, topology=TopologySpec(name="wc"))
+    assert ("DELETE", "/v1/uploads/h1") in peer.asked
+
+
+def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
+    import time
+
+    peer = peers[0]
+    step = {"name": "assignment", "status": "STARTED", "seconds": None}
+    peer.scripted["/v1/runs/r1"] = [
+        (200, {"run_id": "r1", "status": "STARTED", "finished": False, "steps": [step]}),
+        (
+            200,
+            {"run_id": "r1", "status": "SUCCESS", "finished": True, "steps": [{**step, "status": "SUCCESS"}]},
+        ),
+    ]
+    error = {"type": "AlreadyAlive", "message": "topology 'wc' runs already"}
+    peer.scripted["/v1/runs/r2"] = [
+        (200, {"run_id": "r2", "status": "FAILURE", "finished": True, "steps": [], "error": error})
+    ]
+    tasks = [{"id": 1, "component": "a", "status": "starting"}]
+    peer.scripted["/v1/topologies/wc"] = [
+        (200, {"id": "wc-1-1", "tasks": tasks}),
+        (200, {"id": "wc-1-1", "tasks": [{**tasks[0], "status": "running"}]}),
+    ]
+    heard: list[tuple[str, str]] = []
+    with NimbusClient([peer.url]) as nimbus:
+        deadline = time.monotonic() + 30
+        wait_for_run(nimbus, "r1", deadline=deadline, progress=lambda *said: heard.append(said))
+        assert heard == [("assignment", "STARTED"), ("assignment", "SUCCESS")]
+        with pytest.raises(AlreadyAlive, match="runs already"):
+            wait_for_run(nimbus, "r2", deadline=deadline)
+        assert wait_for_tasks(nimbus, "wc", deadline=deadline)["id"] == "wc-1-1"
+        peer.scripted["/v1/topologies/wc"] = [(200, {"id": "wc-1-1", "tasks": tasks})]
+        with pytest.raises(Unavailable, match=r"waiting for 1 \(a, starting\)"):
+            wait_for_tasks(nimbus, "wc", deadline=time.monotonic())
+
+
+def test_seeds() -> None:
+    conf = load_cluster_conf(None, {"nimbus.seeds": ["a", "b:1", "http://c:2/"], "nimbus.http.port": 9})
+    assert seed_urls(conf) == ["http://a:9", "http://b:1", "http://c:2"]
