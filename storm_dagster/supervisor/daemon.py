@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 import storm_dagster
-from storm_dagster.core.slot_claims import check_ports
+from storm_dagster.core.slot_claims import SlotClaims, check_ports
 from storm_dagster.core.slot_model import SlotLimits, Work
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest
@@ -29,6 +29,7 @@ from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.run_file import RunFile, boot_id
 from storm_dagster.supervisor.adoption import FoundWorker, find_workers, remove_stale_folders
 from storm_dagster.supervisor.cluster_link import ClusterLink
+from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.housekeeping import Housekeeper, remove_folder, remove_run_file, rotate
 from storm_dagster.supervisor.launcher import HEARTBEAT, Launcher, log_path
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
@@ -123,6 +124,13 @@ class Supervisor:
             report=self._link.report,
         )
         self._restarting: tuple[int, ...] = ()
+        self._offered = self._ports
+        scripts = conf["supervisor.health.check.dir"]
+        self._health = (
+            HealthCheck(Path(scripts), conf["storm.health.check.timeout.ms"] / 1000, self._wake.set)
+            if scripts
+            else None
+        )
         self._take_over(before)
 
     def _take_over(self, before: LocalState | None) -> None:
@@ -155,6 +163,8 @@ class Supervisor:
     def serve(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set. The workers go on."""
         self._link.start()
+        if self._health is not None:
+            self._health.start()
         stopper = threading.Thread(target=self._forward_stop, args=(stop,), name="stop", daemon=True)
         stopper.start()
         longest = min(1.0, float(self._conf["supervisor.monitor.frequency.secs"]))
@@ -170,6 +180,8 @@ class Supervisor:
                 self._wake.wait(self.table.pause(now, longest))
         finally:
             self._stopping.set()
+            if self._health is not None:
+                self._health.close()
             self.table.close()
             self._link.close()
             self._save()
@@ -179,14 +191,17 @@ class Supervisor:
     def turn(self, now: float) -> None:
         """One pass of the loop."""
         claims = self._link.claims
-        if claims is not None:
+        fit = self._health is None or self._health.trouble is None
+        if not fit:
+            self.table.apply(SlotClaims(work={}, contested={}), now)
+        elif claims is not None:
             self.table.apply(claims, now)
         self.table.look(now)
         self._save()
         self._passes += 1
-        restarting = self.table.restarting()
-        if restarting != self._restarting:
-            self._restarting = restarting
+        restarting, offered = self.table.restarting(), self._ports if fit else ()
+        if (restarting, offered) != (self._restarting, self._offered):
+            self._restarting, self._offered = restarting, offered
             self._link.beat_now()
 
     def _forward_stop(self, stop: threading.Event) -> None:
@@ -196,7 +211,7 @@ class Supervisor:
     def _info(self, count: int) -> SupervisorInfo:
         return SupervisorInfo(
             host=str(self._conf["storm.local.hostname"]),
-            ports=self._ports,
+            ports=self._offered,
             started=self._started,
             count=count,
             version=storm_dagster.__version__,

@@ -487,3 +487,25 @@ def test_workers_outlive_a_suspension_of_the_supervisor(rig: Rig) -> None:
     process.send_signal(signal.SIGCONT)
     eventually(lambda: rig.info(), what="its return")
     assert rig.running() == before and len(rig.starts()) == 1
+
+
+def test_an_unfit_host_ends_its_workers_and_offers_no_slot(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    scripts = rig.home / "health"
+    scripts.mkdir()
+    script = scripts / "disk"
+    script.write_text(f"#!/bin/sh\n[ ! -e {rig.home}/unfit ] || echo ERROR disk\n")
+    script.chmod(0o755)
+    (rig.home / "unfit").touch()
+    process = rig.supervisor(supervisor__health__check__dir=str(scripts))
+    eventually(lambda: (info := rig.info()) is not None and info.ports == (), what="no slot on offer")
+    eventually(lambda: not rig.running(), what="no worker")
+    process.terminate()
+    process.wait(timeout=20)
+    (rig.home / "unfit").unlink()
+    rig.supervisor(supervisor__health__check__dir=str(scripts))
+    eventually(
+        lambda: (info := rig.info()) is not None and info.ports == (6900, 6901), what="its slots again"
+    )
+    eventually(lambda: rig.running(), what="its worker")

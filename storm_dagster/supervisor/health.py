@@ -1,0 +1,100 @@
+"""Health scripts of a host: executables in ``supervisor.health.check.dir`` (Storm h.2, JStorm K3).
+
+A script that exits with another code than 0, prints a line that starts with ``ERROR``, or runs longer than
+``storm.health.check.timeout.ms`` says that the host is unfit: its workers are ended and no slot is offered until
+every script is content again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["HealthCheck", "check_once"]
+
+_log = logging.getLogger(__name__)
+
+_EVERY_SECS = 30.0
+_MOST_OUTPUT = 64 * 1024
+
+
+def check_once(folder: Path, timeout_secs: float) -> str | None:
+    """Run every executable file of ``folder`` in order; why the host is unfit, or ``None``."""
+    for script in sorted(folder.iterdir()):
+        if script.is_file() and os.access(script, os.X_OK):
+            trouble = _run(script, timeout_secs)
+            if trouble:
+                return f"health script {script.name}: {trouble}"
+    return None
+
+
+def _run(script: Path, timeout_secs: float) -> str | None:
+    try:
+        process = subprocess.Popen(
+            [str(script)],
+            cwd=script.parent,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"cannot be started ({error.strerror or error})"
+    try:
+        output, _ = process.communicate(timeout=timeout_secs)
+    except subprocess.TimeoutExpired:
+        # Not reaped yet, so the group's id is still its own.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return f"did not end within {timeout_secs:g} s"
+    lines = output[:_MOST_OUTPUT].decode("utf-8", "replace").splitlines()
+    error = next((line for line in lines if line.startswith("ERROR")), None)
+    if error is not None:
+        return error[:500]
+    return f"ended with code {process.returncode}" if process.returncode else None
+
+
+class HealthCheck:
+    """Runs the scripts every 30 s in a thread of its own; :attr:`trouble` is what they say."""
+
+    def __init__(
+        self, folder: Path, timeout_secs: float, wake: Callable[[], None], every_secs: float = _EVERY_SECS
+    ) -> None:
+        self._folder = folder
+        self._timeout = timeout_secs
+        self._wake = wake
+        self._every = every_secs
+        self._stopped = threading.Event()
+        self.trouble: str | None = None
+        """Why this host is unfit; ``None`` while it is well, and until the first check ended."""
+        self._thread = threading.Thread(target=self._loop, name="health", daemon=True)
+
+    def start(self) -> None:
+        """Begin checking."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop; a script that is running is not waited for."""
+        self._stopped.set()
+
+    def _loop(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                trouble = check_once(self._folder, self._timeout)
+            except OSError as error:
+                # A folder that cannot be read says nothing about the host.
+                _log.error("health scripts in %s cannot be run: %s", self._folder, error)
+                trouble = None
+            if trouble != self.trouble:
+                if trouble:
+                    _log.error("this host is unfit, its workers are ended: %s", trouble)
+                else:
+                    _log.info("this host is well again")
+                self.trouble = trouble
+                self._wake()
+            self._stopped.wait(self._every)

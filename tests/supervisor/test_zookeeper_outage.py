@@ -1,0 +1,109 @@
+"""An outage of ZooKeeper restarts nothing, and the slots go on without it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.records import Assignment, WorkerSlot
+from storm_dagster.model.run_file import start_ticks
+from storm_dagster.supervisor.daemon import run
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.embedded import EmbeddedZooKeeper
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = EmbeddedZooKeeper(tmp_path / "zk", port)
+    server.start()
+    yield server
+    server.stop()
+
+
+def test_an_outage_restarts_nothing(
+    server: EmbeddedZooKeeper,
+    tmp_path: Path,
+    blob_server: Any,
+    stand_in: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="storm_dagster")
+    home = tmp_path / "home"
+    home.mkdir()
+    host, _, port = server.address.rpartition(":")
+    keys = {
+        "storm.zookeeper.servers": [host],
+        "storm.zookeeper.port": int(port),
+        "storm.zookeeper.session.timeout": 1000,
+        "nimbus.seeds": [blob_server.url.removeprefix("http://")],
+        "supervisor.heartbeat.frequency.secs": 1,
+        "supervisor.worker.shutdown.sleep.secs": 0.5,
+        "supervisor.worker.timeout.secs": 5,
+    }
+    blob_server.put_code("wc-1-1", {"topology.python": stand_in})
+    cluster = StormClusterState.open(keys, create_root=True)
+    cluster.set_assignment(
+        "wc-1-1",
+        Assignment(
+            topology_id="wc-1-1",
+            code_dir="wc-1-1",
+            node_host={"s1": "127.0.0.1"},
+            workers=(WorkerSlot(node="s1", host="127.0.0.1", port=6900, tasks="1"),),
+            task_start_secs={},
+            timestamp_ms=1,
+        ),
+    )
+    stop = threading.Event()
+    daemon = threading.Thread(
+        target=run, args=(load_cluster_conf(None, keys), home, "s1", stop, (6900,)), daemon=True
+    )
+    daemon.start()
+
+    def pids() -> list[int]:
+        try:
+            lines = (home / "starts").read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line)["pid"] for line in lines]
+
+    try:
+        eventually(lambda: cluster.supervisor_info("s1"), what="a heartbeat")
+        eventually(lambda: "-> running" in caplog.text, what="the worker")
+        server.stop()
+        eventually(lambda: "out of reach" in caplog.text, what="the outage being noticed")
+        (first,) = pids()
+        assert start_ticks(first) is not None
+        # A crash during the outage is mended without ZooKeeper.
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: len(pids()) == 2, what="the restart during the outage")
+        server.start()
+        eventually(lambda: "can be read again" in caplog.text, what="the end of the outage")
+        assert len(pids()) == 2 and start_ticks(pids()[1]) is not None
+        fresh = StormClusterState.open(keys)
+        eventually(lambda: fresh.supervisor_info("s1"), what="the heartbeat again")
+        fresh.disconnect()
+    finally:
+        stop.set()
+        daemon.join(timeout=20)
+        cluster.disconnect()
+        for pid in pids():
+            arguments = Path(f"/proc/{pid}/cmdline")
+            if arguments.exists() and str(home).encode() in arguments.read_bytes():
+                os.kill(pid, signal.SIGKILL)
+    assert not daemon.is_alive()
