@@ -35,6 +35,10 @@ log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
 
 
+class _Stopped(Exception):
+    """The cluster was told to stop while it was being started."""
+
+
 class Reporter:
     """Hears what ``dev`` does; the command line draws it, a detached ``dev`` sends it to its parent."""
 
@@ -140,6 +144,8 @@ class DevCluster:
     def _track(self, track: Callable[[], None]) -> None:
         try:
             track()
+        except _Stopped:
+            pass
         except StormDagsterError as error:
             self._failure = self._failure or error
         except Exception as error:
@@ -154,8 +160,6 @@ class DevCluster:
         self._reporter.begin("zookeeper")
         zookeeper = self._launch(plan.zookeeper_daemon())
         self._wait(lambda: server_answers(HOST, plan.ports.zookeeper), "zookeeper", [zookeeper])
-        if self._stop.is_set():
-            return
         remembered = self._home / "cluster_id"
         known = remembered.read_text(encoding="ascii").strip() if remembered.exists() else None
         values = {
@@ -165,8 +169,6 @@ class DevCluster:
         cluster_id = readiness.prepare_root(values, known, uuid.uuid4().hex)
         remembered.write_text(cluster_id + "\n", encoding="ascii")
         self._reporter.done("zookeeper")
-        if self._stop.is_set():
-            return
         self._reporter.begin("nimbus")
         self._reporter.begin("supervisors")
         nimbuses = [self._launch(plan.nimbus_daemon(index)) for index in range(plan.options.nimbuses)]
@@ -196,8 +198,6 @@ class DevCluster:
         self._reporter.begin("spark")
         spark = self._launch(plan.spark_daemon())
         self._wait(lambda: readiness.listens(plan.ports.spark), "spark", [spark])
-        if self._stop.is_set():
-            return
         self._reporter.done("spark")
         self._reporter.begin("spark warm-up")
         with (self._home / "logs" / "spark-warm-up.out").open("wb") as output:
@@ -225,18 +225,23 @@ class DevCluster:
         self._reporter.begin("dagster")
         code = self._launch(plan.code_daemon())
         self._wait(lambda: readiness.listens(plan.ports.code), "dagster code server", [code])
-        if self._stop.is_set():
-            return
         others = [
             self._launch(plan.webserver_daemon(self._workspace)),
             self._launch(plan.dagster_daemon(self._workspace)),
         ]
         seen: list[str] = []
+        failures = 0
 
         def loaded() -> bool:
-            reason = readiness.code_location_error(plan.web_url)
-            seen[:] = [reason or ""]
-            return reason is None
+            nonlocal failures
+            problem = readiness.code_location_error(plan.web_url)
+            if problem is None:
+                return True
+            seen[:] = [problem[1]]
+            failures += problem[0]
+            if failures >= _MAX_DEATHS:
+                raise Unavailable(f"Dagster cannot load the code location: {problem[1]}\n{code.tail(3000)}")
+            return False
 
         self._wait(loaded, "dagster", [code, *others], lambda: seen[0] if seen else "")
         self._reporter.done("dagster")
@@ -257,7 +262,7 @@ class DevCluster:
         needs: list[Daemon],
         detail: Callable[[], str] = lambda: "",
     ) -> Any:
-        """The condition's value; ``None`` when told to stop. :class:`Unavailable` when a needed one keeps dying."""
+        """The condition's value; :class:`Unavailable` when a needed one keeps dying."""
         while not self._stop.is_set():
             value = condition()
             if value:
@@ -274,7 +279,7 @@ class DevCluster:
                     f"{self._home / 'logs'}\n{tails}"
                 )
             self._stop.wait(0.1)
-        return None
+        raise _Stopped
 
     def _watch(self) -> None:
         """Restart what died; record new pids."""

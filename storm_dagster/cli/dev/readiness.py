@@ -58,16 +58,16 @@ _LOCATIONS = """
 _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
 
 
-def code_location_error(web_url: str) -> str | None:
-    """Why Dagster does not serve our code location yet; ``None`` when it does.
+def code_location_error(web_url: str) -> tuple[bool, str] | None:
+    """Why Dagster does not serve our code location (yet); ``None`` when it does.
 
-    A location that failed to load is asked to load again: it may have been asked too early.
+    The first part is whether loading failed; it is asked to load again, for it may have been asked too early.
     """
     try:
         answer = httpx.post(f"{web_url}/graphql", json={"query": _LOCATIONS}, timeout=10.0, trust_env=False)
         workspace = answer.json()["data"]["workspaceOrError"]
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        return f"{web_url} does not answer ({type(error).__name__})"
+        return False, f"{web_url} does not answer ({type(error).__name__})"
     for entry in workspace.get("locationEntries", []):
         if entry["name"] != "storm":
             continue
@@ -79,9 +79,9 @@ def code_location_error(web_url: str) -> str | None:
                 httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, trust_env=False)
             except httpx.HTTPError:
                 pass
-            return str(loaded.get("message", "the code location failed to load")).strip()[:600]
-        return f"code location storm is {str(entry.get('loadStatus')).lower()}"
-    return "the workspace names no code location storm"
+            return True, str(loaded.get("message", "the code location failed to load")).strip()[:1500]
+        return False, f"code location storm is {str(entry.get('loadStatus')).lower()}"
+    return False, "the workspace names no code location storm"
 
 
 def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:

@@ -1,0 +1,265 @@
+"""The program behind ``make demo``: a whole cluster, a word count, a killed worker, and exact counts.
+
+Starts a local cluster in a fresh HOME, submits ``wordcount.py`` on four workers, kills one of them with
+``kill -9`` on the way, and compares what was counted with an independent count. Ends everything afterwards,
+unless KEEP=1. Exits non-zero when anything is not as it must be.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import wordcount  # noqa: E402
+
+NAME = "wordcount"
+WORKERS = 4
+FILES, LIMIT, RATE = 60, 30_000, 3_000
+
+
+class DemoFailure(Exception):
+    """Something is not as it must be."""
+
+
+class Demo:
+    """A cluster and what the sections need of it."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.endpoints: dict[str, Any] = {}
+        self._started = time.monotonic()
+
+    def say(self, text: str = "") -> None:
+        print(f"[{time.monotonic() - self._started:6.1f} s] {text}" if text else "", flush=True)
+
+    def cli(self, *args: str) -> Any:
+        """The JSON document of a ``storm-dagster`` verb; its progress goes to the terminal."""
+        done = subprocess.run(
+            [sys.executable, "-m", "storm_dagster", *args, "--json", "--home", str(self.home)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            try:
+                error = json.loads(done.stdout)["error"]
+                said = f"{error['type']}: {error['message']}"
+            except (ValueError, KeyError, TypeError):
+                said = done.stdout[-1000:]
+            raise DemoFailure(
+                f"storm-dagster {' '.join(args)} failed with exit code {done.returncode}: {said}"
+            )
+        return json.loads(done.stdout)
+
+    def show(self, name: str) -> dict[str, Any]:
+        """``show NAME --json``, asked over HTTP."""
+        from storm_dagster.client import NimbusClient
+        from storm_dagster.model.home_conf import cluster_conf
+
+        with NimbusClient.of_cluster(cluster_conf(self.home), self.home) as nimbus:
+            return nimbus.get(f"/v1/topologies/{name}")
+
+
+def check(condition: object, otherwise: str) -> None:
+    """Raise :class:`DemoFailure` saying ``otherwise`` unless the condition holds."""
+    if not condition:
+        raise DemoFailure(otherwise)
+
+
+def start(demo: Demo) -> None:
+    """ZooKeeper, Spark, nimbus, two supervisors of four slots each, Dagster."""
+    demo.say(f"starting a cluster in {demo.home}")
+    demo.endpoints = demo.cli("dev", "--detach", "--ports", "auto", "--supervisors", "2", "--slots", "4")
+    demo.say(f"it is ready; Dagster UI {demo.endpoints['dagster']['url']}")
+
+
+# -- word count ----------------------------------------------------------------------------------------
+
+
+def submit_wordcount(demo: Demo) -> None:
+    """Submit through Dagster: describe, pack, upload, six assets, all tasks running."""
+    demo.say(f"submitting {NAME} on {WORKERS} workers")
+    done = demo.cli(
+        "submit", str(HERE / "wordcount.py"), "--name", NAME,
+        "--conf", f"topology.workers={WORKERS}", "--conf", "topology.message.timeout.secs=10",
+        "--conf", f"wordcount.files={FILES}", "--conf", f"wordcount.limit={LIMIT}",
+        "--conf", f"wordcount.lines.per.second={RATE}",
+    )  # fmt: skip
+    check(done["status"] == "ACTIVE", f"{NAME} is {done['status']} instead of ACTIVE")
+    demo.say(f"{done['id']}: all tasks run after {done['seconds']:.1f} s (run {done['run_id']})")
+
+
+def task_states(demo: Demo, component: str) -> list[Path]:
+    """The state files of a component's tasks."""
+    folder = demo.home / "state" / NAME / component
+    found = sorted(folder.glob("*.sqlite3"))
+    return found or sorted(demo.home.glob(f"**/{NAME}/{component}/*.sqlite3"))
+
+
+def progress(demo: Demo) -> tuple[int, int]:
+    """(lines counted and acked, lines in all), from what the spout has saved."""
+    from storm_dagster.api import TaskState
+
+    done = total = 0
+    for path in task_states(demo, "lines"):
+        state = TaskState(path)
+        done, total = done + state.get("done", 0), total + state.get("total", 0)
+        state.close()
+    return done, total
+
+
+def kill_one_worker(demo: Demo, document: dict[str, Any]) -> int:
+    """``kill -9`` a worker that counts; returns its pid."""
+    counting = {task["id"] for task in document["tasks"] if task["component"] == "count"}
+    victim = next(
+        worker for worker in document["workers"] if counting & set(worker["tasks"]) and worker["pid"]
+    )
+    os.kill(victim["pid"], signal.SIGKILL)
+    demo.say(
+        f"kill -9 {victim['pid']}: the worker on {victim['host']}:{victim['port']}, tasks {victim['tasks']}"
+    )
+    return int(victim["pid"])
+
+
+def run_wordcount(demo: Demo, timeout: float = 240.0) -> None:
+    """Watch it count; kill a worker at a third; wait until every line is acked."""
+    deadline = time.monotonic() + timeout
+    executed: dict[int, int] = {}
+    killed: int | None = None
+    back: float | None = None
+    killed_at = said_at = 0.0
+    while True:
+        document = demo.show(NAME)
+        tasks = {task["id"]: task for task in document["tasks"]}
+        for worker in document["workers"]:
+            done_here = sum((tasks[task].get("stats") or {}).get("executed") or 0 for task in worker["tasks"])
+            emitted = sum((tasks[task].get("stats") or {}).get("emitted") or 0 for task in worker["tasks"])
+            if worker["pid"] and done_here + emitted:
+                executed[worker["pid"]] = max(executed.get(worker["pid"], 0), done_here or emitted)
+        done, total = progress(demo)
+        if killed is None and total and done * 3 >= total:
+            killed, killed_at = kill_one_worker(demo, document), time.monotonic()
+        elif killed is not None and back is None:
+            pids = [worker["pid"] for worker in document["workers"]]
+            if killed not in pids and all(task["status"] == "running" for task in tasks.values()):
+                back = time.monotonic() - killed_at
+                demo.say(f"its tasks run again after {back:.1f} s")
+        if time.monotonic() - said_at > 2:
+            said_at = time.monotonic()
+            demo.say(f"{done} of {total} lines are counted and acked")
+        if total and done == total and (back is not None or killed is None):
+            break
+        check(time.monotonic() < deadline, f"{done} of {total} lines were counted within {timeout:g} s")
+        time.sleep(0.2)
+    check(killed is not None, "all lines were counted before a worker could be killed: raise wordcount.limit")
+    check(len(executed) >= WORKERS, f"only {len(executed)} worker processes executed tuples: {executed}")
+    demo.say(f"all {total} lines are acked; {len(executed)} worker processes took part: {executed}")
+    errors = document["errors"]
+    failed = sum((task.get("stats") or {}).get("failed") or 0 for task in document["tasks"])
+    demo.say(f"{failed} tuples were replayed after the kill, {len(errors)} errors were reported")
+    for error in errors:
+        demo.say(f"  {error['component']}[{error['task']}]: {error['error'].strip().splitlines()[-1]}")
+    check(not errors, "tasks reported errors")
+
+
+def compare_counts(demo: Demo) -> None:
+    """What the bolts saved against an independent count of the same lines."""
+    from storm_dagster.api import TaskState
+
+    counted: Counter[str] = Counter()
+    for path in task_states(demo, "count"):
+        state = TaskState(path)
+        for word, times in state.items():
+            check(word not in counted, f"{word!r} was counted by two tasks")
+            counted[word] = times
+        state.close()
+    expected: Counter[str] = Counter()
+    for _, line in wordcount.read_lines(FILES, LIMIT):
+        expected.update(wordcount.words_of(line))
+    wrong = {
+        word: (counted[word], expected[word])
+        for word in counted | expected
+        if counted[word] != expected[word]
+    }
+    check(
+        not wrong,
+        f"{len(wrong)} words were counted wrongly (counted, expected): {dict(list(wrong.items())[:5])}",
+    )
+    demo.say(f"{sum(counted.values())} words, {len(counted)} different ones: equal to the independent count")
+    for word, times in counted.most_common(10):
+        print(f"    {word:<16}{times:>8}")
+
+
+def show_placement(demo: Demo) -> None:
+    """Task on host:port."""
+    document = demo.show(NAME)
+    print("    task  component           slot")
+    for task in document["tasks"]:
+        print(f"    {task['id']:>4}  {task['component']:<18}  {task['host']}:{task['port']} ({task['node']})")
+
+
+# -- the whole -----------------------------------------------------------------------------------------
+
+SECTIONS: list[tuple[str, Callable[[Demo], None]]] = [
+    ("cluster", start),
+    ("submit", submit_wordcount),
+    ("run", run_wordcount),
+    ("counts", compare_counts),
+    ("placement", show_placement),
+]
+"""What the demo does, in order; each raises :class:`DemoFailure`."""
+
+
+def main() -> int:
+    """Run all sections; 0 when everything was as it must be."""
+    given = os.environ.get("DEMO_HOME")
+    home = Path(given) if given else Path(tempfile.mkdtemp(prefix="storm-dagster-demo-"))
+    keep = os.environ.get("KEEP") == "1"
+    demo = Demo(home)
+    code = 0
+    try:
+        for _, section in SECTIONS:
+            section(demo)
+        dagster = demo.endpoints["dagster"]["url"]
+        demo.say(f"Dagster UI: {dagster}    nimbus: {demo.endpoints['nimbuses'][0]['http']}")
+        demo.say("everything was as it must be")
+    except DemoFailure as error:
+        demo.say(f"FAILED: {error}")
+        code = 1
+    except KeyboardInterrupt:
+        demo.say("interrupted")
+        code = 130
+    if keep:
+        demo.say(
+            f"the cluster stays up: storm-dagster status --home {home}; storm-dagster stop --home {home}"
+        )
+        return code
+    try:
+        ended = demo.cli("stop")
+        demo.say(f"{ended['ended']} processes ended")
+    except DemoFailure as error:
+        demo.say(f"FAILED: {error}")
+        code = code or 1
+    if code == 0 and not given:
+        shutil.rmtree(home, ignore_errors=True)
+    elif code:
+        demo.say(f"logs are in {home / 'logs'}")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
