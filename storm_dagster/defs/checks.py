@@ -42,6 +42,11 @@ CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
         dg.AssetCheckSeverity.ERROR,
         "At most one live process runs a task.",
     ),
+    "records_intact": (
+        ACTIVE_TOPOLOGY,
+        dg.AssetCheckSeverity.ERROR,
+        "Every record of the cluster in ZooKeeper is readable.",
+    ),
     # A lost supervisor is what the cluster heals from: a warning for as long as that takes.
     "assigned_to_live_slots": (
         SUPERVISORS,

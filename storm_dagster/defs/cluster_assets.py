@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from storm_dagster.defs.keys import NIMBUS, OWNER, SUPERVISORS
+from storm_dagster.defs.keys import INBOX, NIMBUS, OWNER, SUPERVISORS, TOPOLOGY_STATS
 
 __all__ = ["build_cluster_assets"]
 
@@ -25,6 +25,20 @@ def build_cluster_assets() -> list[dg.AssetSpec]:
             group_name="cluster",
             description="Who leads the cluster, under which epoch, and which nimbuses follow.",
             kinds={"storm", "zookeeper"},
+            owners=[OWNER],
+        ),
+        dg.AssetSpec(
+            key=INBOX,
+            group_name="cluster",
+            description="Uploads, stagings and remains of topologies that nobody needs any more; `clean_inbox` removes them.",
+            kinds={"storm"},
+            owners=[OWNER],
+        ),
+        dg.AssetSpec(
+            key=TOPOLOGY_STATS,
+            group_name="cluster",
+            description="Throughput and latency of every component over time, rolled up with PySpark to Parquet.",
+            kinds={"storm", "pyspark", "parquet"},
             owners=[OWNER],
         ),
     ]

@@ -53,19 +53,24 @@ class SubmitConfig(dg.Config):
 
 
 class RebalanceConfig(dg.Config):
-    """How the topology of the run's partition is to be spread. Empty fields keep what is."""
+    """How `rebalance_topology` spreads the topology of its partition. Empty fields keep what is.
 
-    workers: int | None = Field(default=None, ge=1, description="Worker processes wanted.")
+    It stands on `storm/assignment`; a submission takes parallelism from its conf and leaves it empty.
+    """
+
+    workers: int | None = Field(default=None, ge=1, description="For a rebalance: worker processes wanted.")
     executors: dict[str, int] = Field(
-        default_factory=dict, description="Component -> executors wanted, for example {count: 4}."
+        default_factory=dict,
+        description="For a rebalance: component -> executors wanted, for example {count: 4}.",
     )
     reassign: bool = Field(
-        default=False, description="Place every task anew instead of moving the fewest that restore balance."
+        default=False,
+        description="For a rebalance: place every task anew instead of moving the fewest that restore balance.",
     )
     wait_secs: int | None = Field(
         default=None,
         ge=0,
-        description="Seconds of silence before tasks move. Empty: the topology's message timeout.",
+        description="For a rebalance: seconds of silence before tasks move. Empty: the topology's message timeout.",
     )
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -31,10 +31,11 @@ from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
 from storm_dagster.defs.metadata import table
 from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.run_file import boot_id
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["boot_clock", "boot_id", "build_heartbeat_sensor"]
+__all__ = ["build_heartbeat_sensor"]
 
 _TICK_SECS = 45.0
 _LOOK_EVERY_SECS = 5.0
@@ -51,11 +52,6 @@ _UNFINISHED = [
 ]
 
 
-def boot_id() -> str:
-    """The kernel's id of this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 def boot_clock() -> float:
     """Seconds since boot, sleep included; never set back."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -66,34 +62,19 @@ class _Watch:
 
     def __init__(self, cluster: StormClusterState) -> None:
         self._cluster = cluster
-        self._wake = threading.Event()
-        self._registration = cluster.state.register(lambda kind, path: self._wake.set())
-        cluster.state.add_listener(self._on_connection)
+        self._changed = threading.Event()
         self._holder = json.dumps({"v": 1, "host": socket.gethostname(), "pid": os.getpid()}).encode()
-
-    def _on_connection(self, state: str) -> None:
-        # A new connection has no watches: look again, which arms them.
-        self._wake.set()
 
     def look(self) -> ClusterView:
         """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
-        self._wake.clear()
-        state = self._cluster.state
+        self._changed.clear()
         # Another armed sensor (a code reload in progress) may hold the node: then it is ours after its end.
-        state.claim_ephemeral_node(paths.HEALER, self._holder)
-        state.find_children(paths.SUPERVISORS, watch=True)
-        topologies = state.find_children(paths.TOPOLOGY, watch=True) or []
-        state.find_children_many([paths.workers(topology_id) for topology_id in topologies], watch=True)
-        return self._cluster.load_view()
+        self._cluster.state.claim_ephemeral_node(paths.HEALER, self._holder)
+        return self._cluster.load_view(self._changed.set)
 
     def wait(self, seconds: float) -> None:
         """Sleep until something changes, at most ``seconds``."""
-        self._wake.wait(max(0.0, seconds))
-
-    def disarm(self) -> None:
-        """Drop the registration; the session's end removes the node."""
-        self._cluster.state.unregister(self._registration)
-        self._cluster.state.remove_listener(self._on_connection)
+        self._changed.wait(max(0.0, seconds))
 
 
 def unfinished_topologies(instance: dg.DagsterInstance) -> set[str]:
@@ -106,9 +87,8 @@ def unfinished_topologies(instance: dg.DagsterInstance) -> set[str]:
     for record in records:
         if now - record.create_timestamp.timestamp() > _LONGEST_RUN_SECS:
             continue
-        config = record.dagster_run.run_config
-        ops = config.get("ops", {}) if isinstance(config, dict) else {}
-        for document in ops.get(REASSIGN_OP, {}).get("config", {}).get("causes", ()):
+        ops: Any = record.dagster_run.run_config.get("ops") or {}
+        for document in ((ops.get(REASSIGN_OP) or {}).get("config") or {}).get("causes") or ():
             try:
                 found.add(Cause.from_json(document).topology_id)
             except InvalidRequest:
@@ -227,11 +207,7 @@ def build_heartbeat_sensor(*, tick_secs: float = _TICK_SECS) -> dg.SensorDefinit
         lost: str | None = None
         try:
             with zookeeper.cluster() as cluster:
-                watch = _Watch(cluster)
-                try:
-                    requests = tick.run(watch, deadline)
-                finally:
-                    watch.disarm()
+                requests = tick.run(_Watch(cluster), deadline)
         except Unavailable as error:
             # What was seen before the connection was lost stands; the gap that follows grants new time.
             lost = error.message

@@ -20,6 +20,7 @@ __all__ = [
     "blobs_present",
     "one_live_owner",
     "one_slot_per_task",
+    "records_intact",
     "slots_not_shared",
 ]
 
@@ -105,6 +106,12 @@ def one_live_owner(view: ClusterView) -> Iterator[str]:
                     )
 
 
+def records_intact(view: ClusterView) -> Iterator[str]:
+    """Every record in ZooKeeper can be read; a damaged one is never guessed at."""
+    for path, reason in sorted(view.corrupt.items()):
+        yield f"{path}: {reason}"
+
+
 def blobs_present(view: ClusterView, sha256_of: Callable[[str], str | None]) -> Iterator[str]:
     """The three blobs of every topology are stored, each with its hash; ``sha256_of`` answers ``None`` if not."""
     for topology in _published(view):
@@ -120,5 +127,6 @@ VIEW_RULES: Mapping[str, Callable[[ClusterView], Iterator[str]]] = {
     "assigned_to_live_slots": assigned_to_live_slots,
     "base_implies_published": base_implies_published,
     "one_live_owner": one_live_owner,
+    "records_intact": records_intact,
 }
 """The rules that a view alone decides, by the name of their asset check."""

@@ -8,6 +8,7 @@ __all__ = [
     "ACTIVE_TOPOLOGY",
     "ASSIGNMENT",
     "GROUP",
+    "INBOX",
     "NIMBUS",
     "OWNER",
     "PARTITIONS",
@@ -21,6 +22,7 @@ __all__ = [
     "TOKEN_TAG",
     "TOPOLOGY_CODE",
     "TOPOLOGY_CONF",
+    "TOPOLOGY_STATS",
     "TOPOLOGY_TAG",
     "topology_tags",
 ]
@@ -43,6 +45,8 @@ STAGES = (TOPOLOGY_CONF, TOPOLOGY_CODE, TASK_INFO, ASSIGNMENT, PUBLISHED_ASSIGNM
 
 SUPERVISORS = dg.AssetKey(["storm", "cluster", "supervisors"])
 NIMBUS = dg.AssetKey(["storm", "cluster", "nimbus"])
+INBOX = dg.AssetKey(["storm", "cluster", "inbox"])
+TOPOLOGY_STATS = dg.AssetKey(["storm", "cluster", "topology_stats"])
 
 SUBMIT_JOB = "submit_topology"
 REBALANCE_JOB = "rebalance_topology"

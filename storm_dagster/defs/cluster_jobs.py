@@ -1,0 +1,156 @@
+"""`start_local_cluster` and `stop_local_cluster`: the command line's `dev` and `stop`, as jobs.
+
+Only these and `dev` itself start daemons. The cluster is detached: it outlives the run.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
+from storm_dagster.defs.handles import ZooKeeperResource
+from storm_dagster.model.endpoints import ClusterFile, home_dir
+from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.run_file import RunFile
+
+__all__ = ["build_cluster_jobs"]
+
+_START = "Start a local cluster, detached: ZooKeeper, Spark, nimbus, supervisors and a Dagster of its own."
+_STOP = "End every process of a local cluster, workers first."
+_LONGEST_SECS = 300
+_CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
+
+
+def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:
+    return home_dir(named) if named else zookeeper.home_path()
+
+
+def _running(home: Path) -> bool:
+    return any(record.role == "dev" and record.alive() for record in RunFile.read_all(home))
+
+
+def run_cli(arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
+    argv = [sys.executable, "-m", "storm_dagster", *arguments, "--json"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_LONGEST_SECS, stdin=subprocess.DEVNULL, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(
+            f"`storm-dagster {' '.join(arguments)}` did not end within {_LONGEST_SECS} s: look at HOME/logs"
+        ) from None
+    document: Any = None
+    for text in (done.stdout, done.stdout.strip().rpartition("\n")[2]):
+        try:
+            document = json.loads(text)
+            break
+        except ValueError:
+            continue
+    if done.returncode:
+        if isinstance(document, dict) and "error" in document:
+            raise error_from_document(document)
+        raise StormDagsterError(
+            f"`storm-dagster {' '.join(arguments)}` failed ({done.returncode}): {done.stderr[-2000:]}"
+        )
+    return document if isinstance(document, dict) else {}
+
+
+def _cluster_metadata(home: Path, cluster: ClusterFile) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "home": dg.MetadataValue.path(str(home)),
+        "zookeeper": f"{cluster.zookeeper}{cluster.zookeeper_root}",
+        "nimbuses": ", ".join(nimbus.http for nimbus in cluster.nimbuses),
+        "supervisors": len(cluster.supervisors),
+        "slots": sum(len(supervisor.ports) for supervisor in cluster.supervisors),
+        "spark": cluster.spark.remote if cluster.spark else "none",
+    }
+    if cluster.dagster is not None:
+        metadata["ui"] = dg.MetadataValue.url(cluster.dagster.url)
+    return metadata
+
+
+@dg.op(name="start_local_cluster_op", description=_START, out=dg.Out(dg.Nothing))
+def start_local_cluster_op(
+    context: dg.OpExecutionContext, config: StartClusterConfig, zookeeper: ZooKeeperResource
+) -> None:
+    """Start the cluster; one that runs already is left as it is."""
+    home = _home(config.home, zookeeper)
+    with step_errors():
+        if _running(home):
+            context.log.info(f"a cluster runs already in {home}: it is left as it is")
+        else:
+            run_cli(
+                [
+                    *("dev", "--detach", "--ports", "auto", "--home", str(home)),
+                    *("--supervisors", str(config.supervisors), "--slots", str(config.slots)),
+                    *("--nimbuses", str(config.nimbuses)),
+                ]
+            )
+        cluster = ClusterFile.read(home)
+        if cluster is None:
+            raise Unavailable(
+                f"{home}/cluster.json is missing: the cluster did not become ready, see {home}/logs"
+            )
+    context.add_output_metadata(_cluster_metadata(home, cluster))
+
+
+@dg.op(name="stop_local_cluster_op", description=_STOP, out=dg.Out(dg.Nothing))
+def stop_local_cluster_op(
+    context: dg.OpExecutionContext, config: StopClusterConfig, zookeeper: ZooKeeperResource
+) -> None:
+    """Stop the cluster. When this very Dagster belongs to it, the end comes right after the run's."""
+    home = _home(config.home, zookeeper)
+    with step_errors():
+        cluster = ClusterFile.read(home)
+        own = cluster.dagster.home if cluster is not None and cluster.dagster is not None else None
+        if own is not None and os.environ.get("DAGSTER_HOME") == own:
+            # Detached and late, so that this run can still record its success; without the mark by which
+            # `stop` finds the cluster's processes, so that it does not end itself.
+            environment = {key: value for key, value in os.environ.items() if key != _CLUSTER_MARK}
+            subprocess.Popen(
+                [sys.executable, "-c", _LATER, sys.executable, str(home)],
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            context.log.info(f"this Dagster is part of the cluster in {home}: it ends with it in a moment")
+            return
+        ended = run_cli(["stop", "--home", str(home)])
+    context.add_output_metadata(
+        {"home": dg.MetadataValue.path(str(home)), "ended_processes": int(ended.get("ended") or 0)}
+    )
+
+
+_LATER = """
+import subprocess, sys, time
+time.sleep(5)
+subprocess.run([sys.argv[1], "-m", "storm_dagster", "stop", "--home", sys.argv[2]])
+"""
+
+
+@dg.job(name="start_local_cluster", description=_START, executor_def=dg.in_process_executor)
+def start_local_cluster() -> None:
+    """The job of one op."""
+    start_local_cluster_op()
+
+
+@dg.job(name="stop_local_cluster", description=_STOP, executor_def=dg.in_process_executor)
+def stop_local_cluster() -> None:
+    """The job of one op."""
+    stop_local_cluster_op()
+
+
+def build_cluster_jobs() -> list[dg.JobDefinition]:
+    """Both jobs."""
+    return [start_local_cluster, stop_local_cluster]

@@ -1,0 +1,131 @@
+"""`clean_inbox` and its schedule: what nobody needs any more goes, after it was seen to be garbage long enough.
+
+What was seen when stands in the newest observation of `storm/cluster/inbox`, because a schedule has no
+cursor. The leader cleans as well; whoever comes first, the other finds nothing.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import json
+import logging
+import time
+from collections.abc import Mapping
+
+import dagster as dg
+
+from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.keys import INBOX
+from storm_dagster.defs.metadata import notes
+from storm_dagster.defs.operating import Handles, operations
+from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.run_file import boot_id
+from storm_dagster.operations.cleaner import clean, find_garbage, take_inventory
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.reports import CleanReport
+
+__all__ = ["CLEAN_JOB", "clean_inbox", "inbox_cleanup_schedule"]
+
+CLEAN_JOB = "clean_inbox"
+_MEMORY = "seen"
+_GRACE_SECS = 60.0
+_TEXT = "Remove uploads, stagings and remains of topologies that nobody needs any more."
+_log = logging.getLogger(__name__)
+
+
+def boot_clock() -> float:
+    """Seconds since boot, sleep included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def remembered(instance: dg.DagsterInstance) -> dict[str, float]:
+    """Garbage -> boot clock when it was first seen; empty after another boot, which only delays."""
+    newest = instance.fetch_observations(INBOX, limit=1).records
+    if not newest or newest[0].asset_observation is None:
+        return {}
+    value = newest[0].asset_observation.metadata.get(_MEMORY)
+    document = value.value if isinstance(value, dg.JsonMetadataValue) else None
+    if not isinstance(document, dict) or document.get("boot_id") != boot_id():
+        return {}
+    first = document.get("first_seen")
+    if not isinstance(first, dict):
+        return {}
+    return {str(key): float(since) for key, since in first.items() if isinstance(since, int | float)}
+
+
+def observation(memory: Mapping[str, float], report: CleanReport | None, waiting: int) -> dg.AssetObservation:
+    """What waits, what was removed, and what to remember."""
+    removed = [*report.nodes, *report.blobs, *report.tokens] if report else []
+    return dg.AssetObservation(
+        asset_key=INBOX,
+        metadata={
+            "removed": len(removed),
+            "what": notes(removed[:100]),
+            "problems": notes(report.problems if report else ()),
+            "waiting": waiting,
+            _MEMORY: dg.MetadataValue.json({"boot_id": boot_id(), "first_seen": dict(memory)}),
+        },
+    )
+
+
+@dg.op(name=f"{CLEAN_JOB}_op", description=_TEXT, out=dg.Out(dg.Nothing))
+def clean_inbox_op(
+    context: dg.OpExecutionContext,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> None:
+    """Remove garbage, in fenced steps."""
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        report, memory = clean(
+            ops, remembered(context.instance), boot_now=boot_clock(), grace_secs=_GRACE_SECS
+        )
+    for problem in report.problems:
+        context.log.warning(problem)
+    context.log_event(observation(memory, report, report.waiting))
+
+
+@dg.job(name=CLEAN_JOB, description=_TEXT, executor_def=dg.in_process_executor)
+def clean_inbox() -> None:
+    """The job of one op."""
+    clean_inbox_op()
+
+
+@dg.schedule(
+    name="inbox_cleanup_schedule",
+    job_name=CLEAN_JOB,
+    cron_schedule="*/10 * * * *",
+    default_status=dg.DefaultScheduleStatus.RUNNING,
+    description="Every 10 minutes: cleans when there is something to clean, else launches nothing.",
+)
+def inbox_cleanup_schedule(
+    context: dg.ScheduleEvaluationContext,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> dg.RunRequest | dg.SkipReason:
+    """Look for garbage; only what has been garbage for its time is worth a run."""
+    try:
+        with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
+            conf = zookeeper.conf()
+            ops = OperationsContext(
+                cluster=cluster, blobs=blobs, conf=conf, planner=spark.planner(cluster), log=_log
+            )
+            cluster.load_view()  # Refuses an empty or foreign root.
+            age = float(conf["nimbus.inbox.jar.expiration.secs"])
+            before = remembered(context.instance)
+            garbage, memory = find_garbage(
+                take_inventory(ops),
+                before,
+                boot_now=boot_clock(),
+                grace_secs=_GRACE_SECS,
+                token_secs=age,
+                upload_secs=age,
+            )
+    except StormDagsterError as error:
+        return dg.SkipReason(error.message)
+    if json.dumps(memory, sort_keys=True) != json.dumps(before, sort_keys=True):
+        context.instance.report_runless_asset_event(observation(memory, None, garbage.waiting))
+    found = [*garbage.nodes, *garbage.blobs, *garbage.tokens]
+    if not found:
+        return dg.SkipReason(f"nothing to clean now, {garbage.waiting} things are not old enough yet")
+    return dg.RunRequest(tags={"storm/garbage": str(len(found))})

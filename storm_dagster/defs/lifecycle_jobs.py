@@ -1,0 +1,131 @@
+"""One op job for each verb of a topology's life. Each waits for its effect and then reports it."""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import time
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.forms import KillConfig, NameConfig
+from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PARTITIONS_NAME, TOPOLOGY_TAG
+from storm_dagster.defs.operating import Handles, operations
+from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.operations import lifecycle
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.reports import LifecycleReport
+
+__all__ = ["build_lifecycle_jobs"]
+
+_POLL_SECS = 0.5
+# After the delay the leader and lifecycle_sensor remove the topology too: this run lets them, and does it
+# itself when neither is there.
+_GRACE_SECS = 2.0
+
+
+def lifecycle_metadata(report: LifecycleReport, began: float) -> dict[str, Any]:
+    """What became of the topology."""
+    return {
+        "topology_id": report.topology_id,
+        "status": report.status or "gone",
+        "previous": report.previous or "unknown",
+        "changed": report.changed,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+
+
+def _observe(context: dg.OpExecutionContext, verb: str, report: LifecycleReport, began: float) -> None:
+    """Record at the topology's partition what was done to it, and tag the run with its name."""
+    metadata = lifecycle_metadata(report, began)
+    context.log_event(
+        dg.AssetObservation(
+            asset_key=ACTIVE_TOPOLOGY,
+            partition=report.name,
+            description=f"{verb}: {report.status or 'gone'}",
+            metadata={"verb": verb, **metadata},
+        )
+    )
+    context.add_output_metadata(metadata)
+    if not context.has_tag(TOPOLOGY_TAG):
+        context.instance.add_run_tags(context.run_id, {TOPOLOGY_TAG: report.name})
+
+
+def _verb_job(
+    verb: str, description: str, operation: Callable[[OperationsContext, str], LifecycleReport]
+) -> dg.JobDefinition:
+    @dg.op(name=f"{verb}_topology_op", description=description, out=dg.Out(dg.Nothing))
+    def verb_op(
+        context: dg.OpExecutionContext,
+        config: NameConfig,
+        zookeeper: ZooKeeperResource,
+        blobstore: BlobStoreResource,
+        spark: SparkResource,
+    ) -> None:
+        began = time.monotonic()
+        with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+            report = operation(ops, config.name)
+        _observe(context, verb, report, began)
+
+    @dg.job(name=f"{verb}_topology", description=description, executor_def=dg.in_process_executor)
+    def verb_job() -> None:
+        verb_op()
+
+    return verb_job
+
+
+_KILL = "Silence the topology's spouts, wait, and end it: workers, cluster state, code, and its partition."
+
+
+@dg.op(name="kill_topology_op", description=_KILL, out=dg.Out(dg.Nothing))
+def kill_topology_op(
+    context: dg.OpExecutionContext,
+    config: KillConfig,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> None:
+    """Kill the topology, see it removed, then drop its partition key."""
+    began = time.monotonic()
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        report = lifecycle.kill(ops, config.name, config.wait_secs)
+        if report.status is not None:
+            context.log.info(f"{report.topology_id} is silent, it ends in {report.delay_secs} s")
+            report = _await_removal(ops, report)
+        gone = ops.cluster.load_view().topology_named(report.name) is None
+    _observe(context, "kill", report, began)
+    if gone and context.instance.has_dynamic_partition(PARTITIONS_NAME, report.name):
+        # The history stays; a later submission of the name shows it again.
+        context.instance.delete_dynamic_partition(PARTITIONS_NAME, report.name)
+
+
+def _await_removal(ops: OperationsContext, report: LifecycleReport) -> LifecycleReport:
+    """Wait until the killed topology is gone; remove it here when nobody has by the end of its delay."""
+    deadline = ops.monotonic() + (report.delay_secs or 0) + _GRACE_SECS
+    while ops.monotonic() < deadline:
+        if report.topology_id not in ops.cluster.load_view().topologies:
+            return LifecycleReport(
+                report.topology_id, report.name, None, changed=True, previous=report.previous
+            )
+        ops.sleep(_POLL_SECS)
+    return lifecycle.remove(ops, report.topology_id)
+
+
+@dg.job(name="kill_topology", description=_KILL, executor_def=dg.in_process_executor)
+def kill_topology() -> None:
+    """The job of one op."""
+    kill_topology_op()
+
+
+def build_lifecycle_jobs() -> list[dg.JobDefinition]:
+    """The jobs `kill_topology`, `activate_topology`, `deactivate_topology` and `restart_topology`."""
+    return [
+        kill_topology,
+        _verb_job("activate", "Let the topology's spouts emit.", lifecycle.activate),
+        _verb_job("deactivate", "Stop the topology's spouts; its workers stay.", lifecycle.deactivate),
+        _verb_job(
+            "restart",
+            "Start the topology anew from its own code, under a new id, with the parallelism that it has now.",
+            lambda ops, name: lifecycle.restart(ops, name),
+        ),
+    ]

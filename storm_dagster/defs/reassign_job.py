@@ -1,0 +1,121 @@
+"""The job that heals: tasks that were judged dead get a slot again."""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.core.causes import Cause
+from storm_dagster.core.liveness import LivenessLimits, observe
+from storm_dagster.core.liveness_memory import LivenessMemory
+from storm_dagster.defs.forms import ReassignConfig
+from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.healing_memory import REASSIGN_JOB, REASSIGN_OP
+from storm_dagster.defs.keys import ASSIGNMENT, PUBLISHED_ASSIGNMENT
+from storm_dagster.defs.metadata import nodes_table, notes
+from storm_dagster.defs.operating import Handles, operations
+from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.submission_metadata import placement_metadata, stored_metadata
+from storm_dagster.model import paths
+from storm_dagster.model.names import topology_name_of
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.healing import reassign
+from storm_dagster.operations.reports import ReassignReport
+
+__all__ = ["build_reassign_job"]
+
+_TEXT = "Place the tasks of dead workers, lost hosts and silent topology masters anew."
+
+
+def _causes_now(ops: OperationsContext) -> list[Cause]:
+    """For a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
+    limits = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
+    impatient: LivenessLimits = limits
+    found = observe(
+        ops.cluster.load_view(), LivenessMemory(), impatient, boot_id="by hand", boot_now=ops.monotonic()
+    )
+    return [cause for cause in found.causes if cause.kind != "silent_master"]
+
+
+def _metadata(report: ReassignReport) -> dict[str, Any]:
+    return {
+        "topology_id": report.topology_id,
+        "outcome": report.status,
+        "causes": notes(report.causes),
+        "cause_count": len(report.causes),
+        "moved_tasks": report.moved,
+        "planner": report.planner or "none",
+        "why_planner": report.why_planner or "PySpark was in reach",
+        "error": report.error or "none",
+    }
+
+
+def _log_materializations(
+    context: dg.OpExecutionContext, ops: OperationsContext, report: ReassignReport
+) -> None:
+    """One materialization for each of the two assets, at the topology's partition."""
+    table = ops.cluster.read_tasks(report.topology_id)
+    components = table.component_of() if table is not None else {}
+    planned, stored = _metadata(report), _metadata(report)
+    if report.placement is not None:
+        planned |= placement_metadata(report.placement, components, f"{report.name}: tasks on slots")
+    if report.assignment is not None:
+        stored |= stored_metadata(report.assignment, components, report.name)
+    if report.version is not None:
+        stored["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
+    for key, metadata in ((ASSIGNMENT, planned), (PUBLISHED_ASSIGNMENT, stored)):
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=key,
+                partition=report.name,
+                description=f"reassigned {report.moved} tasks of {report.topology_id}",
+                metadata=metadata,
+            )
+        )
+
+
+@dg.op(name=REASSIGN_OP, description=_TEXT, out=dg.Out(dg.Nothing))
+def reassign_op(
+    context: dg.OpExecutionContext,
+    config: ReassignConfig,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> None:
+    """Reassign by the causes given, else by what is dead now."""
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        causes = [Cause.from_json(document) for document in config.causes] or _causes_now(ops)
+        for cause in causes:
+            context.log.info(cause.describe())
+        reports = reassign(ops, causes)
+        for report in reports:
+            context.log.info(f"{report.topology_id}: {report.status}, {report.moved} tasks moved")
+            if report.status == "assigned":
+                _log_materializations(context, ops, report)
+    failed = [report for report in reports if report.status == "failed"]
+    context.add_output_metadata(
+        {
+            "causes": len(causes),
+            "moved_tasks": sum(report.moved for report in reports),
+            "outcomes": notes(f"{topology_name_of(r.topology_id)}: {r.status}" for r in reports),
+        }
+    )
+    if failed:
+        # The sensor tries again with back-off for as long as the cause persists.
+        raise dg.Failure(
+            description="; ".join(f"{report.name}: {report.error}" for report in failed),
+            metadata={"error_type": "Unavailable", "message": failed[0].error or "no reason given"},
+            allow_retries=False,
+        )
+
+
+@dg.job(name=REASSIGN_JOB, description=_TEXT, executor_def=dg.in_process_executor)
+def reassign_topologies() -> None:
+    """The job of one op."""
+    reassign_op()
+
+
+def build_reassign_job() -> dg.JobDefinition:
+    """`reassign_topologies`."""
+    return reassign_topologies

@@ -1,0 +1,46 @@
+"""The ``spark`` resource: dagster-pyspark's session, on Spark Connect or on a classic master.
+
+pyspark and dagster-pyspark are imported when a session is first asked for, not when definitions load.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from storm_dagster.defs.handles import ClusterHandle
+from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.operations.context import Planner
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+if TYPE_CHECKING:
+    from dagster_pyspark import LazyPySparkResource
+
+__all__ = ["SparkResource"]
+
+
+class SparkResource(ClusterHandle):
+    """Where placement is computed, and a session for the user's own assets."""
+
+    def pyspark(self, conf: dict[str, Any] | None = None) -> LazyPySparkResource:
+        """dagster-pyspark's resource for the cluster's Spark: ``spark.remote`` (Connect), else ``spark.master``.
+
+        A session of its own, never the placement's. ``conf`` is added to the session's conf.
+        """
+        from dagster_pyspark import LazyPySparkResource
+
+        cluster = self.conf()
+        where = {key: cluster[key] for key in ("spark.remote", "spark.master") if cluster.get(key)}
+        # Given both, Spark refuses: Connect comes first.
+        if "spark.remote" in where:
+            where.pop("spark.master", None)
+        return LazyPySparkResource(spark_config={**where, **(conf or {})})
+
+    def planner(self, cluster: StormClusterState) -> Planner:
+        """The PySpark assignment over the pinned session; connects when it is first called."""
+
+        def plan(batch: PlacementBatch) -> PlacementResult:
+            from storm_dagster.spark.planner import plan_on_cluster
+
+            return plan_on_cluster(self.conf(), cluster, batch)
+
+        return plan

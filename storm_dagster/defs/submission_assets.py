@@ -1,0 +1,281 @@
+"""A submission as six assets. Each calls one stage, which reads its input back from the blob store.
+
+Assets return only metadata: ZooKeeper and the blob store hold the truth, nothing passes through Dagster's
+storage, so that any stage can be run again alone, in another process.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.client import upload_target
+from storm_dagster.defs import keys
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
+from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.nimbus_resource import NimbusResource
+from storm_dagster.defs.operating import Handles, operations, run_token, tag_run, token_for
+from storm_dagster.defs.rebalance_stages import plan_rebalance, publish_rebalance
+from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.submission_metadata import (
+    active_metadata,
+    code_metadata,
+    conf_metadata,
+    placement_metadata,
+    planned_metadata,
+    published_metadata,
+    tasks_metadata,
+)
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.operations import submission
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.staging import check_token, newest_token_key, read_tasks
+
+__all__ = ["build_submission_assets"]
+
+
+def _topology_of(context: dg.AssetExecutionContext) -> str:
+    """The run's topology: its partition key, which must be a registered one.
+
+    Dagster checks this for a launch from the UI, not for one by GraphQL with a partition tag.
+    """
+    if not context.has_partition_key:
+        raise InvalidRequest(
+            "the run has no partition: the topology's name is the partition key; add it to "
+            f"{keys.PARTITIONS_NAME} and launch the run for it"
+        )
+    name = check_topology_name(context.partition_key)
+    if not context.instance.has_dynamic_partition(keys.PARTITIONS_NAME, name):
+        raise InvalidRequest(
+            f"topology {name!r} is no registered partition of {keys.PARTITIONS_NAME}: add the key first "
+            "(`storm-dagster submit` does, and so does 'Add partition' in the launch dialog)"
+        )
+    return name
+
+
+def _components(ops: OperationsContext, token: str) -> Mapping[int, str]:
+    return read_tasks(ops, token).table.component_of()
+
+
+def _timed(metadata: dict[str, Any], began: float) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={**metadata, "seconds": round(time.monotonic() - began, 3)})
+
+
+def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) -> str | None:
+    """The token in the run's tags, when it means this submission.
+
+    "Open in Launchpad" copies the tags of an earlier run: with a TARGET given anew, that is another
+    submission, unless the run is a re-execution of the first.
+    """
+    if config.target and context.run.root_run_id is None:
+        return None
+    return run_token(context)
+
+
+def _source(context: dg.AssetExecutionContext, config: SubmitConfig, nimbus: NimbusResource) -> str | None:
+    """The upload that is submitted: the caller's handle, else one made here of the form's TARGET."""
+    if config.handle and config.target:
+        raise InvalidRequest("both handle and target are given: leave handle empty in a run launched by hand")
+    if config.handle or not config.target:
+        return config.handle
+    with nimbus.client() as client:
+        uploaded = upload_target(
+            client,
+            config.target,
+            conf=config.conf,
+            home=nimbus.home_path(),
+            progress=lambda step: context.log.info(f"{config.target}: {step}"),
+        )
+    context.log.info(f"uploaded {uploaded.size} bytes, sha256 {uploaded.sha256} (sent: {uploaded.sent})")
+    return uploaded.handle
+
+
+def _asset(key: dg.AssetKey, description: str, kinds: set[str], *deps: dg.AssetKey) -> Any:
+    """The decorator that all six share."""
+    return dg.asset(
+        key=key,
+        deps=list(deps),
+        partitions_def=keys.PARTITIONS,
+        group_name=keys.GROUP,
+        owners=[keys.OWNER],
+        kinds=kinds,
+        description=description,
+        code_version="1",
+    )
+
+
+@_asset(
+    keys.TOPOLOGY_CONF,
+    "Conf and topology as submitted: checked, normalized, bound to a topology id and staged under a token. "
+    "Nothing of the topology is visible to the cluster yet.",
+    {"storm", "python"},
+)
+def topology_conf(
+    context: dg.AssetExecutionContext,
+    config: SubmitConfig,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+    nimbus: NimbusResource,
+) -> dg.MaterializeResult:
+    """Stage 1."""
+    began = time.monotonic()
+    with step_errors():
+        name = _topology_of(context)
+        token = config.token or _inherited_token(context, config)
+        handle = _source(context, config, nimbus)
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        if token is None:
+            # Launched by hand. Without anything to submit, what is staged for the name is validated again.
+            token = _staged_before(ops, name) if handle is None else context.run_id
+        check_token(token)
+        tag_run(context, token)
+        report = submission.stage_conf(
+            ops,
+            name=name,
+            token=token,
+            handle=handle,
+            inactive=config.inactive,
+            allow_degraded=config.allow_degraded,
+        )
+    for warning in report.warnings:
+        context.log.warning(warning)
+    return _timed(conf_metadata(report), began)
+
+
+def _staged_before(ops: OperationsContext, name: str) -> str:
+    key = newest_token_key(name)
+    if not ops.blobs.exists(key):
+        raise InvalidRequest(
+            f"nothing to submit as {name!r}: give `target` in the form, for example "
+            "examples/word_count.py:WordCount"
+        )
+    return check_token(ops.blobs.read(key).decode())
+
+
+@_asset(
+    keys.TOPOLOGY_CODE,
+    "Archive, conf and topology in the blob store under the topology's id, held by as many nimbuses as asked for.",
+    {"storm", "python"},
+    keys.TOPOLOGY_CONF,
+)
+def topology_code(
+    context: dg.AssetExecutionContext,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> dg.MaterializeResult:
+    """Stage 2."""
+    began = time.monotonic()
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        report = submission.stage_code(ops, token=token_for(context, ops, _topology_of(context)))
+    return _timed(code_metadata(report), began)
+
+
+@_asset(
+    keys.TASK_INFO,
+    "Which task ids belong to which component, system components included.",
+    {"storm", "python"},
+    keys.TOPOLOGY_CODE,
+)
+def task_info(
+    context: dg.AssetExecutionContext,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> dg.MaterializeResult:
+    """Stage 3."""
+    began = time.monotonic()
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        report = submission.stage_tasks(ops, token=token_for(context, ops, _topology_of(context)))
+    return _timed(tasks_metadata(report), began)
+
+
+@_asset(
+    keys.ASSIGNMENT,
+    "Which slot runs which tasks, computed with PySpark for the cluster as it is now. Not in force yet.",
+    {"storm", "pyspark"},
+    keys.TASK_INFO,
+)
+def assignment(
+    context: dg.AssetExecutionContext,
+    config: RebalanceConfig,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> dg.MaterializeResult:
+    """Stage 4; in a run of `rebalance_topology`, the plan of the rebalance."""
+    began = time.monotonic()
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        name = _topology_of(context)
+        if context.run.job_name == keys.REBALANCE_JOB:
+            return _timed(plan_rebalance(ops, name, config), began)
+        token = token_for(context, ops, name)
+        report = submission.stage_assignment(ops, token=token)
+        return _timed(planned_metadata(report, _components(ops, token)), began)
+
+
+@_asset(
+    keys.PUBLISHED_ASSIGNMENT,
+    "The topology in ZooKeeper: tasks, assignment and base, visible in one fenced transaction. Supervisors act on it.",
+    {"storm", "zookeeper"},
+    keys.ASSIGNMENT,
+)
+def published_assignment(
+    context: dg.AssetExecutionContext,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> dg.MaterializeResult:
+    """Stage 5; in a run of `rebalance_topology`, the rebalance itself."""
+    began = time.monotonic()
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        name = _topology_of(context)
+        if context.run.job_name == keys.REBALANCE_JOB:
+            return _timed(publish_rebalance(context, ops, name), began)
+        token = token_for(context, ops, name)
+        report = submission.publish_assignment(ops, token=token)
+        components = _components(ops, token)
+    if report.replanned:
+        # The cluster had changed since storm/assignment was computed: its newest value is this one.
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=keys.ASSIGNMENT,
+                partition=name,
+                description=f"planned again while publishing ({report.replanned} times)",
+                metadata={
+                    "topology_id": report.topology_id,
+                    "planner": report.planner,
+                    **placement_metadata(report.placement, components, f"{name}: tasks on slots"),
+                },
+            )
+        )
+    return _timed(published_metadata(report, components), began)
+
+
+@_asset(
+    keys.ACTIVE_TOPOLOGY,
+    "The topology with the status that was asked for: ACTIVE, or INACTIVE with silent spouts.",
+    {"storm", "zookeeper"},
+    keys.PUBLISHED_ASSIGNMENT,
+)
+def active_topology(
+    context: dg.AssetExecutionContext,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> dg.MaterializeResult:
+    """Stage 6."""
+    began = time.monotonic()
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        report = submission.activate_topology(ops, token=token_for(context, ops, _topology_of(context)))
+    return _timed(active_metadata(report), began)
+
+
+def build_submission_assets() -> list[dg.AssetsDefinition]:
+    """The six, in order."""
+    return [topology_conf, topology_code, task_info, assignment, published_assignment, active_topology]
