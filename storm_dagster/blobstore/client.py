@@ -92,6 +92,22 @@ class NimbusBlobClient:
 
             return _meta_of(self._repeat(f"storing blob {key!r}", send).json())
 
+    def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
+        """Store under ``key`` a content that the leader has already, without a transfer; ``None`` when it has not."""
+        check_blob_key(key)
+        headers = self._write_headers()
+        try:
+            response = self._repeat(
+                f"storing blob {key!r}",
+                lambda base: self._http.put(
+                    _url(base, key), params={"sha256": sha256}, content=b"", headers=headers
+                ),
+                key=key,
+            )
+        except KeyNotFound:
+            return None
+        return _meta_of(response.json())
+
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
         """The verified content as a seekable stream (kept on disk when it is large)."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 from urllib.parse import quote, unquote
 
@@ -78,6 +80,13 @@ class FsspecBlobStore:
                             stream.write(chunk)
                     self._fs.mv(temporary, target)
                 self._fs.pipe_file(path, json.dumps({"v": 1, **meta.to_document()}).encode())
+        return meta
+
+    def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
+        """Store the file ``path``, whose hash is ``sha256``, under ``key``, and remove the file."""
+        with path.open("rb") as stream:
+            meta = self.put(key, iter(lambda: stream.read(_CHUNK), b""), expected_sha256=sha256)
+        path.unlink(missing_ok=True)
         return meta
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
@@ -153,6 +162,25 @@ class FsspecBlobStore:
     def list(self, prefix: str = "") -> list[BlobMeta]:
         """Descriptions of all blobs whose key starts with ``prefix``, by key."""
         return [self.meta(key) for key in self.keys(prefix)]
+
+    def modified_secs(self, key: str) -> float | None:
+        """When the key was last written, in epoch seconds of the store; ``None`` when it is not there."""
+        with self._remote(f"looking for {key!r}"):
+            try:
+                return float(self._fs.modified(self._key_path(key)).timestamp())
+            except FileNotFoundError:
+                return None
+
+    def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
+        """Remove temporary files that are older than that; how many were removed."""
+        horizon = time.time() - older_than_secs
+        removed = 0
+        with self._remote("cleaning"):
+            for path in self._fs.ls(f"{self._root}/tmp", detail=False):
+                if self._fs.modified(path).timestamp() <= horizon:
+                    self._fs.rm_file(path)
+                    removed += 1
+        return removed
 
     def _key_path(self, key: str) -> str:
         return f"{self._root}/keys/{quote(check_blob_key(key), safe='')}"

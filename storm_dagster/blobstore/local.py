@@ -15,6 +15,7 @@ takes its space once. No part of a caller's key reaches the file system unquoted
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -34,6 +35,7 @@ from storm_dagster.model.names import check_blob_key
 
 __all__ = ["BlobWriter", "LocalBlobStore"]
 
+_CHUNK = 1 << 20
 _HASHED_NAME = "%h"
 """Starts the file name of a key that is too long when quoted; ``quote`` never produces it."""
 
@@ -142,6 +144,26 @@ class LocalBlobStore:
             return writer.commit(expected_sha256)
         finally:
             writer.abort()
+
+    def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
+        """Take the file ``path``, whose hash the caller has computed, over as the content of ``key``.
+
+        The file is moved; across file systems it is copied, verified and removed.
+        """
+        check_blob_key(key)
+        check_sha256(sha256)
+        try:
+            with open(path, "rb") as stream:
+                os.fsync(stream.fileno())
+                size = os.fstat(stream.fileno()).st_size
+            return self.commit_object(path, BlobMeta(key, size, sha256))
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise _disk_error(key, error) from error
+        with open(path, "rb") as stream:
+            meta = self.put(key, iter(lambda: stream.read(_CHUNK), b""), expected_sha256=sha256)
+        path.unlink(missing_ok=True)
+        return meta
 
     def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
         """Store under ``key`` a content that is here already, without its bytes; ``None`` when it is not here."""

@@ -66,9 +66,9 @@ class BlobRegistry:
         # key -> (sequence, session): what this process registered, to spare a read per key and round.
         self._mine: dict[str, tuple[int, int]] = {}
 
-    def keys(self) -> list[str]:
+    def keys(self, watch: bool = False) -> list[str]:
         """All registered keys."""
-        return self._state.find_children(paths.BLOBSTORE) or []
+        return self._state.find_children(paths.BLOBSTORE, watch) or []
 
     def read(self, keys: Iterable[str]) -> dict[str, Registered]:
         """The registrations of those keys, read without waiting for one after the other."""
