@@ -16,6 +16,7 @@ from storm_dagster.cli.output import Steps, human_seconds, print_json, print_tab
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.home_conf import DEV_CONF
 from storm_dagster.model.run_file import RunFile
 
 __all__ = ["COMMANDS"]
@@ -112,7 +113,7 @@ def dev(
             argv += ["--conf-dir", str(invocation.conf_dir)]
         for key, value in invocation.overrides.items():
             argv += ["-c", f"{key}={json.dumps(value)}"]
-        cluster = start_detached(home, argv, quiet=invocation.json)
+        cluster = start_detached(home, argv)
         _show_ready(invocation, cluster, detached=True)
         return
     chosen = choose_ports(ports, conf, supervisors=supervisors, slots=slots, nimbuses=nimbuses, home=home)
@@ -122,7 +123,7 @@ def dev(
     if is_child:
         run_child(plan)
     else:
-        run_foreground(plan, lambda cluster: _show_ready(invocation, cluster, detached=False), quiet=False)
+        run_foreground(plan, lambda cluster: _show_ready(invocation, cluster, detached=False))
 
 
 def _stop_dev(record: RunFile, seconds: float) -> None:
@@ -164,7 +165,8 @@ def stop(invocation: Invocation) -> None:
                 steps.done("dev")
         if invocation.wait:
             left = end_cluster(home)
-            (home / "cluster.json").unlink(missing_ok=True)
+            for name in ("cluster.json", DEV_CONF):
+                (home / name).unlink(missing_ok=True)
         else:
             left = []
     if left:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -65,12 +66,14 @@ def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
     return chosen
 
 
-def _become(command: list[str], home: Path, role: str, ports: dict[str, int]) -> None:
+def _become(
+    command: list[str], home: Path, role: str, ports: dict[str, int], env: dict[str, str] | None = None
+) -> None:
     """Replace this process by ``command``: same pid, same run file."""
     RunFile.write(home, role, "0", ports)
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvp(command[0], command)
+    os.execvpe(command[0], command, env or dict(os.environ))
 
 
 @verb("zookeeper")
@@ -97,15 +100,29 @@ def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_d
 @click.option("--warm-up", metavar="REMOTE", help="Run the first jobs on the server at REMOTE, and return.")
 def spark(invocation: Invocation, warm_up: str | None) -> None:
     """Run the embedded Spark Connect server (from pyspark's jars)."""
-    from storm_dagster.spark import server
+    from storm_dagster.spark.server import spark_connect_command, spark_environment
 
     conf = _daemon_conf(invocation)
     home = _home(invocation, conf)
     if warm_up is not None:
-        server.warm_up(warm_up)
+        from storm_dagster.spark.warm_up import warm_up as run_first_jobs
+
+        run_first_jobs(warm_up)
         return
-    command = server.spark_server_command(conf.values, home)
-    _become(command, home, "spark", {"connect": conf["spark.connect.port"]})
+    port = conf["spark.connect.port"] or _free_port()
+    command = spark_connect_command(
+        port,
+        memory=conf["spark.driver.memory"],
+        host=conf["storm.local.hostname"],
+        local_dir=home / "spark",
+    )
+    _become(command, home, "spark", {"connect": port}, spark_environment())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @verb("nimbus")

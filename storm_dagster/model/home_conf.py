@@ -1,18 +1,45 @@
 """The conf of a cluster as clients and the code location see it: its files, and what ``dev`` recorded.
 
-Order, later wins: shipped defaults, ``storm.yaml`` (of ``--conf-dir``, else of HOME), the addresses in
-``HOME/cluster.json`` of a local cluster, then ``-c KEY=VALUE``.
+Order, later wins: shipped defaults, ``storm.yaml`` (of ``--conf-dir``, else of HOME), what the running
+``dev`` was given with ``-c`` (``HOME/dev.json``), the addresses in ``HOME/cluster.json``, then
+``-c KEY=VALUE`` of the caller.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.model.conf import ClusterConf, Conf, load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile, home_dir
+from storm_dagster.model.errors import Corrupt
 
-__all__ = ["cluster_addresses", "cluster_conf"]
+__all__ = ["DEV_CONF", "cluster_addresses", "cluster_conf", "write_dev_conf"]
+
+DEV_CONF = "dev.json"
+"""File of HOME with the conf that the running ``dev`` was given beyond ``HOME/storm.yaml``."""
+
+
+def write_dev_conf(home: Path, values: Conf) -> None:
+    """Record what ``dev`` was given, so that the code location and clients see the same conf as the daemons."""
+    temporary = home / f".{DEV_CONF}.{os.getpid()}.tmp"
+    temporary.write_text(json.dumps(dict(values)) + "\n", encoding="utf-8")
+    os.replace(temporary, home / DEV_CONF)
+
+
+def _dev_conf(home: Path) -> dict[str, Any]:
+    path = home / DEV_CONF
+    try:
+        loaded = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise Corrupt(f"{path} is damaged ({error}): stop the cluster and remove the file") from None
+    if not isinstance(loaded, dict):
+        raise Corrupt(f"{path} is damaged (no map): stop the cluster and remove the file")
+    return loaded
 
 
 def cluster_addresses(cluster: ClusterFile) -> dict[str, Any]:
@@ -45,6 +72,7 @@ def cluster_conf(
     conf = load_cluster_conf(home)
     cluster = ClusterFile.read(home)
     if cluster is not None:
+        conf = conf.with_values(_dev_conf(home), str(home / DEV_CONF))
         conf = conf.with_values(cluster_addresses(cluster), str(home / "cluster.json"))
     if overrides:
         conf = conf.with_values(overrides, "-c")

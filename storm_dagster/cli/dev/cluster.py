@@ -27,6 +27,7 @@ from storm_dagster.model.endpoints import (
     SupervisorEndpoint,
 )
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.home_conf import DEV_CONF, write_dev_conf
 from storm_dagster.model.run_file import RunFile
 
 __all__ = ["DevCluster", "Reporter", "refuse_live_home"]
@@ -123,6 +124,7 @@ class DevCluster:
     def _start(self) -> None:
         self._deadline = time.monotonic() + self._plan.options.timeout
         self._workspace = prepare_dagster_home(self._home, self._plan.ports.code)
+        write_dev_conf(self._home, self._plan.given_conf())
         tracks = [
             threading.Thread(target=self._track, args=(track,), name=track.__name__, daemon=True)
             for track in (self._start_control, self._start_spark, self._start_dagster)
@@ -346,7 +348,8 @@ class DevCluster:
                 daemon.reap()
 
         left = end_cluster(self._home, hurry=self.hurry.is_set, reap=reap)
-        (self._home / "cluster.json").unlink(missing_ok=True)
+        for name in ("cluster.json", DEV_CONF):
+            (self._home / name).unlink(missing_ok=True)
         self._reporter.done("ending")
         if left:
             log.error(

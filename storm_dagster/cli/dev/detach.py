@@ -8,11 +8,13 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from storm_dagster.cli.dev.cluster import DevCluster, Reporter
 from storm_dagster.cli.dev.plan import ClusterPlan
+from storm_dagster.cli.dev.process_table import CLUSTER_MARK
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.output import Steps
 from storm_dagster.model.endpoints import ClusterFile
@@ -72,11 +74,11 @@ def _install_signals(cluster: DevCluster, stop: threading.Event) -> None:
         signal.signal(number, handle)
 
 
-def run_foreground(plan: ClusterPlan, ready: Any, *, quiet: bool) -> None:
+def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> None:
     """Run the cluster in this process until Ctrl-C, SIGTERM or ``stop``; ``ready`` hears its addresses."""
     stop = threading.Event()
     configure_daemon_logging(plan.home, "dev", "0", stderr_level=logging.WARNING)
-    with Steps(f"starting a cluster in {plan.home}", quiet=False) as steps:
+    with Steps(f"starting a cluster in {plan.home}") as steps:
         cluster = DevCluster(plan, _StepsReporter(steps), stop)
         _install_signals(cluster, stop)
         cluster.run(ready)
@@ -107,7 +109,7 @@ def run_child(plan: ClusterPlan) -> None:
             reporter.send({"error": {"type": "StormDagsterError", "message": repr(error)}})
 
 
-def start_detached(home: Path, argv: list[str], *, quiet: bool) -> ClusterFile:
+def start_detached(home: Path, argv: list[str]) -> ClusterFile:
     """Start ``argv`` (a ``dev`` that will call :func:`run_child`) in a session of its own; wait until ready.
 
     Raises the error with which it failed. Ctrl-C while waiting ends it.
@@ -115,13 +117,15 @@ def start_detached(home: Path, argv: list[str], *, quiet: bool) -> ClusterFile:
     (home / "logs").mkdir(parents=True, exist_ok=True)
     reading, writing = os.pipe()
     output = home / "logs" / "dev-0.out"
+    # Started from within another cluster (its start job), this one must not pass for a part of that one.
+    env = {name: value for name, value in os.environ.items() if name != CLUSTER_MARK}
     with output.open("ab") as stream:
         child = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env={**os.environ, REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)},
+            env={**env, REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)},
             pass_fds=[writing],
             start_new_session=True,
         )

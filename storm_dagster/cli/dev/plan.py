@@ -121,6 +121,15 @@ class ClusterPlan:
         """Stable over restarts of the cluster: assignments name it."""
         return f"s{index + 1}"
 
+    def given_conf(self) -> dict[str, Any]:
+        """Conf values that do not come from ``HOME/storm.yaml`` or the defaults."""
+        own = str(self.home / "storm.yaml")
+        return {
+            key: value
+            for key, value in self.conf.values.items()
+            if self.conf.origins.get(key, "default") not in ("default", own)
+        }
+
     def _python(self, verb: str, values: dict[str, Any], *rest: str) -> tuple[str, ...]:
         merged = {**self._overrides, **values}
         pairs = [part for key, value in merged.items() for part in ("-c", f"{key}={json.dumps(value)}")]
