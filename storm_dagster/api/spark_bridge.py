@@ -9,14 +9,17 @@ Only then does Spark commit the batch to its checkpoint: at least once, end to e
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
+import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from multiprocessing.connection import Connection, Listener
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import Unavailable
@@ -33,7 +36,9 @@ _KEEPALIVE_SECS = 2.0
 _MOST_CHUNK_BYTES = 256 * 1024 * 1024
 
 
-def make_deliver(host: str, port: int, secret: bytes, columns: tuple[str, ...], chunk_rows: int) -> Callable[[Any, int], None]:
+def make_deliver(
+    host: str, port: int, secret: bytes, columns: tuple[str, ...], chunk_rows: int
+) -> Callable[[Any, int], None]:
     """The ``foreachBatch`` function for an endpoint.
 
     It is nested on purpose: Spark ships a nested function by value, so the server needs nothing of ours
@@ -66,7 +71,9 @@ def make_deliver(host: str, port: int, secret: bytes, columns: tuple[str, ...], 
         while True:
             # A worker that lives says so every two seconds; a minute of silence means that it does not.
             if not connection.poll(60):
-                raise TimeoutError("the worker of this SparkSpout has been silent for 60 s; the batch will be repeated")
+                raise TimeoutError(
+                    "the worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
+                )
             answer = connection.recv_bytes(16)
             if answer == wanted:
                 return
@@ -103,9 +110,11 @@ class BatchEndpoint:
         self.secret = secrets.token_bytes(32)
         self.chunk_rows = chunk_rows
         try:
-            self._listener = Listener((host, 0), family="AF_INET", backlog=8, authkey=self.secret)
+            self._listener = Listener((host, 0), family="AF_INET", backlog=8)
         except OSError as error:
-            raise Unavailable(f"cannot listen on {host} for Spark's batches ({error}): check the worker's host") from None
+            raise Unavailable(
+                f"cannot listen on {host} for Spark's batches ({error}): check the worker's host"
+            ) from None
         self.host, self.port = self._listener.address[0], int(self._listener.address[1])
         self._condition = threading.Condition()
         self._batch: _OpenBatch | None = None
@@ -130,7 +139,11 @@ class BatchEndpoint:
     def ack(self, row_id: str) -> None:
         """A row's tree is complete. Rows of a batch that was given up are ignored."""
         with self._condition:
-            if self._batch is not None and self._batch.pending.pop(row_id, None) is not None and self._batch.complete:
+            if (
+                self._batch is not None
+                and self._batch.pending.pop(row_id, None) is not None
+                and self._batch.complete
+            ):
                 self._condition.notify_all()
 
     def fail(self, row_id: str) -> None:
@@ -149,12 +162,8 @@ class BatchEndpoint:
                 self._batch.cancelled = True
             self._condition.notify_all()
         # accept() is woken by a connection of our own: closing a listening socket does not wake it.
-        try:
-            from multiprocessing.connection import Client
-
-            Client((self.host, self.port), authkey=self.secret).close()
-        except (OSError, EOFError):
-            pass
+        with contextlib.suppress(OSError):
+            socket.create_connection((self.host, self.port), timeout=2).close()
         self._listener.close()
         self._thread.join(timeout=5)
 
@@ -162,10 +171,9 @@ class BatchEndpoint:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except Exception as error:
-                # A stranger without the secret, or a peer that vanished in the handshake, ends only itself.
+            except OSError as error:
                 if not self._closed:
-                    _log.warning("a connection to the Spark endpoint was refused: %s", error)
+                    _log.warning("the Spark endpoint could not accept a connection: %s", error)
                     time.sleep(0.05)
                 continue
             if self._closed:
@@ -176,6 +184,9 @@ class BatchEndpoint:
     def _serve(self, connection: Connection) -> None:
         batch: _OpenBatch | None = None
         try:
+            # On a thread of its own, so that a stranger who says nothing holds up nobody.
+            deliver_challenge(connection, self.secret)
+            answer_challenge(connection, self.secret)
             hello = json.loads(connection.recv_bytes(1024))
             batch = self._open()
             while True:
@@ -191,8 +202,10 @@ class BatchEndpoint:
             connection.send_bytes(_DONE)
             self.batches_done += 1
             _log.info("micro-batch %s of Spark is acked: %d rows", hello.get("batch"), batch.count)
-        except (OSError, EOFError, ValueError, _GivenUp) as error:
-            _log.warning("a micro-batch of Spark was given up, Spark will repeat it: %s", error)
+        except (OSError, EOFError, ValueError, AuthenticationError, _GivenUp) as error:
+            _log.warning(
+                "a connection of Spark ended before its batch was acked: %s", error or type(error).__name__
+            )
         finally:
             connection.close()
             with self._condition:

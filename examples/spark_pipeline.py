@@ -1,0 +1,100 @@
+"""A data pipeline on Spark: a streaming file source, a Python bolt, micro-batches written as Parquet.
+
+    storm-dagster submit examples/spark_pipeline.py:pipeline -- /tmp/keywords
+
+The spout is a Structured Streaming query over the source files of Python's own standard library; its
+checkpoint advances only after every line is acked. A Python bolt counts Python's keywords in each line. The
+last bolt turns micro-batches of those counts into DataFrames and writes their totals as Parquet. All Spark
+jobs run on the cluster's Spark: by default the embedded server, or whatever ``topology.spark.remote``,
+``spark.remote`` or ``spark.master`` names.
+
+Delivery is at least once: after a crash a micro-batch may be written twice.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+import sysconfig
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storm_dagster.api import Bolt, SparkBolt, SparkSpout, TopologyBuilder, Tuple
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WORD = re.compile(r"[A-Za-z_]+")
+KEYWORDS = frozenset(keyword.kwlist)
+# Spark's file sources skip names that begin with an underscore, so the pattern does too.
+PATTERN = "[a-d]*.py"
+
+
+def source_files() -> list[Path]:
+    """The files that the pipeline reads."""
+    return sorted(Path(sysconfig.get_path("stdlib")).glob(PATTERN))
+
+
+def keywords_of(line: str) -> Counter[str]:
+    """Python keyword -> how often it stands in the line."""
+    return Counter(word for word in WORD.findall(line) if word in KEYWORDS)
+
+
+def read_lines(spark: SparkSession, pattern: str, files_per_batch: int) -> DataFrame:
+    """A streaming DataFrame of the lines of all files that match ``pattern``."""
+    return (
+        spark.readStream.format("text")
+        .option("maxFilesPerTrigger", files_per_batch)
+        .load(pattern)
+        .withColumnRenamed("value", "line")
+    )
+
+
+def write_totals(frame: DataFrame, out: str) -> None:
+    """Add the micro-batch's totals to the Parquet folder ``out``."""
+    from pyspark.sql import functions as f
+
+    totals = frame.groupBy("keyword").agg(f.sum("times").alias("times"))
+    totals.coalesce(1).write.mode("append").parquet(out)
+
+
+class KeywordBolt(Bolt):
+    """One tuple for each different keyword of a line."""
+
+    outputs = ["keyword", "times"]
+
+    def process(self, tup: Tuple) -> None:
+        for word, times in keywords_of(tup.values[0]).items():
+            self.emit([word, times])
+
+
+def pipeline(out: str, checkpoint: str | None = None, pattern: str | None = None) -> TopologyBuilder:
+    """The topology. ``out`` is a folder that the Spark server can write; the checkpoint lies beside it."""
+    files = pattern or str(Path(sysconfig.get_path("stdlib")) / PATTERN)
+    reading: dict[str, Any] = {"pattern": files, "files_per_batch": 8}
+    builder = TopologyBuilder("keywords")
+    builder.set_spout(
+        "lines",
+        SparkSpout,
+        args={
+            "source": "spark_pipeline:read_lines",
+            "args": reading,
+            "checkpoint": checkpoint or f"{out}.checkpoint",
+            "trigger": "200 milliseconds",
+        },
+        outputs=["line"],
+    )
+    builder.set_bolt("keywords", KeywordBolt, inputs="lines", par=2)
+    builder.set_bolt(
+        "totals",
+        SparkBolt,
+        inputs="keywords",
+        args={
+            "function": "spark_pipeline:write_totals",
+            "args": {"out": out},
+            "schema": "keyword string, times long",
+            "batch_secs": 2.0,
+        },
+    )
+    return builder
