@@ -43,20 +43,22 @@ class ClusterLink:
         supervisor_id: str,
         *,
         cluster_id: str | None,
+        remember_cluster: Callable[[str], None],
         info: Callable[[int], SupervisorInfo],
         passes: Callable[[], int],
         wake: Callable[[], None],
     ) -> None:
         """``info(count)``: the heartbeat record. ``passes()``: completed passes of the loop. ``wake`` wakes the
-        loop when :attr:`claims` or :attr:`cluster_id` changed."""
+        loop when :attr:`claims` changed. ``cluster_id``: the only cluster that is obeyed, ``None`` until the
+        first is seen, which ``remember_cluster`` then gets."""
         self._conf = conf
         self._id = supervisor_id
         self._host = str(conf["storm.local.hostname"])
         self._info = info
         self._passes = passes
         self._wake_loop = wake
-        self.cluster_id = cluster_id
-        """The cluster that this supervisor obeys, once one was seen."""
+        self._cluster_id = cluster_id
+        self._remember_cluster = remember_cluster
         self.claims: SlotClaims | None = None
         """What was read last; ``None`` until something was."""
         self._cluster: StormClusterState | None = None
@@ -136,12 +138,13 @@ class ClusterLink:
     def _turn(self) -> None:
         cluster = self._cluster
         if cluster is None:
-            cluster = StormClusterState.open(self._conf, cluster_id=self.cluster_id)
+            cluster = StormClusterState.open(self._conf, cluster_id=self._cluster_id)
             cluster.state.add_listener(self._on_connection)
             self._cluster = cluster
-            if self.cluster_id is None:
-                _log.info("this supervisor belongs to cluster %s", cluster.cluster_id())
-                self.cluster_id = cluster.cluster_id()
+            if self._cluster_id is None:
+                self._cluster_id = cluster.cluster_id()
+                self._remember_cluster(self._cluster_id)
+                _log.info("this supervisor belongs to cluster %s", self._cluster_id)
         if not cluster.session.connected:
             raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
         # Before anything is believed, and before this supervisor offers itself.

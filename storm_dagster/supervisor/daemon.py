@@ -96,7 +96,8 @@ class Supervisor:
         self._link = ClusterLink(
             conf,
             supervisor_id,
-            cluster_id=before.cluster_id if before is not None else None,
+            cluster_id=self._file.read_cluster_id(),
+            remember_cluster=self._file.write_cluster_id,
             info=self._info,
             passes=lambda: self._passes,
             wake=self._wake.set,
@@ -241,11 +242,7 @@ class Supervisor:
             for port, slot in self.table.slots.items()
             if slot.wanted is not None
         )
-        self._housekeeper.save(
-            LocalState(
-                supervisor_id=self.id, cluster_id=self._link.cluster_id, workers=workers, wanted=wanted
-            )
-        )
+        self._housekeeper.save(LocalState(supervisor_id=self.id, workers=workers, wanted=wanted))
 
     def _clean(self, live: LiveWorker, last: bool) -> None:
         if last:
@@ -255,6 +252,7 @@ class Supervisor:
         self._housekeeper.do(functools.partial(remove_folder, folder))
 
     def _tidy(self) -> None:
+        self._housekeeper.save_again()
         if self._link.claims is not None:
             # Never before the cluster was read: what nobody seems to want may only not be known yet.
             for code_dir in self._localizer.remove_unused(self.table.used_code):

@@ -36,9 +36,10 @@ class Housekeeper:
         """Write the state file; of several states in a row the newest is enough."""
         if state != self._state:
             self._state = state
-            self._jobs.put(self._save)
+            self._jobs.put(self.save_again)
 
-    def _save(self) -> None:
+    def save_again(self) -> None:
+        """Write the newest state unless it was written already: after a disk that was full has space again."""
         if self._state is not None:
             self._file.write(self._state)
 

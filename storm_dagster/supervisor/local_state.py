@@ -51,8 +51,6 @@ class LocalState(_Part):
     """The whole state."""
 
     supervisor_id: str
-    cluster_id: str | None = None
-    """The only cluster that this supervisor obeys, once it has seen one."""
     workers: tuple[KnownWorker, ...] = ()
     wanted: tuple[WantedSlot, ...] = ()
 
@@ -96,14 +94,22 @@ class LocalStateFile:
         body = state.model_dump(mode="json")
         document = {"v": 1, "sha256": _checksum(body), "state": body}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}.tmp")
-        with temporary.open("w", encoding="utf-8") as stream:
-            json.dump(document, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, self._path)
+        _replace(self._path, json.dumps(document))
         self._written = state
         return True
+
+    def read_cluster_id(self) -> str | None:
+        """The cluster that was obeyed last. It stands in a file of its own beside the state, so that damage to
+        the state does not make a supervisor obey another cluster."""
+        try:
+            return self._path.with_name("cluster_id").read_text(encoding="utf-8").strip() or None
+        except FileNotFoundError:
+            return None
+
+    def write_cluster_id(self, cluster_id: str) -> None:
+        """Remember the cluster that is obeyed."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(self._path.with_name("cluster_id"), cluster_id + "\n")
 
     def _put_aside(self) -> Path:
         taken = sorted(
@@ -116,6 +122,15 @@ class LocalStateFile:
         for number in taken[: -(_KEPT_BROKEN - 1)]:
             self._path.with_name(f"state.json.broken.{number}").unlink(missing_ok=True)
         return aside
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with temporary.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    os.replace(temporary, path)
 
 
 def _checksum(body: object) -> str:

@@ -136,7 +136,8 @@ class ProcessWatch:
     def _poke(self) -> None:
         try:
             os.write(self._wake, b"x")
-        except BlockingIOError:
+        except OSError:
+            # Full: it will wake anyway. Closed: nobody watches any more.
             pass
 
     def _run(self) -> None:

@@ -64,7 +64,6 @@ def test_ports(ports: tuple[int, ...], says: str | None) -> None:
 
 STATE = LocalState(
     supervisor_id="s1",
-    cluster_id="c",
     workers=(
         KnownWorker(
             port=1, worker_id="w", topology_id="t-1-1", code_dir="t-1-1", pid=5, start_ticks=6, boot_id="b"
@@ -118,6 +117,17 @@ def test_any_cut_or_flipped_byte_of_a_state_is_noticed(tmp_path: Path) -> None:
             assert found is None or found == STATE
     broken = sorted(path.name for path in tmp_path.glob("state.json.broken.*"))
     assert 1 <= len(broken) <= 5
+
+
+def test_the_cluster_is_remembered_beside_a_broken_state(tmp_path: Path) -> None:
+    file = LocalStateFile(tmp_path)
+    assert file.read_cluster_id() is None
+    file.write_cluster_id("c-1")
+    file.write(STATE)
+    (tmp_path / "state.json").write_bytes(b"broken")
+    again = LocalStateFile(tmp_path)
+    assert again.read() is None
+    assert again.read_cluster_id() == "c-1"
 
 
 def sleeper(**options: Any) -> subprocess.Popen[bytes]:

@@ -509,3 +509,16 @@ def test_an_unfit_host_ends_its_workers_and_offers_no_slot(rig: Rig) -> None:
         lambda: (info := rig.info()) is not None and info.ports == (6900, 6901), what="its slots again"
     )
     eventually(lambda: rig.running(), what="its worker")
+
+
+def test_a_damaged_assignment_changes_nothing(rig: Rig) -> None:
+    rig.code("wc-1-1")
+    rig.assign("wc-1-1", 6900)
+    rig.supervisor()
+    before = eventually(lambda: rig.running(), what="the worker")
+    rig.cluster.state.set_data(paths.assignment("wc-1-1"), b'{"v": 1, "workers": []}')
+    eventually(lambda: "/assignments/wc-1-1 is no valid Assignment" in rig.log(), what="the complaint")
+    rig.code("next-2-2")
+    rig.assign("next-2-2", 6901)
+    eventually(lambda: 6901 in rig.running(), what="another topology's worker")
+    assert rig.running()[6900] == before[6900]
