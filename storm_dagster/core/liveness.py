@@ -255,8 +255,8 @@ class _Round:
                 return True
             if worker.slot not in topology.live_workers:
                 return False
-            if memory.beats < assignment_at.mzxid:
-                # It has not reported since it was placed, or since its view of the topology changed.
+            if memory.beats <= assignment_at.mzxid:
+                # It has not reported since the newest placement; the first record is written with it.
                 since, limit = max(memory.beats_since, memory.generation_since), self.limits.launch_secs
             else:
                 since, limit = memory.beats_since, self.limits.task_secs
@@ -275,7 +275,7 @@ class _Round:
         """Tasks that the topology master holds to be dead; their whole worker goes (A4)."""
         if topology.beats is None or topology.beats_at is None or not topology.beats.dead:
             return
-        if topology.beats_at.mzxid < assignment_at.mzxid:
+        if topology.beats_at.mzxid <= assignment_at.mzxid:
             return  # Written before the newest placement: it may speak of tasks that were placed anew since.
         dead = frozenset(decode_ranges(topology.beats.dead))
         for worker in assignment.workers:

@@ -99,7 +99,7 @@ def _held_dead(topology: TopologyView, task: int) -> bool:
     """Whether the topology master holds the task to be dead, in a record newer than its placement."""
     if topology.beats is None or topology.beats_at is None or topology.assignment_at is None:
         return False
-    if not topology.beats.dead or topology.beats_at.mzxid < topology.assignment_at.mzxid:
+    if not topology.beats.dead or topology.beats_at.mzxid <= topology.assignment_at.mzxid:
         return False
     return task in decode_ranges(topology.beats.dead)
 

@@ -1,0 +1,127 @@
+"""Garbage goes, what is referenced stays (I3, F9, F10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Fenced, Unavailable
+from storm_dagster.model.records import TokenRecord
+from storm_dagster.operations import lifecycle, submission
+from storm_dagster.operations.cleaner import Inventory, clean, find_garbage
+
+LIMITS = {"grace_secs": 60.0, "token_secs": 3600.0, "upload_secs": 3600.0}
+
+
+def token(topology_id: str, published: bool = False) -> TokenRecord:
+    return TokenRecord(topology_id=topology_id, name="wc", epoch=1, published=published)
+
+
+def test_what_belongs_to_a_living_topology_stays() -> None:
+    inventory = Inventory(
+        blobs=("wc-1-1-stormjar.jar", "staging.t.record", "staging-of.wc", "my data"),
+        nodes={paths.TASKS: ("wc-1-1",), paths.TASKERRORS: ("not an id",)},
+        tokens={"t": token("wc-1-1", published=True)},
+        topologies=("wc-1-1",),
+        newest={"staging-of.wc": "t"},
+    )
+    garbage, _ = find_garbage(inventory, {"token t": -1e9}, boot_now=0.0, **LIMITS)
+    assert garbage.blobs == garbage.nodes == garbage.tokens == () and garbage.waiting == 0
+
+
+def test_garbage_waits_for_its_grace_time() -> None:
+    inventory = Inventory(blobs=("wc-1-1-stormjar.jar",), nodes={paths.TASKS: ("wc-1-1",)}, tokens={})
+    garbage, memory = find_garbage(inventory, {}, boot_now=100.0, **LIMITS)
+    assert garbage.waiting == 2 and garbage.blobs == ()
+    garbage, memory = find_garbage(inventory, memory, boot_now=159.0, **LIMITS)
+    assert garbage.waiting == 2
+    garbage, memory = find_garbage(inventory, memory, boot_now=160.0, **LIMITS)
+    assert garbage.blobs == ("wc-1-1-stormjar.jar",) and garbage.nodes == ("/tasks/wc-1-1",)
+
+
+def test_a_token_pins_its_staging_and_upload_until_it_expires() -> None:
+    inventory = Inventory(
+        blobs=("wc-1-1-stormjar.jar", "staging.t.record", "upload.h.archive", "upload.other.archive"),
+        nodes={},
+        tokens={"t": token("wc-1-1")},
+        handles={"t": "h"},
+    )
+    garbage, memory = find_garbage(inventory, {}, boot_now=0.0, **LIMITS)
+    garbage, memory = find_garbage(inventory, memory, boot_now=3600.0 - 1, **LIMITS)
+    assert garbage.blobs == () and garbage.tokens == ()
+    garbage, memory = find_garbage(inventory, memory, boot_now=3600.0, **LIMITS)
+    assert garbage.tokens == ("t",) and garbage.blobs == ("upload.other.archive",)
+    garbage, memory = find_garbage(inventory, memory, boot_now=3660.0, **LIMITS)
+    assert set(garbage.blobs) == {"wc-1-1-stormjar.jar", "staging.t.record", "upload.other.archive"}
+
+
+def test_a_damaged_token_pins_its_staging() -> None:
+    inventory = Inventory(blobs=("staging.t.record",), nodes={}, tokens={}, damaged_tokens=("t",))
+    garbage, _ = find_garbage(inventory, {"blob staging.t.record": -1e9}, boot_now=0.0, **LIMITS)
+    assert garbage.blobs == ()
+
+
+def test_nodes_of_a_worker_that_still_lives_are_left() -> None:
+    inventory = Inventory(blobs=(), nodes={paths.WORKERS: ("wc-1-1",)}, tokens={}, busy_workers=("wc-1-1",))
+    garbage, _ = find_garbage(inventory, {}, boot_now=0.0, grace_secs=0, token_secs=0, upload_secs=0)
+    assert garbage.nodes == ()
+
+
+@pytest.mark.zookeeper
+def test_a_running_topology_survives_every_cleaning(world: Any) -> None:
+    topology_id = world.submit("wc")
+    ctx = world.context()
+    before = world.cluster.load_view().topologies[topology_id]
+    keys = [key for key in world.blobs.keys() if not key.startswith("upload.")]
+    memory: dict[str, float] = {}
+    for now in (0.0, 10_000.0, 20_000.0):
+        report, memory = clean(ctx, memory, boot_now=now, grace_secs=0)
+        assert report.nodes == report.tokens == () and not report.problems
+    assert world.blobs.keys() == keys, "only the upload went"
+    after = world.cluster.load_view().topologies[topology_id]
+    assert (after.base_at, after.assignment_at) == (before.base_at, before.assignment_at)
+    assert submission.publish_assignment(ctx, token="token-wc").already
+
+
+@pytest.mark.zookeeper
+def test_orphans_of_every_kind_go(world: Any) -> None:
+    topology_id = world.submit("wc")
+    lifecycle.kill(world.context(), "wc", 0)
+    for path in (
+        paths.tasks(topology_id),
+        paths.assignment(topology_id),
+        paths.task_errors(topology_id, "split"),
+        paths.workers(topology_id),
+        paths.gray_upgrade(topology_id, "upgraded_workers"),
+    ):
+        world.cluster.state.mkdirs(path)
+    world.blobs.put(f"{topology_id}-stormjar.jar", b"late")
+    report, memory = clean(world.context(), boot_now=0.0, grace_secs=0)
+    assert len(report.nodes) == 5 and report.blobs == (f"{topology_id}-stormjar.jar",)
+    clean(world.context(), memory, boot_now=3600.0, grace_secs=0)
+    assert world.cluster.state.get_children(paths.TOKENS) == []
+    assert world.blobs.keys() == []
+
+
+@pytest.mark.zookeeper
+def test_a_deposed_cleaner_deletes_nothing(world: Any) -> None:
+    world.blobs.put("wc-1-1-stormjar.jar", b"x")
+    old = world.context(epoch=world.context().current_epoch())
+    world.lead("127.0.0.1:6628")
+    with pytest.raises(Fenced):
+        clean(old, boot_now=0.0, grace_secs=0)
+    assert world.blobs.exists("wc-1-1-stormjar.jar")
+
+
+@pytest.mark.zookeeper
+def test_an_emptied_root_deletes_no_blob(world: Any) -> None:
+    """J3: the wrong root, or a wiped ZooKeeper, is no order to delete code."""
+    topology_id = world.submit("wc")
+    epoch = world.context().current_epoch()
+    for child in world.cluster.state.get_children("/"):
+        world.cluster.state.delete_node(f"/{child}")
+    with pytest.raises(Unavailable):
+        clean(world.context(epoch=epoch), boot_now=0.0, grace_secs=0)
+    assert world.blobs.exists(f"{topology_id}-stormjar.jar")

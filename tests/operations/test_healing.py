@@ -1,0 +1,242 @@
+"""Dead workers, lost hosts and silent masters on a real cluster state: observed, placed anew, fenced (cases A)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from storm_dagster.core.causes import Cause
+from storm_dagster.core.liveness import LivenessLimits, observe
+from storm_dagster.core.liveness_memory import LivenessMemory
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Fenced, Unavailable
+from storm_dagster.model.records import encode_record
+from storm_dagster.operations import lifecycle
+from storm_dagster.operations.healing import reassign
+
+pytestmark = pytest.mark.zookeeper
+
+LIMITS = LivenessLimits()
+
+
+class Observer:
+    """One observer with a clock of its own."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.now = 1000.0
+        self.memory = LivenessMemory()
+
+    def look(self, after: float = 1.0, **options: Any) -> Any:
+        """Look ``after`` seconds later; supervisors have completed a loop meanwhile."""
+        self.now += after
+        for supervisor_id, info in self.world.cluster.load_view().supervisors.items():
+            beat = encode_record(info.model_copy(update={"count": info.count + 1}))
+            self.world.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), beat)
+        seen = observe(
+            self.world.cluster.load_view(), self.memory, LIMITS, boot_id="b", boot_now=self.now, **options
+        )
+        self.memory = LivenessMemory.from_json(seen.memory.to_json())
+        assert self.memory == seen.memory
+        return seen
+
+
+def started(world: Any, workers: int = 2) -> tuple[str, Any]:
+    topology_id = world.submit("wc", conf={"topology.workers": workers})
+    world.run_workers(topology_id)
+    observer = Observer(world)
+    assert observer.look().causes == ()
+    return topology_id, observer
+
+
+def assignment_of(world: Any, topology_id: str) -> Any:
+    return world.cluster.load_view().topologies[topology_id].assignment
+
+
+def test_a_lost_host_is_placed_elsewhere_at_once(world: Any) -> None:
+    topology_id, observer = started(world)
+    old = assignment_of(world, topology_id)
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    assert observer.look().causes == (), "a lost supervisor alone moves nothing"
+    (lost,) = [worker for worker in old.workers if worker.node == "s2"]
+    world.stop_worker(topology_id, "s2", lost.port)
+    (cause,) = observer.look().causes
+    assert (cause.kind, cause.node, cause.tasks) == ("lost_host", "s2", lost.ids)
+    world.time += 50
+    (report,) = reassign(world.context(), [Cause.from_json(cause.to_json())])
+    assert report.status == "assigned" and report.moved == len(lost.ids)
+    new = assignment_of(world, topology_id)
+    assert {worker.node for worker in new.workers} == {"s1"}
+    assert set(new.node_host) == {"s1"}
+    slots, starts = new.task_slots(), new.start_secs()
+    for task, slot in old.task_slots().items():
+        if task in lost.ids:
+            assert starts[task] == world.time
+        else:
+            assert slots[task] == slot and starts[task] == world.time - 50
+    # The same cause again is void: it speaks of an older assignment.
+    assert [part.status for part in reassign(world.context(), [cause])] == ["void"]
+    world.run_workers(topology_id)
+    assert observer.look().causes == ()
+
+
+def test_a_worker_that_crashed_is_its_supervisors_business_until_the_limit(world: Any) -> None:
+    topology_id, observer = started(world)
+    worker = assignment_of(world, topology_id).workers[0]
+    world.stop_worker(topology_id, *worker.slot)
+    world.supervisor(worker.node, restarting=(worker.port,))
+    seen = observer.look()
+    assert seen.causes == () and seen.restarting == ((topology_id, *worker.slot),)
+    assert seen.next_check == observer.now + 120
+    assert observer.look(119).causes == ()
+    (cause,) = observer.look(2).causes
+    assert cause.kind == "dead_worker"
+    (report,) = reassign(world.context(), [cause])
+    new = assignment_of(world, topology_id)
+    assert worker.slot not in {part.slot for part in new.workers}, "its port is not offered in this round"
+    assert report.planner == "python"
+
+
+def test_a_worker_that_nobody_restarts_is_dead_after_the_task_timeout(world: Any) -> None:
+    topology_id, observer = started(world)
+    worker = assignment_of(world, topology_id).workers[0]
+    world.stop_worker(topology_id, *worker.slot)
+    observer.look()
+    assert observer.look(30).causes == ()
+    (cause,) = observer.look(1).causes
+    assert cause.kind == "dead_worker" and cause.tasks == worker.ids
+
+
+def test_a_worker_that_comes_back_is_forgotten(world: Any) -> None:
+    topology_id, observer = started(world)
+    worker = assignment_of(world, topology_id).workers[0]
+    world.stop_worker(topology_id, *worker.slot)
+    observer.look()
+    world.run_workers(topology_id)
+    observer.look(29)
+    world.stop_worker(topology_id, *worker.slot)
+    assert observer.look(10).causes == ()
+
+
+def test_a_launch_has_its_own_limit(world: Any) -> None:
+    world.submit("wc")
+    observer = Observer(world)
+    observer.look()
+    assert observer.look(120).causes == ()
+    assert [cause.kind for cause in observer.look(1).causes] == ["dead_worker"]
+
+
+def test_a_new_observer_grants_one_full_timeout(world: Any) -> None:
+    topology_id, _ = started(world)
+    for worker in assignment_of(world, topology_id).workers:
+        world.stop_worker(topology_id, *worker.slot)
+    world.cluster.state.delete_node(paths.supervisor("s1"))
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    observer = Observer(world)
+    assert observer.look().causes == ()
+    assert observer.look(30).causes == ()
+    assert len(observer.look(1).causes) == 2
+    assert observer.look(1, grant=True).causes == (), "after an outage everything begins anew"
+
+
+def test_dead_tasks_take_their_whole_worker(world: Any) -> None:
+    topology_id, observer = started(world)
+    topology = world.cluster.load_view().topologies[topology_id]
+    hung = next(worker for worker in topology.assignment.workers if 6 not in worker.ids)
+    beats = topology.beats.model_copy(update={"dead": str(hung.ids[0])})
+    world.cluster.write_beats(topology_id, beats)
+    (cause,) = observer.look().causes
+    assert (cause.kind, cause.tasks) == ("dead_task", hung.ids)
+    (report,) = reassign(world.context(), [cause])
+    assert report.status == "assigned"
+    # The record is older than the new placement: it says nothing about it.
+    world.run_workers(topology_id)
+    assert observer.look().causes == ()
+
+
+def test_a_silent_topology_master_loses_its_worker_only(world: Any) -> None:
+    topology_id, observer = started(world)
+    topology = world.cluster.load_view().topologies[topology_id]
+    beats = topology.beats.model_copy(update={"dead": "1-4"})
+    world.cluster.write_beats(topology_id, topology.beats)
+    observer.look()
+    for _ in range(3):
+        world.cluster.write_beats(topology_id, beats.model_copy(update={"dead": ""}))
+        assert observer.look(29).causes == ()
+    (cause,) = observer.look(31).causes
+    assert cause.kind == "silent_master" and 6 in cause.tasks
+
+
+def test_beats_before_the_first_report_have_the_launch_limit(world: Any) -> None:
+    _, observer = started(world)
+    assert observer.look(118).causes == ()
+    assert [cause.kind for cause in observer.look(5).causes] == ["silent_master"]
+
+
+def test_the_twin_steps_in_when_spark_is_out_of_reach(world: Any) -> None:
+    def planner(batch: Any) -> Any:
+        raise Unavailable("Spark is out of reach")
+
+    topology_id, observer = started(world)
+    worker = assignment_of(world, topology_id).workers[0]
+    world.cluster.state.delete_node(paths.supervisor(worker.node))
+    world.stop_worker(topology_id, *worker.slot)
+    (cause,) = observer.look().causes
+    (report,) = reassign(world.context(planner=planner), [cause])
+    assert (report.status, report.planner) == ("assigned", "python")
+    assert report.why_planner == "Spark is out of reach"
+
+
+def test_what_finds_no_slot_fails_with_the_reason_and_stays(world: Any) -> None:
+    topology_id, observer = started(world)
+    before = assignment_of(world, topology_id)
+    world.supervisor("s1", ports=tuple(w.port for w in before.workers if w.node == "s1"))
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    for worker in before.workers:
+        if worker.node == "s2":
+            world.stop_worker(topology_id, *worker.slot)
+    causes = observer.look().causes
+    (report,) = reassign(world.context(), causes)
+    assert report.status == "failed" and "slot" in (report.error or "")
+    assert assignment_of(world, topology_id) == before
+
+
+def test_a_deposed_leader_reassigns_nothing(world: Any) -> None:
+    topology_id, observer = started(world)
+    worker = assignment_of(world, topology_id).workers[0]
+    world.cluster.state.delete_node(paths.supervisor(worker.node))
+    world.stop_worker(topology_id, *worker.slot)
+    causes = observer.look().causes
+    old = world.context(epoch=world.context().current_epoch())
+    world.lead("127.0.0.1:6628")
+    before = world.cluster.read_assignment(topology_id)
+    with pytest.raises(Fenced):
+        reassign(old, causes)
+    assert world.cluster.read_assignment(topology_id) == before
+
+
+def test_topologies_that_went_or_are_going_are_left_alone(world: Any) -> None:
+    topology_id, observer = started(world)
+    worker = assignment_of(world, topology_id).workers[0]
+    world.cluster.state.delete_node(paths.supervisor(worker.node))
+    world.stop_worker(topology_id, *worker.slot)
+    (cause,) = observer.look().causes
+    lifecycle.kill(world.context(), "wc", 60)
+    assert observer.look().causes == ()
+    stranger = replace(cause, topology_id="none-1-1", name="none")
+    assert [part.status for part in reassign(world.context(), [cause, stranger])] == ["gone", "gone"]
+
+
+def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: Any) -> None:
+    topology_id, observer = started(world)
+    before = assignment_of(world, topology_id)
+    world.supervisor("s3")
+    world.cluster.set_blacklist(["s1"])
+    lost = next(worker for worker in before.workers if worker.node == "s2")
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    world.stop_worker(topology_id, *lost.slot)
+    (report,) = reassign(world.context(), observer.look().causes)
+    assert report.status == "assigned"
+    assert {worker.node for worker in assignment_of(world, topology_id).workers} == {"s1", "s3"}

@@ -1,0 +1,236 @@
+"""Activate, deactivate, kill, remove, restart, and what is due (storm.md d; cases M; J5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from storm_dagster.core.transitions import DueMemory
+from storm_dagster.model import paths
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    Corrupt,
+    Fenced,
+    InvalidTopology,
+    NotAlive,
+    Unavailable,
+)
+from storm_dagster.model.names import jar_key
+from storm_dagster.operations import lifecycle, rebalance
+
+pytestmark = pytest.mark.zookeeper
+
+
+def base(world: Any, name: str = "wc") -> Any:
+    topology = world.cluster.load_view().topology_named(name)
+    return topology and topology.base
+
+
+def writes(world: Any, topology_id: str) -> int:
+    return world.cluster.load_view().topologies[topology_id].base_at.mzxid
+
+
+def test_deactivate_and_activate(world: Any) -> None:
+    topology_id = world.submit("wc")
+    ctx = world.context()
+    report = lifecycle.deactivate(ctx, "wc")
+    assert (report.status, report.changed, report.previous) == ("INACTIVE", True, "ACTIVE")
+    assert base(world).wanted_status == "INACTIVE"
+    before = writes(world, topology_id)
+    assert not lifecycle.deactivate(ctx, "wc").changed
+    assert writes(world, topology_id) == before, "nothing is written when nothing changes"
+    assert lifecycle.activate(ctx, topology_id).status == "ACTIVE", "an id will do for a name"
+
+
+def test_unknown_names_are_not_alive(world: Any) -> None:
+    ctx = world.context()
+    for verb in (
+        lifecycle.activate,
+        lifecycle.deactivate,
+        lifecycle.kill,
+        lifecycle.restart,
+        rebalance.rebalance,
+    ):
+        with pytest.raises(NotAlive, match="'none'"):
+            verb(ctx, "none")
+
+
+def test_a_kill_waits_for_the_message_timeout_by_default(world: Any) -> None:
+    topology_id = world.submit("wc", conf={"topology.message.timeout.secs": 7})
+    ctx = world.context()
+    report = lifecycle.kill(ctx, "wc")
+    assert (report.status, report.delay_secs) == ("KILLED", 7)
+    assert lifecycle.kill(ctx, "wc", -1).delay_secs == 7
+    assert lifecycle.kill(ctx, "wc", 3).delay_secs == 3
+    assert world.cluster.read_assignment(topology_id) is not None, "workers drain meanwhile"
+    with pytest.raises(Conflict, match="KILLED and cannot be activated"):
+        lifecycle.activate(ctx, "wc")
+    with pytest.raises(Conflict, match="KILLED and cannot be rebalanced"):
+        rebalance.rebalance(ctx, "wc")
+    with pytest.raises(AlreadyAlive):
+        world.submit("wc", "t2")
+
+
+def test_a_kill_without_delay_leaves_only_token_and_backup(world: Any) -> None:
+    topology_id = world.submit("wc")
+    world.cluster.report_error(topology_id, 1, "boom", time=1)
+    assert lifecycle.kill(world.context(), "wc", 0).status is None
+    state = world.cluster.state
+    for parent in (
+        paths.TOPOLOGY,
+        paths.ASSIGNMENTS,
+        paths.TASKS,
+        paths.TASKBEATS,
+        paths.TASKERRORS,
+        paths.METRICS,
+        paths.GRAY_UPGRADE,
+        paths.WORKERS,
+    ):
+        assert state.get_children(parent) == [], parent
+    assert state.get_children(paths.TOKENS) == ["token-wc"]
+    assert state.get_children(paths.ASSIGNMENTS_BAK) == ["wc"]
+    assert [key for key in world.blobs.keys() if not key.startswith("upload.")] == []
+
+
+def test_only_a_killed_topology_is_removed(world: Any) -> None:
+    topology_id = world.submit("wc")
+    with pytest.raises(Conflict, match="kill it first"):
+        lifecycle.remove(world.context(), topology_id)
+    assert not lifecycle.remove(world.context(), "gone-1-1").changed
+
+
+def test_a_worker_that_does_not_end_keeps_its_node(world: Any) -> None:
+    topology_id = world.submit("wc")
+    world.run_workers(topology_id)
+    lifecycle.kill(world.context(), "wc", 0)
+    assert world.cluster.load_view().topologies == {}
+    assert len(world.cluster.live_workers(topology_id)) == 1
+
+
+def test_delays_run_on_the_observers_clock(world: Any) -> None:
+    topology_id = world.submit("wc")
+    ctx = world.context()
+    lifecycle.kill(ctx, "wc", 10)
+    first = lifecycle.finish_due(ctx, boot_id="b", boot_now=100.0)
+    assert first.done == ()
+    memory = DueMemory.from_json(first.memory.to_json())
+    assert lifecycle.finish_due(ctx, memory, boot_id="b", boot_now=109.0).done == ()
+    # Another boot has another clock: the full delay begins anew.
+    again = lifecycle.finish_due(ctx, memory, boot_id="other", boot_now=500.0)
+    assert again.done == ()
+    done = lifecycle.finish_due(ctx, memory, boot_id="b", boot_now=110.0)
+    assert done.done == (f"remove {topology_id}",)
+    assert lifecycle.finish_due(ctx, done.memory, boot_id="b", boot_now=111.0).done == ()
+
+
+def test_an_unfinished_activation_is_finished(world: Any, crash_class: type[BaseException]) -> None:
+    def crash(name: str) -> None:
+        if name == "before.activate":
+            raise crash_class(name)
+
+    with pytest.raises(crash_class):
+        world.submit("wc", ctx=world.context(checkpoint=crash))
+    assert base(world).status == "INACTIVE"
+    first = lifecycle.finish_due(world.context(), boot_now=0.0)
+    assert base(world).status == "INACTIVE", "the run itself gets a moment"
+    report = lifecycle.finish_due(world.context(), first.memory, boot_now=6.0)
+    assert len(report.done) == 1 and base(world).status == "ACTIVE"
+
+
+def test_a_topology_that_was_deactivated_is_left_alone(world: Any) -> None:
+    world.submit("wc")
+    lifecycle.deactivate(world.context(), "wc")
+    first = lifecycle.finish_due(world.context(), boot_now=0.0)
+    assert lifecycle.finish_due(world.context(), first.memory, boot_now=1000.0).done == ()
+    assert base(world).status == "INACTIVE"
+
+
+def test_a_deposed_leader_changes_nothing(world: Any) -> None:
+    topology_id = world.submit("wc")
+    old = world.context(epoch=world.context().current_epoch())
+    world.lead("127.0.0.1:6628")
+    before = writes(world, topology_id)
+    for verb in (lifecycle.deactivate, lifecycle.kill):
+        with pytest.raises(Fenced):
+            verb(old, "wc")
+    assert writes(world, topology_id) == before
+    lifecycle.kill(world.context(), "wc", 10)
+    with pytest.raises(Fenced):
+        lifecycle.remove(old, topology_id)
+    assert base(world).status == "KILLED"
+    assert world.blobs.exists(jar_key(topology_id))
+
+
+def test_a_degraded_topology_can_be_killed_and_is_not_deleted_by_itself(world: Any) -> None:
+    """F9: absence is not an order."""
+    topology_id = world.submit("wc")
+    for key in world.blobs.keys(topology_id):
+        world.blobs.delete(key)
+    with pytest.raises(Unavailable, match="degraded"):
+        rebalance.rebalance(world.context(), "wc", wait_secs=0)
+    assert base(world).status == "ACTIVE"
+    assert lifecycle.kill(world.context(), "wc").delay_secs == 30
+    lifecycle.remove(world.context(), topology_id)
+    assert base(world) is None
+
+
+def test_a_damaged_topology_is_named_and_blocks_its_name(world: Any) -> None:
+    topology_id = world.submit("wc")
+    world.cluster.state.set_data(paths.topology(topology_id), b"{broken")
+    with pytest.raises(Corrupt, match="damaged"):
+        lifecycle.kill(world.context(), "wc")
+    with pytest.raises(AlreadyAlive, match="damaged"):
+        world.submit("wc", "t2")
+
+
+def test_a_restart_is_a_new_topology_with_the_same_code_and_parallelism(world: Any) -> None:
+    old = world.submit("wc", conf={"topology.workers": 2})
+    ctx = world.context()
+    rebalance.rebalance(ctx, "wc", executors={"count": 3}, wait_secs=0)
+    report = lifecycle.restart(ctx, "wc")
+    assert report.topology_id != old and report.status == "ACTIVE"
+    (topology,) = world.cluster.load_view().topologies.values()
+    assert topology.base.executors["count"] == 3
+    assert topology.base.workers == 2
+    assert world.blobs.read(jar_key(topology.id)) == b"archive"
+    assert not world.blobs.exists(jar_key(old))
+    assert world.cluster.assignment_ids() == [topology.id]
+
+
+def test_a_restart_that_cannot_be_prepared_leaves_the_old_one_running(world: Any) -> None:
+    topology_id = world.submit("wc")
+    before = world.cluster.load_view().topologies[topology_id]
+    world.blobs.put(f"{topology_id}-stormconf.ser", b'{"topology.message.timeout.secs": 0}')
+    with pytest.raises(InvalidTopology, match="at least 1"):
+        lifecycle.restart(world.context(), "wc")
+    after = world.cluster.load_view().topologies[topology_id]
+    assert (after.base_at, after.assignment_at) == (before.base_at, before.assignment_at)
+
+
+def test_a_restart_interrupted_at_any_point_ends_in_one_topology(
+    world: Any, crash_class: type[BaseException]
+) -> None:
+    world.submit("wc")
+    number = 0
+    while True:
+        number += 1
+        left = number
+
+        def crash(name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise crash_class(name)
+
+        token = f"again-{number}"
+        try:
+            lifecycle.restart(world.context(checkpoint=crash), "wc", token=token)
+            break
+        except crash_class:
+            assert len(world.cluster.load_view().topologies) == 1, "there is never a moment without it"
+            lifecycle.restart(world.context(), "wc", token=token)
+        (topology,) = world.cluster.load_view().topologies.values()
+        assert topology.base.token == token and topology.base.status == "ACTIVE"
+    assert number > 10

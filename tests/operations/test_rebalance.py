@@ -1,0 +1,190 @@
+"""Rebalance: parallelism and spread of a living topology (design 8.1, 8.6; cases M4, M5, M7)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.operations import lifecycle
+from storm_dagster.operations.rebalance import finish_rebalance, rebalance
+
+pytestmark = pytest.mark.zookeeper
+
+
+def view_of(world: Any, name: str = "wc") -> Any:
+    return world.cluster.load_view().topology_named(name)
+
+
+def test_nothing_is_disturbed_when_nothing_changes(world: Any) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    before = view_of(world)
+    report = rebalance(world.context(), "wc")
+    assert report.outcome == "unchanged" and report.status == "ACTIVE"
+    after = view_of(world)
+    assert (after.base_at, after.assignment_at) == (before.base_at, before.assignment_at)
+
+
+def test_more_executors_get_new_ids_above_the_highest(world: Any) -> None:
+    world.submit("wc")
+    report = rebalance(world.context(), "wc", executors={"split": 4}, wait_secs=0)
+    assert report.tasks_added == (8, 9) and report.outcome == "assigned"
+    topology = view_of(world)
+    assert topology.tasks.components["split"].ids == (1, 2, 8, 9)
+    assert topology.base.status == "ACTIVE" and topology.base.executors["split"] == 4
+    assert topology.base.delay_secs is None and topology.base.previous_status is None
+    assert topology.assignment.type == "ScaleTopology"
+    assert topology.assignment.task_slots().keys() == topology.tasks.component_of().keys()
+    assert not world.cluster.state.exists(paths.topology(topology.id) + "/rebalance")
+
+
+def test_fewer_executors_lose_the_highest_ids(world: Any) -> None:
+    world.submit("wc")
+    rebalance(world.context(), "wc", executors={"split": 4}, wait_secs=0)
+    report = rebalance(world.context(), "wc", executors={"split": 1}, wait_secs=0)
+    assert report.tasks_removed == (2, 8, 9)
+    assert view_of(world).tasks.components["split"].ids == (1,)
+
+
+def test_more_workers_move_few_tasks(world: Any) -> None:
+    world.submit("wc")
+    before = view_of(world).assignment.task_slots()
+    report = rebalance(world.context(), "wc", workers=2, wait_secs=0)
+    after = view_of(world).assignment.task_slots()
+    moved = [task for task in before if before[task] != after[task]]
+    assert len(set(after.values())) == 2
+    assert len(moved) == report.moved <= 4
+    starts = view_of(world).assignment.start_secs()
+    assert len(starts) == 7
+
+
+def test_an_inactive_topology_stays_inactive(world: Any) -> None:
+    world.submit("wc", inactive=True)
+    rebalance(world.context(), "wc", workers=2, wait_secs=0)
+    assert view_of(world).base.status == "INACTIVE"
+
+
+def test_a_dry_run_changes_nothing(world: Any) -> None:
+    world.submit("wc")
+    before = view_of(world)
+    report = rebalance(world.context(), "wc", workers=3, dry_run=True)
+    assert report.outcome == "planned" and len(report.placement.workers) == 3
+    assert view_of(world).base_at == before.base_at
+
+
+def test_what_does_not_fit_never_disturbs_the_topology(world: Any) -> None:
+    world.submit("wc")
+    before = view_of(world)
+    with pytest.raises(Unavailable, match="slots"):
+        rebalance(world.context(), "wc", workers=9, executors={"split": 20}, wait_secs=0)
+    assert view_of(world).base_at == before.base_at
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"executors": {"spilt": 2}}, "did you mean 'split'"),
+        ({"executors": {"split": 0}}, "at least 1"),
+        ({"executors": {"__topology_master": 2}}, "has no component"),
+        ({"workers": 0}, "at least 1"),
+    ],
+)
+def test_wrong_requests(world: Any, options: dict[str, Any], message: str) -> None:
+    world.submit("wc")
+    with pytest.raises(InvalidRequest, match=message):
+        rebalance(world.context(), "wc", wait_secs=0, **options)
+
+
+def test_a_delayed_rebalance_is_finished_by_the_leader(world: Any) -> None:
+    world.submit("wc")
+    report = rebalance(world.context(), "wc", workers=2, wait_secs=5, stay=False)
+    assert (report.outcome, report.status) == ("waiting", "REBALANCING")
+    with pytest.raises(Conflict, match="REBALANCING and cannot be rebalanced"):
+        rebalance(world.context(), "wc", workers=3)
+    first = lifecycle.finish_due(world.context(), boot_now=0.0)
+    assert view_of(world).base.status == "REBALANCING" and first.done == ()
+    lifecycle.finish_due(world.context(), first.memory, boot_now=5.0)
+    assert view_of(world).base.status == "ACTIVE" and len(view_of(world).assignment.workers) == 2
+    assert finish_rebalance(world.context(), view_of(world).id).outcome == "unchanged"
+
+
+def test_a_run_that_stays_waits_for_the_delay(world: Any) -> None:
+    world.submit("wc")
+    slept: list[float] = []
+    report = rebalance(world.context(sleep=slept.append), "wc", workers=2, wait_secs=5)
+    assert slept == [5] and report.outcome == "assigned"
+
+
+def test_a_kill_during_a_rebalance_wins(world: Any) -> None:
+    topology_id = world.submit("wc")
+    rebalance(world.context(), "wc", workers=2, wait_secs=5, stay=False)
+    lifecycle.kill(world.context(), "wc", 10)
+    assert finish_rebalance(world.context(), topology_id).outcome == "unchanged"
+    assert view_of(world).base.status == "KILLED"
+    lifecycle.remove(world.context(), topology_id)
+    assert view_of(world) is None and world.cluster.state.get_children(paths.TOPOLOGY) == []
+
+
+def test_a_rebalance_that_no_longer_fits_gives_the_status_back(world: Any) -> None:
+    topology_id = world.submit("wc")
+    before = view_of(world)
+    rebalance(world.context(), "wc", workers=3, wait_secs=5, stay=False)
+    world.cluster.state.delete_node(paths.supervisor("s1"))
+    world.supervisor("s2", ports=(6900,))
+    with pytest.raises(Unavailable):
+        finish_rebalance(world.context(), topology_id)
+    after = view_of(world)
+    assert after.base.status == "ACTIVE" and after.base.workers == 1
+    assert after.assignment_at == before.assignment_at
+    assert not world.cluster.state.exists(paths.topology(topology_id) + "/rebalance")
+
+
+def test_tasks_that_are_fixed_are_only_regrouped(world: Any) -> None:
+    topology = {
+        "spouts": {"s": {"object": {"python": "m:S"}, "outputs": {"default": {"fields": ["x"]}}}},
+        "bolts": {
+            "b": {
+                "object": {"python": "m:B"},
+                "parallelism": 2,
+                "conf": {"topology.tasks": 4},
+                "inputs": [{"component": "s", "grouping": {"type": "shuffle"}}],
+            }
+        },
+    }
+    world.submit("wc", topology=topology)
+    assert view_of(world).tasks.components["b"].ids == (1, 2, 3, 4)
+    report = rebalance(world.context(), "wc", executors={"b": 4}, wait_secs=0)
+    assert report.tasks_added == () and view_of(world).base.executors["b"] == 4
+    assert view_of(world).tasks.components["b"].ids == (1, 2, 3, 4)
+    with pytest.raises(InvalidRequest, match=r"topology\.tasks"):
+        rebalance(world.context(), "wc", executors={"b": 5}, wait_secs=0)
+
+
+def test_interrupted_after_every_step(world: Any, crash_class: type[BaseException]) -> None:
+    world.submit("wc")
+    number = 0
+    while True:
+        number += 1
+        left = number
+
+        def crash(name: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise crash_class(name)
+
+        wanted = 1 + number % 3
+        try:
+            report = rebalance(world.context(checkpoint=crash), "wc", workers=wanted, wait_secs=0)
+            if report.outcome == "assigned":
+                break
+        except crash_class:
+            lifecycle.finish_due(world.context())
+        topology = view_of(world)
+        assert topology.base.status == "ACTIVE"
+        assert topology.base.workers == len(topology.assignment.workers)
+        if topology.base.workers != wanted:
+            rebalance(world.context(), "wc", workers=wanted, wait_secs=0)
+    assert number >= 4

@@ -1,0 +1,357 @@
+"""Six stages end in one running topology, or in nothing (design 4; cases S, J6, J7)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    Fenced,
+    InvalidTopology,
+    NotAlive,
+    Unavailable,
+)
+from storm_dagster.model.names import jar_key
+from storm_dagster.operations import lifecycle, submission
+from storm_dagster.operations.staging import read_token
+
+pytestmark = pytest.mark.zookeeper
+
+
+def visible(world: Any) -> dict[str, str]:
+    return {part.base.name: part.base.status for part in world.cluster.load_view().topologies.values()}
+
+
+def test_a_submission_ends_active_with_every_task_placed(world: Any) -> None:
+    topology_id = world.submit("wc", conf={"topology.workers": 2})
+    assert topology_id == "wc-1-1700000000"
+    topology = world.cluster.load_view().topologies[topology_id]
+    assert topology.base.status == topology.base.wanted_status == "ACTIVE"
+    assert topology.base.executors == {
+        "split": 2,
+        "count": 2,
+        "__acker": 1,
+        "__topology_master": 1,
+        "lines": 1,
+    }
+    assert topology.tasks.component_of() == {
+        1: "split",
+        2: "split",
+        3: "count",
+        4: "count",
+        5: "__acker",
+        6: "__topology_master",
+        7: "lines",
+    }
+    assert sorted(topology.assignment.task_slots()) == [1, 2, 3, 4, 5, 6, 7]
+    assert len(topology.assignment.workers) == 2
+    assert topology.beats.topology_master == 6
+    assert world.blobs.read(jar_key(topology_id)) == b"archive"
+    for path in (
+        paths.task_errors(topology_id),
+        paths.gray_upgrade(topology_id, "upgrading_workers"),
+        paths.gray_upgrade(topology_id, "upgraded_workers"),
+        paths.workers(topology_id),
+        paths.assignment_backup("wc"),
+    ):
+        assert world.cluster.state.exists(path), path
+
+
+def test_an_inactive_submission_stays_inactive(world: Any) -> None:
+    topology_id = world.submit("wc", inactive=True)
+    base = world.cluster.load_view().topologies[topology_id].base
+    assert (base.status, base.wanted_status) == ("INACTIVE", "INACTIVE")
+
+
+def test_nothing_is_visible_before_publication(world: Any) -> None:
+    ctx = world.context()
+    handle = world.upload("h1")
+    submission.stage_conf(ctx, name="wc", token="t1", handle=handle)
+    submission.stage_code(ctx, token="t1")
+    submission.stage_tasks(ctx, token="t1")
+    submission.stage_assignment(ctx, token="t1")
+    assert visible(world) == {}
+    assert world.cluster.assignment_ids() == []
+    report = submission.publish_assignment(ctx, token="t1")
+    assert report.status == "INACTIVE"
+    assert visible(world) == {"wc": "INACTIVE"}
+
+
+def test_repeating_with_the_same_token_gives_the_same_topology(
+    world: Any, stages: Callable[..., None]
+) -> None:
+    ctx = world.context()
+    first = world.submit("wc", "t1")
+    before = world.cluster.load_view()
+    world.time += 100
+    assert world.submit("wc", "t1") == first
+    after = world.cluster.load_view()
+    assert after.topologies[first].base_at == before.topologies[first].base_at
+    assert after.assignments_version == before.assignments_version
+    assert submission.publish_assignment(ctx, token="t1").already
+
+
+def test_a_repetition_never_replaces_the_code_that_runs(world: Any) -> None:
+    topology_id = world.submit("wc", "t1")
+    world.upload("other", archive=b"something else")
+    ctx = world.context()
+    report = submission.stage_conf(ctx, name="wc", token="t1", handle="other")
+    assert report.published
+    submission.stage_code(ctx, token="t1")
+    assert world.blobs.read(jar_key(topology_id)) == b"archive"
+
+
+def test_a_late_repetition_does_not_bring_a_killed_topology_back(world: Any) -> None:
+    world.submit("wc", "t1")
+    lifecycle.kill(world.context(), "wc", 0)
+    with pytest.raises(Conflict, match="new token"):
+        submission.stage_conf(world.context(), name="wc", token="t1", handle="handle-t1")
+    assert visible(world) == {}
+    assert world.submit("wc", "t2").startswith("wc-2-")
+
+
+def test_a_name_in_use_is_refused_before_anything_is_stored(world: Any) -> None:
+    world.submit("wc", "t1")
+    handle = world.upload("h2")
+    before = world.blobs.keys()
+    with pytest.raises(AlreadyAlive, match="wc-1-"):
+        submission.stage_conf(world.context(), name="wc", token="t2", handle=handle)
+    assert world.blobs.keys() == before
+    assert read_token(world.context(), "t2") is None
+
+
+def test_names_with_dots_do_not_collide(world: Any) -> None:
+    world.submit("aXb", "t1")
+    world.submit("a.b", "t2")
+    assert visible(world) == {"aXb": "ACTIVE", "a.b": "ACTIVE"}
+
+
+def test_a_name_taken_between_the_stages_is_refused_at_publication(world: Any) -> None:
+    ctx = world.context()
+    submission.stage_conf(ctx, name="wc", token="slow", handle=world.upload("h1"))
+    submission.stage_code(ctx, token="slow")
+    submission.stage_tasks(ctx, token="slow")
+    submission.stage_assignment(ctx, token="slow")
+    world.submit("wc", "fast")
+    with pytest.raises(AlreadyAlive, match="came first"):
+        submission.publish_assignment(ctx, token="slow")
+    assert len(world.cluster.load_view().topologies) == 1
+
+
+def test_an_invalid_topology_leaves_nothing(world: Any) -> None:
+    broken = {"spouts": {}, "bolts": {}}
+    with pytest.raises(InvalidTopology, match="no spout"):
+        world.submit("wc", "t1", topology=broken)
+    assert read_token(world.context(), "t1") is None
+    assert [key for key in world.blobs.keys() if not key.startswith("upload.")] == []
+
+
+@pytest.mark.parametrize(
+    ("conf", "message"),
+    [
+        ({"topology.workers": 0}, "at least 1"),
+        ({"topology.acker.executors": -1}, "at least 0"),
+        ({"topology.wrokers": 2}, "did you mean 'topology.workers'"),
+        ({"storm.local.dir": "/elsewhere"}, "storm.local.dir"),
+        (["not", "a", "map"], "must be a map"),
+    ],
+)
+def test_a_wrong_conf_is_refused(world: Any, conf: Any, message: str) -> None:
+    with pytest.raises(InvalidTopology, match=message):
+        world.submit("wc", conf=conf)
+
+
+def test_unknown_keys_are_warnings_for_thrift(world: Any) -> None:
+    ctx = world.context()
+    handle = world.upload("h1", conf={"topology.kryo.register": []})
+    world.blobs.put("upload.h1.source", b"thrift")
+    report = submission.stage_conf(ctx, name="wc", token="t1", handle=handle)
+    assert len(report.warnings) == 1 and "topology.kryo.register" in report.warnings[0]
+    # A later stage run reads what is staged, where the key still stands.
+    assert "topology.kryo.register" in report.conf
+    submission.stage_conf(ctx, name="wc", token="t1", handle=None)
+
+
+def test_what_does_not_fit_fails_at_once_with_the_planners_words(world: Any) -> None:
+    with pytest.raises(Unavailable, match=r"needs \d+ slots"):
+        world.submit("wide", conf={"topology.workers": 9}, topology=wide(12))
+    assert visible(world) == {}
+
+
+def wide(parallelism: int) -> dict[str, Any]:
+    return {
+        "spouts": {
+            "lines": {
+                "object": {"python": "m:L"},
+                "outputs": {"default": {"fields": ["x"]}},
+                "parallelism": parallelism,
+            }
+        },
+        "bolts": {},
+    }
+
+
+def test_a_deposed_epoch_publishes_nothing(world: Any) -> None:
+    ctx = world.context()
+    submission.stage_conf(ctx, name="wc", token="t1", handle=world.upload("h1"))
+    submission.stage_code(ctx, token="t1")
+    submission.stage_tasks(ctx, token="t1")
+    submission.stage_assignment(ctx, token="t1")
+    world.lead("127.0.0.1:6628")
+    with pytest.raises(Fenced):
+        submission.publish_assignment(ctx, token="t1")
+    assert visible(world) == {}
+    # Executed again, the first stage takes the current epoch.
+    submission.stage_conf(ctx, name="wc", token="t1", handle="h1")
+    submission.publish_assignment(ctx, token="t1")
+    world.lead("127.0.0.1:6629")
+    with pytest.raises(Fenced):
+        submission.activate_topology(ctx, token="t1")
+    assert visible(world) == {"wc": "INACTIVE"}
+    submission.stage_conf(ctx, name="wc", token="t1", handle=None)
+    submission.activate_topology(ctx, token="t1")
+    assert visible(world) == {"wc": "ACTIVE"}
+
+
+def test_without_a_leader_nothing_is_submitted(world: Any) -> None:
+    world.cluster.state.set_data(paths.EPOCH, b"")
+    with pytest.raises(Unavailable, match="no leader"):
+        world.submit("wc")
+
+
+def test_replication_that_is_not_reached_is_unavailable_unless_allowed(world: Any) -> None:
+    conf = {"topology.min.replication.count": 2, "topology.max.replication.wait.time.sec": 0}
+    with pytest.raises(Unavailable, match="allow-degraded"):
+        world.submit("wc", "t1", conf=conf)
+    assert visible(world) == {}
+    assert world.submit("wc", "t2", conf=conf, allow_degraded=True)
+
+
+def test_replication_counts_the_nimbuses_that_announce_a_blob(world: Any) -> None:
+    ctx = world.context()
+    conf = {"topology.min.replication.count": 2, "topology.max.replication.wait.time.sec": 0}
+    report = submission.stage_conf(ctx, name="wc", token="t1", handle=world.upload("h1", conf=conf))
+    for suffix in ("stormjar.jar", "stormconf.ser", "stormcode.ser"):
+        for holder in ("n1:6627-1", "n2:6627-1"):
+            world.cluster.state.mkdirs(paths.blob(f"{report.topology_id}-{suffix}", holder))
+    code = submission.stage_code(ctx, token="t1")
+    assert set(code.copies.values()) == {2} and not code.degraded
+
+
+def test_a_missing_upload_and_an_unknown_token_say_so(world: Any) -> None:
+    with pytest.raises(NotAlive, match="upload again"):
+        submission.stage_conf(world.context(), name="wc", token="t1", handle="never")
+    with pytest.raises(NotAlive, match="no staged record"):
+        submission.stage_code(world.context(), token="unknown")
+
+
+def test_two_submissions_never_share_a_slot(world: Any) -> None:
+    ctx = world.context()
+    for token, name in (("t1", "a"), ("t2", "b")):
+        submission.stage_conf(ctx, name=name, token=token, handle=world.upload(token))
+        submission.stage_code(ctx, token=token)
+        submission.stage_tasks(ctx, token=token)
+        submission.stage_assignment(ctx, token=token)
+    submission.publish_assignment(ctx, token="t1")
+    report = submission.publish_assignment(ctx, token="t2")
+    assert report.replanned == 1
+    slots = [
+        worker.slot
+        for topology in world.cluster.load_view().topologies.values()
+        for worker in topology.assignment.workers
+    ]
+    assert len(slots) == len(set(slots)) == 2
+
+
+def test_a_supervisor_that_went_is_planned_around(world: Any) -> None:
+    ctx = world.context()
+    submission.stage_conf(ctx, name="wc", token="t1", handle=world.upload("h1"))
+    submission.stage_code(ctx, token="t1")
+    submission.stage_tasks(ctx, token="t1")
+    staged = submission.stage_assignment(ctx, token="t1")
+    node = staged.placement.workers[0].node
+    world.cluster.state.delete_node(paths.supervisor(node))
+    report = submission.publish_assignment(ctx, token="t1")
+    assert report.replanned == 1
+    assert {worker.node for worker in report.assignment.workers} == {"s1", "s2"} - {node}
+
+
+def test_many_clients_with_one_name_and_one_wins(world: Any, zk_conf: Any) -> None:
+    """J7: through sessions of their own, at the same time."""
+    from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+    outcomes: list[str] = []
+    lock = threading.Lock()
+
+    def client(number: int) -> None:
+        cluster = StormClusterState.open(zk_conf)
+        try:
+            world.submit("wc", f"client-{number}", ctx=world.context(cluster=cluster))
+            outcome = "won"
+        except AlreadyAlive:
+            outcome = "lost"
+        finally:
+            cluster.disconnect()
+        with lock:
+            outcomes.append(outcome)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(outcomes) == ["lost"] * 5 + ["won"]
+    assert visible(world) == {"wc": "ACTIVE"}
+
+
+def test_many_topologies_at_once_are_all_placed_apart(world: Any, zk_conf: Any) -> None:
+    from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+    failures: list[BaseException] = []
+
+    def client(number: int) -> None:
+        cluster = StormClusterState.open(zk_conf)
+        try:
+            world.submit(f"wc{number}", ctx=world.context(cluster=cluster))
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            cluster.disconnect()
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not failures
+    slots = [
+        worker.slot
+        for topology in world.cluster.load_view().topologies.values()
+        for worker in topology.assignment.workers
+    ]
+    assert len(slots) == len(set(slots)) == 6
+
+
+def test_staged_parts_are_json_and_keep_the_order_of_components(world: Any) -> None:
+    topology = {
+        "spouts": {"z": {"object": {"python": "m:Z"}, "outputs": {"default": {"fields": ["x"]}}}},
+        "bolts": {
+            name: {
+                "object": {"python": "m:B"},
+                "inputs": [{"component": "z", "grouping": {"type": "shuffle"}}],
+            }
+            for name in ("zeta", "alpha", "mid")
+        },
+    }
+    topology_id = world.submit("order", "t1", topology=topology)
+    stored = json.loads(world.blobs.read(f"{topology_id}-stormcode.ser"))
+    assert list(stored["bolts"]) == ["zeta", "alpha", "mid"]
+    table = world.cluster.load_view().topologies[topology_id].tasks.component_of()
+    assert [table[task] for task in (1, 2, 3)] == ["zeta", "alpha", "mid"]
