@@ -18,6 +18,9 @@ GRACE_SECS = 10.0
 _FROZEN_ROLES = ("supervisor", "dagster-daemon")
 # Others still write to these while they end.
 _LAST_ROLES = ("zookeeper", "spark")
+# It waits up to a minute for a sensor tick that blocks on ZooKeeper; a tick has nothing to lose.
+_BRIEF_ROLES = ("dagster-code",)
+_BRIEF_SECS = 2.0
 
 
 def marks_of(records: Iterable[RunFile]) -> set[str]:
@@ -47,7 +50,12 @@ def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> Non
         if record.alive():
             _signal(record.pid, signal.SIGTERM)
             _signal(record.pid, signal.SIGCONT)
-    for record in _wait_gone(records, grace, hurry):
+    began = time.monotonic()
+    left = _wait_gone(records, min(grace, _BRIEF_SECS), hurry)
+    for record in left:
+        if record.role in _BRIEF_ROLES:
+            _signal(record.pid, signal.SIGKILL)
+    for record in _wait_gone(left, grace - (time.monotonic() - began), hurry):
         _signal(record.pid, signal.SIGKILL)
     _wait_gone(records, 5.0, lambda: False)
 

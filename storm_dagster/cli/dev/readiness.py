@@ -53,7 +53,8 @@ _LOCATIONS = """
   ... on Workspace { locationEntries { name loadStatus locationOrLoadError { __typename
     ... on RepositoryLocation { repositories { name } }
     ... on PythonError { message } } } }
-  ... on PythonError { message } } }
+  ... on PythonError { message } }
+  instance { daemonHealth { allDaemonStatuses { daemonType healthy lastHeartbeatErrors { message } } } } }
 """
 _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") { __typename } }'
 
@@ -65,7 +66,9 @@ def code_location_error(web_url: str) -> tuple[bool, str] | None:
     """
     try:
         answer = httpx.post(f"{web_url}/graphql", json={"query": _LOCATIONS}, timeout=10.0, trust_env=False)
-        workspace = answer.json()["data"]["workspaceOrError"]
+        data = answer.json()["data"]
+        workspace = data["workspaceOrError"]
+        daemons = {row["daemonType"]: row for row in data["instance"]["daemonHealth"]["allDaemonStatuses"]}
     except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
         return False, f"{web_url} does not answer ({type(error).__name__})"
     for entry in workspace.get("locationEntries", []):
@@ -73,7 +76,9 @@ def code_location_error(web_url: str) -> tuple[bool, str] | None:
             continue
         loaded = entry.get("locationOrLoadError") or {}
         if loaded.get("__typename") == "RepositoryLocation" and loaded.get("repositories"):
-            return None
+            # Runs are launched by the webserver, but without this daemon nothing heals.
+            healthy = daemons.get("SENSOR", {}).get("healthy")
+            return None if healthy else (False, "dagster-daemon has not reported yet")
         if loaded.get("__typename") == "PythonError":
             try:
                 httpx.post(f"{web_url}/graphql", json={"query": _RELOAD}, timeout=30.0, trust_env=False)

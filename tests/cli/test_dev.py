@@ -1,0 +1,149 @@
+"""``dev`` and ``stop`` with real daemons: ready means ready, and no process is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from storm_dagster.cli.dev.process_table import family, processes
+from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.testing.cluster import LocalCluster, run_cli
+from storm_dagster.testing.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+# An address where nothing listens: then dev starts no Spark of its own, which these tests do not need.
+NO_SPARK = {"spark.remote": "sc://127.0.0.1:9"}
+
+
+def of_home(home: Path) -> list[str]:
+    """Command lines of all live processes that were started with this HOME."""
+    wanted = f"STORM_DAGSTER_HOME={home}".encode()
+    found: list[str] = []
+    for process in processes():
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0")
+            if wanted in environment and process.pid != os.getpid():
+                raw = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+                found.append(raw.replace(b"\0", b" ").decode("utf-8", "replace"))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("dev") / "home", conf=NO_SPARK) as made:
+        yield made
+
+
+def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
+    endpoints = cluster.endpoints
+    with cluster.nimbus(patience=0.0) as nimbus:
+        assert nimbus.leader() == endpoints.nimbuses[0].http
+        seen = nimbus.get("/v1/cluster")
+    assert {row["id"] for row in seen["supervisors"]} == {"s1", "s2"}
+    assert endpoints.dagster is not None
+    query = {
+        "query": "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
+    }
+    answer = httpx.post(f"{endpoints.dagster.url}/graphql", json=query, trust_env=False).json()
+    assert answer["data"]["repositoriesOrError"]["nodes"] == [{"location": {"name": "storm"}}]
+    document = json.loads((cluster.home / "cluster.json").read_text())
+    assert set(document) == {
+        *("zookeeper", "zookeeper_root", "nimbuses", "supervisors", "dagster", "spark", "zookeeper_pid")
+    }
+
+
+def test_status_tells_what_runs(cluster: LocalCluster) -> None:
+    document = cluster.cli("status")
+    assert document["running"] and document["leader"] == cluster.endpoints.nimbuses[0].http
+    roles = {row["role"] for row in document["processes"] if row["alive"]}
+    assert {"dev", "zookeeper", "nimbus", "supervisor", "dagster-webserver", "dagster-daemon"} <= roles
+
+
+def test_doctor_finds_it_well(cluster: LocalCluster) -> None:
+    findings = cluster.cli("doctor", check=False).document["findings"]
+    # Spark was left out on purpose.
+    assert [row["check"] for row in findings if row["state"] == "broken"] == ["Spark"]
+
+
+def test_a_second_dev_is_refused(cluster: LocalCluster) -> None:
+    done = cluster.cli("dev", "--home", str(cluster.home), "--ports", "auto", check=False)
+    assert done.code == 3 and done.document["error"]["type"] == "Conflict"
+    assert "storm-dagster stop" in done.document["error"]["message"]
+
+
+def test_conf_given_to_dev_reaches_clients(cluster: LocalCluster) -> None:
+    conf = cluster.cli("conf", "spark.remote")["conf"]["spark.remote"]
+    assert conf["value"] == NO_SPARK["spark.remote"]
+
+
+def test_a_daemon_that_dies_is_started_again_on_its_ports(cluster: LocalCluster) -> None:
+    before = cluster.endpoints
+    for role in ("nimbus", "zookeeper"):
+        old = cluster.kill(role)
+
+        def restarted(role: str = role, old: RunFile = old) -> bool:
+            new = cluster.processes(role)
+            return bool(new) and new[0].pid != old.pid
+
+        eventually(restarted, 30, f"a new {role}")
+
+    def leads() -> bool:
+        with cluster.nimbus(patience=0.0) as nimbus:
+            return nimbus.reachable()
+
+    eventually(leads, 60, "a leader again")
+    after = cluster.endpoints
+    assert after.zookeeper == before.zookeeper and after.nimbuses[0].http == before.nimbuses[0].http
+    eventually(
+        lambda: cluster.endpoints.nimbuses[0].pid != before.nimbuses[0].pid, 10, "the new pid in the file"
+    )
+
+
+def test_stop_ends_what_a_killed_dev_left(cluster: LocalCluster) -> None:
+    """The last test of this cluster."""
+    mark = cluster.processes("dev")[0].id
+    cluster.kill("dev")
+    assert len(family(cluster.home, RunFile.read_all(cluster.home), [mark])) >= 6
+    done = cluster.cli("dev", "--home", str(cluster.home), "--ports", "auto", check=False)
+    assert done.code == 3 and "earlier cluster" in done.document["error"]["message"]
+    assert cluster.cli("stop")["ended"] >= 6
+    assert of_home(cluster.home) == []
+    assert list((cluster.home / "run").iterdir()) == []
+    assert ClusterFile.read(cluster.home) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
+    """Also for a ``dev &`` of a script, to whose children the shell gives an ignored SIGINT."""
+    home = tmp_path / "home"
+    pid_file = tmp_path / "pid"
+    out = tmp_path / "out"
+    options = f"--json --ports auto --home {home} -c spark.remote={NO_SPARK['spark.remote']} --supervisors 1"
+    script = f"{sys.executable} -m storm_dagster dev {options} > {out} 2> {tmp_path / 'err'} & echo $! > {pid_file}; wait"
+    shell = subprocess.Popen(["bash", "-c", script], start_new_session=True)
+    try:
+        eventually(
+            lambda: out.exists() and out.read_text().rstrip().endswith("}"), 200, "the cluster", interval=0.2
+        )
+        assert json.loads(out.read_text())["supervisors"][0]["id"] == "s1"
+        assert len(of_home(home)) >= 5
+        os.kill(int(pid_file.read_text()), number)
+        shell.wait(60)
+        assert of_home(home) == []
+        assert not (home / "cluster.json").exists()
+    finally:
+        if shell.poll() is None:
+            shell.terminate()
+            shell.wait()
+        run_cli("stop", home=home)
