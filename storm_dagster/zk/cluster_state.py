@@ -6,7 +6,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
 from kazoo.protocol.states import WatchedEvent, ZnodeStat
@@ -15,6 +15,13 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.model.view import Versioned
 from storm_dagster.zk.session import ZkSession
+from storm_dagster.zk.state_protocol import (
+    CHILDREN_CHANGED,
+    CREATED,
+    DATA_CHANGED,
+    DELETED,
+    ClusterState,
+)
 from storm_dagster.zk.transaction import Transaction, conflict
 
 __all__ = [
@@ -30,120 +37,9 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
-CREATED = "created"
-DELETED = "deleted"
-DATA_CHANGED = "data-changed"
-CHILDREN_CHANGED = "children-changed"
-
 _EVENTS = {"CREATED": CREATED, "DELETED": DELETED, "CHANGED": DATA_CHANGED, "CHILD": CHILDREN_CHANGED}
 # Races between reading a node and acting on it are run again this often before they are a Conflict.
 _ATTEMPTS = 10
-
-
-@runtime_checkable
-class ClusterState(Protocol):
-    """A tree of small nodes with versions, ephemeral nodes, one-shot watches and transactions.
-
-    Paths start with ``/`` and are below the state's root. ``watch=True`` arms a one-shot watch, whose
-    event goes to every registered callback. Every method raises ``Unavailable`` when the store is out of
-    reach; a write whose answer was lost may have landed.
-    """
-
-    def register(self, callback: Callable[[str, str], None]) -> str:
-        """Call ``callback(type, path)`` for every watch event until :meth:`unregister`; returns its uuid."""
-        ...
-
-    def unregister(self, registration: str) -> None:
-        """Undo :meth:`register`; an unknown uuid is ignored."""
-        ...
-
-    def set_ephemeral_node(self, path: str, data: bytes) -> None:
-        """Make ``path`` an ephemeral node of this session with ``data``; see the implementation."""
-        ...
-
-    def claim_ephemeral_node(self, path: str, data: bytes) -> bool:
-        """Create the ephemeral node if it is absent; whether it belongs to this session afterwards."""
-        ...
-
-    def delete_node(self, path: str) -> None:
-        """Delete the node and everything below it; a missing node is no error."""
-        ...
-
-    def create_node(self, path: str, data: bytes = b"") -> None:
-        """Create a persistent node and its parents; ``Conflict`` when it exists."""
-        ...
-
-    def create_sequential(self, path: str, data: bytes) -> str:
-        """Create a persistent node whose name gets a rising 10-digit suffix; returns its path."""
-        ...
-
-    def set_data(self, path: str, data: bytes, version: int | None = None) -> int:
-        """Write the data; returns the new version. With ``version``, only if the node has that one."""
-        ...
-
-    def get_data(self, path: str, watch: bool = False) -> bytes | None:
-        """The data, ``None`` without the node; a watch on a missing node fires at its creation."""
-        ...
-
-    def get_data_with_version(self, path: str, watch: bool = False) -> tuple[bytes, Versioned] | None:
-        """The data and its version, ``None`` without the node."""
-        ...
-
-    def get_version(self, path: str, watch: bool = False) -> int | None:
-        """The data version, ``None`` without the node."""
-        ...
-
-    def get_children(self, path: str, watch: bool = False) -> list[str]:
-        """Names of the children, sorted; ``Conflict`` without the node."""
-        ...
-
-    def find_children(self, path: str, watch: bool = False) -> list[str] | None:
-        """Names of the children, sorted, ``None`` without the node (a watch then fires at its creation)."""
-        ...
-
-    def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
-        """:meth:`get_data_with_version` of many nodes, without waiting for one after the other."""
-        ...
-
-    def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
-        """:meth:`find_children` of many nodes, without waiting for one after the other."""
-        ...
-
-    def mkdirs(self, path: str) -> None:
-        """Create the node and its parents below the root where they are missing."""
-        ...
-
-    def exists(self, path: str, watch: bool = False) -> bool:
-        """Whether the node exists."""
-        ...
-
-    def owned(self, path: str) -> bool:
-        """Whether the node is an ephemeral node of this session."""
-        ...
-
-    def sync_path(self, path: str) -> None:
-        """Make the reads that follow see every write that was acknowledged before, by whomever."""
-        ...
-
-    def delete_node_blobstore(self, parent: str, host_port: str) -> None:
-        """Delete the children of ``parent`` that are ``<host_port>-<sequence>``; no parent is no error."""
-        ...
-
-    def transaction(self) -> Transaction:
-        """A new, empty transaction."""
-        ...
-
-    def add_listener(self, wake: Callable[[str], None]) -> None:
-        """Call ``wake`` with CONNECTED, SUSPENDED or LOST on each change; it must not block."""
-        ...
-
-    def remove_listener(self, wake: Callable[[str], None]) -> None:
-        """Undo :meth:`add_listener`."""
-        ...
-
-    def close(self) -> None:
-        """Deliver no more events, and end the session; its ephemeral nodes vanish."""
-        ...
 
 
 def parent_of(path: str) -> str:
@@ -173,6 +69,10 @@ class ZooKeeperClusterState(ClusterState):
         # One bound method for all watches: kazoo keeps watchers in a set, so each event comes once.
         self._watcher = self._on_event
         self._newest_event: WatchedEvent | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self.session.connected
 
     # -- events -----------------------------------------------------------------------------------------
 
@@ -386,27 +286,33 @@ class ZooKeeperClusterState(ClusterState):
         replaced. With it (0 included), ``Conflict`` unless the node exists and has that version.
         """
         _check_size(path, data)
-        full = self.session.full(path)
-        expected = -1 if version is None else version
+        if version is not None:
+            return self._set(path, data, version).version
         for _ in range(_ATTEMPTS):
             try:
-                stat = self.session.call(
-                    lambda client: client.set_async(full, data, version=expected), f"a write of {path}"
-                )
-                return stat.version
-            except BadVersionError:
-                raise conflict(
-                    f"{path} was changed meanwhile (version {version} was expected): read again", path
-                ) from None
-            except NoNodeError:
-                if version is not None:
-                    raise conflict(f"{path} does not exist any more: read again", path) from None
+                return self._set(path, data, -1).version
+            except Conflict as error:
+                if error.path != path:
+                    raise
             try:
                 self._create_with_parents(path, data)
                 return 0
             except NodeExistsError:
                 continue
         raise conflict(f"{path} appears and vanishes all the time: try again", path)
+
+    def _set(self, path: str, data: bytes, version: int) -> ZnodeStat:
+        full = self.session.full(path)
+        try:
+            return self.session.call(
+                lambda client: client.set_async(full, data, version=version), f"a write of {path}"
+            )
+        except BadVersionError:
+            raise conflict(
+                f"{path} was changed meanwhile (version {version} was expected): read again", path
+            ) from None
+        except NoNodeError:
+            raise conflict(f"{path} does not exist any more: read again", path) from None
 
     def set_ephemeral_node(self, path: str, data: bytes) -> None:
         """Make ``path`` an ephemeral node of this session that holds ``data``.
@@ -424,7 +330,9 @@ class ZooKeeperClusterState(ClusterState):
                 if stat is None:
                     self._create_with_parents(path, data, ephemeral=True)
                 elif mine and stat.ephemeralOwner == mine:
-                    self.set_data(path, data, stat.version)
+                    # Versions begin at 0 again in a node that was replaced meanwhile: look whose it is.
+                    if self._set(path, data, stat.version).ephemeralOwner != mine:
+                        continue
                 else:
                     self.transaction().delete(path, stat.version).create(path, data, ephemeral=True).commit()
                 return

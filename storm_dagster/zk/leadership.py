@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, Corrupt
+from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import EpochRecord, encode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.watches import Wake
@@ -60,7 +60,7 @@ class LeadershipSession:
     def held_epoch(self) -> int | None:
         """The epoch that this nimbus leads in; ``None`` while it does not lead, or cannot know."""
         confirmed = self._confirmed
-        if confirmed is None or confirmed[1] != self._interruptions or not self._cluster.session.connected:
+        if confirmed is None or confirmed[1] != self._interruptions or not self._state.connected:
             return None
         return confirmed[0]
 
@@ -167,7 +167,9 @@ class LeadershipSession:
             except (ValueError, RecursionError):
                 detail = None
             if not isinstance(detail, dict):
-                raise Corrupt(f"{folder}/{address} holds no JSON map: restart that nimbus, which rewrites it")
+                # It lives, so that it is listed; what it says of itself counts as unsaid.
+                _log.error("%s/%s holds no JSON map: restart that nimbus, which rewrites it", folder, address)
+                detail = {}
             details[address] = detail
         return details
 

@@ -12,7 +12,7 @@ from kazoo.exceptions import NodeExistsError
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
-from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 
 __all__ = ["check_cluster_id", "create_cluster_root", "create_root_node", "find_cluster_id"]
@@ -31,28 +31,40 @@ def create_root_node(session: ZkSession) -> None:
             continue
 
 
-def find_cluster_id(session: ZkSession) -> str | None:
-    """The cluster id below the session's root; ``None`` without the root or without an id in it."""
-    raw = ZooKeeperClusterState(session).get_data(paths.CLUSTER_ID)
+def _state_of(of: ZkSession | ClusterState) -> ClusterState:
+    return ZooKeeperClusterState(of) if isinstance(of, ZkSession) else of
+
+
+def _place(state: ClusterState) -> str:
+    session = getattr(state, "session", None)
+    if isinstance(session, ZkSession):
+        return f"{session.root or '/'} in ZooKeeper at {session.hosts}"
+    return "the cluster state"
+
+
+def find_cluster_id(of: ZkSession | ClusterState) -> str | None:
+    """The cluster id below the root; ``None`` without the root or without an id in it."""
+    state = _state_of(of)
+    raw = state.get_data(paths.CLUSTER_ID)
     if raw is None:
         return None
     found = raw.decode("utf-8", "replace")
     if not _CLUSTER_ID.fullmatch(found):
         raise Corrupt(
-            f"{session.full(paths.CLUSTER_ID)} holds no cluster id ({found!r:.80}): "
+            f"{paths.CLUSTER_ID} below {_place(state)} holds no cluster id ({found!r:.80}): "
             "it was damaged or written by something else; look at the node before removing it"
         )
     return found
 
 
-def check_cluster_id(session: ZkSession, expected: str | None = None) -> str:
-    """The cluster id of the session's root, which must be ``expected`` when that is given.
+def check_cluster_id(of: ZkSession | ClusterState, expected: str | None = None) -> str:
+    """The cluster id of the root, which must be ``expected`` when that is given.
 
     Raises ``Unavailable`` when the root is absent or has no id, ``Conflict`` when the id is another one.
     Nothing is created or changed.
     """
-    found = find_cluster_id(session)
-    where = f"{session.root or '/'} in ZooKeeper at {session.hosts}"
+    found = find_cluster_id(of)
+    where = _place(_state_of(of))
     if found is None:
         raise Unavailable(
             f"{where} holds no cluster: nothing was created or removed; check storm.zookeeper.root and "
@@ -66,7 +78,7 @@ def check_cluster_id(session: ZkSession, expected: str | None = None) -> str:
     return found
 
 
-def create_cluster_root(session: ZkSession, cluster_id: str) -> None:
+def create_cluster_root(of: ZkSession | ClusterState, cluster_id: str) -> None:
     """Create the root, its first-level nodes and ``/cluster_id``; creating the same cluster again is no error.
 
     The first-level nodes and the id are made in one transaction, so that a root either has an id and all
@@ -76,11 +88,13 @@ def create_cluster_root(session: ZkSession, cluster_id: str) -> None:
         raise InvalidRequest(
             f"cluster id {cluster_id!r:.80} may hold 1 to 100 letters, digits and any of ._-: choose another"
         )
-    state = ZooKeeperClusterState(session)
-    create_root_node(session)
+    state = _state_of(of)
+    session = getattr(state, "session", None)
+    if isinstance(session, ZkSession):
+        create_root_node(session)
     for _ in range(10):
-        if find_cluster_id(session) is not None:
-            check_cluster_id(session, cluster_id)
+        if find_cluster_id(state) is not None:
+            check_cluster_id(state, cluster_id)
             # An older version of the layout may lack some.
             for path in paths.FIRST_LEVEL:
                 state.mkdirs(path)
@@ -95,4 +109,4 @@ def create_cluster_root(session: ZkSession, cluster_id: str) -> None:
         except Conflict:
             continue
         return
-    raise Conflict(f"others create the root {session.root or '/'} at the same time: try again")
+    raise Conflict(f"others create {_place(state)} at the same time: try again")

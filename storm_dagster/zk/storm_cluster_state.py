@@ -110,17 +110,14 @@ class StormClusterState(StormOperations):
 
     @staticmethod
     def _identify(state: ClusterState, create_root: bool, expected: str | None) -> str:
-        session = getattr(state, "session", None)
-        if not isinstance(session, ZkSession):
-            raise InvalidRequest(f"{type(state).__name__} is no cluster state on a ZooKeeper session")
-        if create_root and root.find_cluster_id(session) is None:
+        if create_root and root.find_cluster_id(state) is None:
             try:
-                root.create_cluster_root(session, expected or uuid.uuid4().hex)
+                root.create_cluster_root(state, expected or uuid.uuid4().hex)
             except Conflict:
                 # Another was faster: its id is as good as the one made up here, but not as one given.
                 if expected is not None:
                     raise
-        return root.check_cluster_id(session, expected)
+        return root.check_cluster_id(state, expected)
 
     def cluster_id(self) -> str:
         """The id of the cluster that this object was opened for."""
@@ -128,17 +125,17 @@ class StormClusterState(StormOperations):
 
     def check_cluster_id(self) -> None:
         """Ask ZooKeeper again: ``Unavailable`` when the root is gone, ``Conflict`` when it is another's."""
-        root.check_cluster_id(self._session, self._cluster_id)
-
-    @property
-    def _session(self) -> ZkSession:
-        assert isinstance(self.state, ZooKeeperClusterState)
-        return self.state.session
+        root.check_cluster_id(self.state, self._cluster_id)
 
     @property
     def session(self) -> ZkSession:
-        """The session below: connection state, leases, ping."""
-        return self._session
+        """The session below: leases, ping. ``InvalidRequest`` when the state has none."""
+        found = getattr(self.state, "session", None)
+        if not isinstance(found, ZkSession):
+            raise InvalidRequest(
+                f"{type(self.state).__name__} is not on a ZooKeeper session: ask the state itself"
+            )
+        return found
 
     def disconnect(self) -> None:
         """Unregister the callbacks; close the client if it was made by :meth:`open` from a conf."""
@@ -174,7 +171,7 @@ class StormClusterState(StormOperations):
         elif self._interrupted.is_set():
             self._interrupted.clear()
             # Watches die with the connection (hazard K7): whatever they waited for may have happened.
-            self._session.dispatch(self.watches.wake_all)
+            self.session.dispatch(self.watches.wake_all)
 
     def _wake(self, path: str, wake: Wake | None) -> bool:
         if wake is not None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from storm_dagster.model import paths
+from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.records import TaskError, TaskTable, decode_record, encode_record
 from storm_dagster.zk.cluster_state import ClusterState
 
 __all__ = ["KEPT_ERRORS", "component_of_task", "read_errors", "report_error"]
+
+_log = logging.getLogger(__name__)
 
 KEPT_ERRORS = 10
 _LONGEST_ERROR = 32 * 1024  # characters; a trace longer than that keeps its two ends
@@ -55,9 +60,14 @@ def read_errors(state: ClusterState, topology_id: str) -> dict[str, list[TaskErr
     found = state.get_many([f"{top}/{folder}/{name}" for folder, name in flat])
     errors: dict[str, list[TaskError]] = {}
     for (folder, name), node in zip(flat, found, strict=True):
-        if node is not None:
-            component = folder.replace("%2E", ".").replace("%2F", "/").replace("%25", "%")
-            errors.setdefault(component, []).append(
-                decode_record(TaskError, node[0], f"{top}/{folder}/{name}")
-            )
+        if node is None:
+            continue
+        try:
+            record = decode_record(TaskError, node[0], f"{top}/{folder}/{name}")
+        except Corrupt as error:
+            # Nothing is decided from errors: a damaged one must not hide the others.
+            _log.error("%s", error.message)
+            continue
+        component = folder.replace("%2E", ".").replace("%2F", "/").replace("%25", "%")
+        errors.setdefault(component, []).append(record)
     return errors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 
@@ -183,3 +184,57 @@ def test_the_epoch_node_is_never_taken_by_force(nimbus: Callable[[], Nimbus]) ->
         cluster.state.create_node(paths.NIMBUS_MASTER, b"n2:1")
     assert b.try_lead("n2:1", "http://n2") is None
     assert a.is_leader(1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_interruptions_never_make_two_writers(
+    nimbus: Callable[[], Nimbus], zk_expire: Expire, seed: int
+) -> None:
+    chance = random.Random(seed)
+    candidates = [nimbus() for _ in range(3)]
+    witness = candidates[0][0]
+    epochs: list[int] = []
+    for turn in range(20):
+
+        def one_leads(number_of_turn: int = turn) -> tuple[int, int] | None:
+            for number, (_, leadership) in enumerate(candidates):
+                try:
+                    epoch = leadership.try_lead(f"n{number}:1", f"http://n{number}")
+                except Unavailable:
+                    continue
+                if epoch is not None:
+                    return number, epoch
+            return None
+
+        number, epoch = eventually(one_leads, what=f"a leader in turn {turn} of seed {seed}")
+        assert not epochs or epoch >= epochs[-1]
+        # Whoever believes to lead writes; only the newest epoch's writes land.
+        landed = 0
+        for cluster, leadership in candidates:
+            held = leadership.held_epoch
+            if held is None:
+                continue
+            try:
+                cluster.fenced(held).commit()
+                landed += 1
+            except (Fenced, Unavailable):
+                continue
+        assert landed <= 1
+        for old in {each for each in epochs if each < epoch}:
+            with pytest.raises(Fenced):
+                eventually(
+                    lambda old=old: witness.fenced(old).commit() is None,
+                    what="a refusal",
+                    ignore=(Unavailable,),
+                )
+        epochs.append(epoch)
+        cluster, leadership = candidates[number]
+        chance.choice(
+            [
+                leadership.resign,
+                cluster.session.drop_link,
+                lambda cluster=cluster: zk_expire(cluster.session),
+                lambda: None,
+            ]
+        )()
+    assert epochs == sorted(epochs)
