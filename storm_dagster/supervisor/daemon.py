@@ -30,7 +30,13 @@ from storm_dagster.model.run_file import RunFile, boot_id
 from storm_dagster.supervisor.adoption import FoundWorker, find_workers, remove_stale_folders
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
-from storm_dagster.supervisor.housekeeping import Housekeeper, remove_folder, remove_run_file, rotate
+from storm_dagster.supervisor.housekeeping import (
+    Housekeeper,
+    remove_folder,
+    remove_old_logs,
+    remove_run_file,
+    rotate,
+)
 from storm_dagster.supervisor.launcher import HEARTBEAT, Launcher, log_path
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.localizer import Localizer
@@ -43,6 +49,7 @@ _log = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TIDY_SECS = 10.0
+_LOGS_SECS = 3600.0
 
 
 def boot_clock() -> float:
@@ -89,6 +96,7 @@ class Supervisor:
         self._started = int(time.time())
         self._wake = threading.Event()
         self._passes = 0
+        self._logs_looked_at = 0.0
         self._stopping = threading.Event()
         self._file = LocalStateFile(self._folder / "localstate")
         before = self._file.read()
@@ -257,6 +265,15 @@ class Supervisor:
             # Never before the cluster was read: what nobody seems to want may only not be known yet.
             for code_dir in self._localizer.remove_unused(self.table.used_code):
                 _log.info("code %s is used no more and was removed", code_dir)
+        now = time.time()
+        if now - self._logs_looked_at > _LOGS_SECS:
+            self._logs_looked_at = now
+            used = {live.log_path.parent for live in self.table.workers()}
+            for folder in used:
+                # A worker that has nothing to say for a week still has its log.
+                os.utime(folder)
+            for folder in remove_old_logs(self._home, now):
+                _log.info("old worker logs removed: %s", folder)
         for live in self.table.workers():
             rotate(live.log_path, self._conf["worker.log.max.bytes"], self._conf["worker.log.backups"])
 

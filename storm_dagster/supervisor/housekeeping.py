@@ -13,9 +13,12 @@ from pathlib import Path
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.supervisor.local_state import LocalState, LocalStateFile
 
-__all__ = ["Housekeeper", "remove_run_file", "rotate"]
+__all__ = ["Housekeeper", "remove_folder", "remove_old_logs", "remove_run_file", "rotate"]
 
 _log = logging.getLogger(__name__)
+
+KEEP_LOGS_SECS = 7 * 86_400.0
+"""Logs of topologies that are gone stay a week, as Storm's do: they are what one looks at after a kill."""
 
 
 class Housekeeper:
@@ -67,6 +70,31 @@ def remove_run_file(home: Path, supervisor_id: str, port: int, pid: int, ticks: 
 def remove_folder(folder: Path) -> None:
     """Remove a dead worker's working folder."""
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_old_logs(home: Path, now_secs: float, keep_secs: float = KEEP_LOGS_SECS) -> list[Path]:
+    """Remove the log folders of worker slots in which nothing was written for so long; what was removed.
+
+    A live worker's log is younger: its slot's folder is touched at every start and rotation, and a log that is
+    open is kept while its process writes. Links are removed, never followed.
+    """
+    removed: list[Path] = []
+    for topology in sorted((home / "logs" / "workers").glob("*")):
+        if topology.is_symlink() or not topology.is_dir():
+            continue
+        for slot in sorted(topology.iterdir()):
+            newest = max(path.lstat().st_mtime for path in (slot, *slot.glob("*")))
+            if now_secs - newest > keep_secs:
+                if slot.is_dir() and not slot.is_symlink():
+                    shutil.rmtree(slot, ignore_errors=True)
+                else:
+                    slot.unlink(missing_ok=True)
+                removed.append(slot)
+        try:
+            topology.rmdir()
+        except OSError:
+            pass
+    return removed
 
 
 def rotate(log: Path, max_bytes: int, backups: int) -> bool:

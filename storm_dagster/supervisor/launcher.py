@@ -20,6 +20,7 @@ from storm_dagster.core.slot_model import Work
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.model.run_file import RunFile, boot_id, start_ticks
 from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import WorkerProcess
 
@@ -106,6 +107,8 @@ class Launcher:
         environment = worker_environment(os.environ, conf, spec.archive_root, self._home)
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)
+        # Also here: a worker that never lives long enough is not met by the regular rotation.
+        rotate(log, int(self._conf["worker.log.max.bytes"]), int(self._conf["worker.log.backups"]))
         try:
             spec.write(folder / SPEC)
             child = self._spawn(worker_command(conf, folder / SPEC), folder, environment, log)

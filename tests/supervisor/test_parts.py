@@ -20,7 +20,7 @@ from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.model.run_file import RunFile, boot_id, start_ticks
 from storm_dagster.supervisor.daemon import resolve_supervisor_id
 from storm_dagster.supervisor.health import check_once
-from storm_dagster.supervisor.housekeeping import remove_run_file, rotate
+from storm_dagster.supervisor.housekeeping import remove_old_logs, remove_run_file, rotate
 from storm_dagster.supervisor.launcher import log_path, worker_command, worker_environment
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.processes import ProcessWatch, WorkerProcess, end_session, session_members
@@ -272,6 +272,22 @@ def test_rotation_never_writes_through_a_planted_link(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         rotate(log, 1, 1)
     assert victim.read_text() == "mine"
+
+
+def test_logs_that_are_a_week_old_are_removed(tmp_path: Path) -> None:
+    for name in ("old-1-1/6900", "old-1-1/6901", "new-2-2/6900"):
+        folder = tmp_path / "logs/workers" / name
+        folder.mkdir(parents=True)
+        (folder / "worker.log").write_text("x")
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "logs/workers/old-1-1/link").symlink_to(outside)
+    for path in [*(tmp_path / "logs/workers/old-1-1").rglob("*")]:
+        os.utime(path, (1, 1), follow_symlinks=False)
+    removed = remove_old_logs(tmp_path, now_secs=(tmp_path / "outside").stat().st_mtime)
+    assert [path.name for path in removed] == ["6900", "6901", "link"]
+    assert os.listdir(tmp_path / "logs/workers") == ["new-2-2"]
+    assert outside.is_dir()
 
 
 def test_only_a_dead_workers_own_run_file_is_removed(tmp_path: Path) -> None:
