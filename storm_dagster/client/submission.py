@@ -123,12 +123,9 @@ def submit_target(
     if name is not None:
         check_topology_name(name)
     validate_conf(conf or {}, source="conf of the submission")
-    tell = (lambda step: progress(step, "STARTED")) if progress is not None else None
     uploaded = upload_target(
-        nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=tell
+        nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
     )
-    if progress is not None:
-        progress("upload", "SUCCESS")
     return submit_uploaded(
         nimbus,
         uploaded,

@@ -97,18 +97,21 @@ def upload_target(
     conf: Mapping[str, Any] | None = None,
     home: Path | None = None,
     requirements: Path | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Callable[[str, str], None] | None = None,
 ) -> Uploaded:
     """Describe TARGET in a child process, build its archive and upload it with ``conf``.
 
-    ``home`` (the cluster's folder) stays out of the archive. ``progress`` hears the step that begins
-    (``describe``, ``upload``). Errors as :func:`bundle_target` and :class:`NimbusClient` raise them.
+    ``home`` (the cluster's folder) stays out of the archive. ``progress`` hears the steps ``describe`` and
+    ``upload`` with ``STARTED`` and ``SUCCESS``. Errors as :func:`bundle_target` and :class:`NimbusClient` raise them.
     """
-    tell = progress or (lambda step: None)
+    tell = progress or (lambda step, state: None)
     with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder:
-        tell("describe")
+        tell("describe", "STARTED")
         bundle = bundle_target(target, args, folder=Path(folder), home=home, requirements=requirements)
-        tell("upload")
-        return upload(
+        tell("describe", "SUCCESS")
+        tell("upload", "STARTED")
+        done = upload(
             nimbus, archive=bundle.archive, conf=conf or {}, topology=bundle.topology, name=bundle.name
         )
+        tell("upload", "SUCCESS")
+        return done
