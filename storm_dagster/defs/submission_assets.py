@@ -88,7 +88,7 @@ def _source(context: dg.AssetExecutionContext, config: SubmitConfig, nimbus: Nim
             config.target,
             conf=config.conf,
             home=nimbus.home_path(),
-            progress=lambda step: context.log.info(f"{config.target}: {step}"),
+            progress=lambda step, state: context.log.info(f"{config.target}: {step} {state.lower()}"),
         )
     context.log.info(f"uploaded {uploaded.size} bytes, sha256 {uploaded.sha256} (sent: {uploaded.sent})")
     return uploaded.handle
@@ -131,7 +131,7 @@ def topology_conf(
     with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
         if token is None:
             # Launched by hand. Without anything to submit, what is staged for the name is validated again.
-            token = _staged_before(ops, name) if handle is None else context.run_id
+            token = _staged_before(ops, name) if handle is None else context.run.run_id
         check_token(token)
         tag_run(context, token)
         report = submission.stage_conf(
