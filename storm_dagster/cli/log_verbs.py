@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,48 +11,36 @@ import click
 
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import plain, print_json
-from storm_dagster.model.errors import InvalidRequest, NotAlive, StormDagsterError
-from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 
 __all__ = ["COMMANDS"]
 
 
-def _specs(home: Path) -> Iterator[tuple[WorkerSpec, float]]:
-    """The specs of the workers that were started in this HOME, with their age."""
-    for path in home.glob("**/*.json"):
-        # Worker folders only: HOME/workers/<worker id>/..., at most two levels deep.
-        if path.parent.parent != home / "workers":
-            continue
-        try:
-            yield WorkerSpec.model_validate_json(path.read_bytes()), path.stat().st_mtime
-        except (OSError, ValueError):
-            continue
-
-
 def _workers(invocation: Invocation, name: str) -> list[dict[str, Any]]:
-    """The workers of a topology, newest last: of those that run, else of whatever is on the disk."""
-    live: set[tuple[str, int]] | None = None
-    topology_id = name
+    """The logs of a topology's workers on this machine: of its present deployment, else of the newest one."""
+    folder = invocation.home / "logs" / "workers"
+    topology_id: str | None = None
+    hosts: dict[int, str] = {}
     try:
         with invocation.nimbus(patience=0.0) as nimbus:
             document = nimbus.get(f"/v1/topologies/{name}")
         topology_id = document["id"]
-        live = {(worker["node"], worker["port"]) for worker in document["workers"]}
-    except NotAlive:
-        pass
+        hosts = {worker["port"]: worker["host"] for worker in document["workers"]}
     except StormDagsterError:
-        live = None
-    found: dict[tuple[str, int], tuple[float, dict[str, Any]]] = {}
-    for spec, age in _specs(invocation.home):
-        if spec.topology_id != topology_id and not spec.topology_id.startswith(f"{name}-"):
-            continue
-        slot = (spec.node, spec.port)
-        if live and slot not in live:
-            continue
-        if slot not in found or found[slot][0] < age:
-            row = {"node": spec.node, "host": spec.host, "port": spec.port, "log": spec.log_path}
-            found[slot] = (age, row)
-    return [row for _, row in sorted(found.values(), key=lambda item: (item[1]["node"], item[1]["port"]))]
+        # Killed, or the cluster is down: what it wrote is still there.
+        pattern = re.compile(rf"{re.escape(name)}(-[0-9]+-[0-9]+)?")
+        found = [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
+        if found:
+            topology_id = max(found, key=lambda path: path.stat().st_mtime).name
+    if topology_id is None:
+        return []
+    local = str(invocation.conf["storm.local.hostname"])
+    rows = [
+        {"host": hosts.get(int(path.parent.name), local), "port": int(path.parent.name), "log": str(path)}
+        for path in (folder / topology_id).glob("*/worker.log")
+        if path.parent.name.isdigit()
+    ]
+    return sorted(rows, key=lambda row: row["port"])
 
 
 def _last_lines(path: Path, count: int) -> list[str]:
@@ -102,9 +90,7 @@ def logs(invocation: Invocation, name: str, worker: str | None, count: int, foll
     """The logs of the workers of topology NAME (of this machine)."""
     rows = _workers(invocation, name)
     if worker is not None:
-        rows = [
-            row for row in rows if worker in (f"{row['host']}:{row['port']}", f"{row['node']}:{row['port']}")
-        ]
+        rows = [row for row in rows if worker == f"{row['host']}:{row['port']}"]
     if not rows:
         raise InvalidRequest(
             f"no log of topology {name!r}{' on ' + worker if worker else ''} lies in {invocation.home}: see "
