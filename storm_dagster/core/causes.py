@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import Corrupt, InvalidRequest
+from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
 __all__ = ["Attempt", "AttemptMemory", "Cause", "CauseKind", "due_attempts"]
 
@@ -49,8 +50,8 @@ class Cause:
         return f"topology {self.name!r}: {text} ({len(self.tasks)} tasks)"
 
     def to_json(self) -> dict[str, Any]:
-        """The form for a run's config."""
-        return {**asdict(self), "tasks": list(self.tasks), "avoid": list(self.avoid)}
+        """The form for a run's config; tasks as ranges, so that it stays small."""
+        return {**asdict(self), "tasks": encode_ranges(self.tasks), "avoid": list(self.avoid)}
 
     @staticmethod
     def from_json(document: Any) -> Cause:
@@ -67,10 +68,10 @@ class Cause:
                 node=str(document["node"]),
                 host=str(document["host"]),
                 port=int(document["port"]),
-                tasks=tuple(int(task) for task in document["tasks"]),
+                tasks=decode_ranges(document["tasks"]),
                 avoid=tuple(str(node) for node in document.get("avoid", ())),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, Corrupt) as error:
             raise InvalidRequest(
                 f"{document!r:.200} is no cause of a reassignment ({error}): pass what the heartbeat sensor made"
             ) from None

@@ -74,7 +74,7 @@ def test_a_running_topology_survives_every_cleaning(world: Any) -> None:
     topology_id = world.submit("wc")
     ctx = world.context()
     before = world.cluster.load_view().topologies[topology_id]
-    keys = [key for key in world.blobs.keys() if not key.startswith("upload.")]
+    keys = [key for key in world.blobs.keys("") if not key.startswith("upload.")]
     memory: dict[str, float] = {}
     for now in (0.0, 10_000.0, 20_000.0):
         report, memory = clean(ctx, memory, boot_now=now, grace_secs=0)

@@ -177,7 +177,7 @@ def nothing_left(world: Any, topology_id: str) -> list[str]:
         )
         if state.exists(path)
     ]
-    return [*nodes, *(key for key in world.blobs.keys() if topology_id in key)]
+    return [*nodes, *(key for key in world.blobs.keys("") if topology_id in key)]
 
 
 def test_what_a_crashed_submission_left_is_cleaned_once_its_token_has_expired(

@@ -91,7 +91,7 @@ def test_a_kill_without_delay_leaves_only_token_and_backup(world: Any) -> None:
         assert state.get_children(parent) == [], parent
     assert state.get_children(paths.TOKENS) == ["token-wc"]
     assert state.get_children(paths.ASSIGNMENTS_BAK) == ["wc"]
-    assert [key for key in world.blobs.keys() if not key.startswith("upload.")] == []
+    assert [key for key in world.blobs.keys("") if not key.startswith("upload.")] == []
 
 
 def test_only_a_killed_topology_is_removed(world: Any) -> None:

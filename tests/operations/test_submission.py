@@ -150,7 +150,7 @@ def test_an_invalid_topology_leaves_nothing(world: Any) -> None:
     with pytest.raises(InvalidTopology, match="no spout"):
         world.submit("wc", "t1", topology=broken)
     assert read_token(world.context(), "t1") is None
-    assert [key for key in world.blobs.keys() if not key.startswith("upload.")] == []
+    assert [key for key in world.blobs.keys("") if not key.startswith("upload.")] == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,126 @@
+"""The table of statuses and events (cases M, storm.md d; design 8.11)."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions, is_allowed
+from storm_dagster.model.errors import Conflict
+from storm_dagster.model.records import StormBase, TopologyStatus
+from storm_dagster.model.view import ClusterView, TopologyView, Versioned
+
+ALLOWED: dict[str, dict[str, str]] = {
+    "ACTIVE": {
+        "activate": "ACTIVE",
+        "deactivate": "INACTIVE",
+        "kill": "KILLED",
+        "rebalance": "REBALANCING",
+        "upgrade": "UPGRADING",
+    },
+    "INACTIVE": {
+        "activate": "ACTIVE",
+        "deactivate": "INACTIVE",
+        "kill": "KILLED",
+        "rebalance": "REBALANCING",
+    },
+    "KILLED": {"kill": "KILLED"},
+    "REBALANCING": {"kill": "KILLED", "finish_rebalance": "ACTIVE"},
+    "UPGRADING": {"kill": "KILLED", "end_upgrade": "ACTIVE", "rollback": "ROLLBACK"},
+    "ROLLBACK": {"kill": "KILLED", "end_upgrade": "ACTIVE"},
+}
+
+
+def base(status: Any = "ACTIVE", **more: Any) -> StormBase:
+    return StormBase(
+        name="wc", launch_time_secs=0, status=status, workers=1, executors={"a": 1}, token="t", **more
+    )
+
+
+@pytest.mark.parametrize("status", get_args(TopologyStatus))
+@pytest.mark.parametrize("event", get_args(Event))
+def test_every_pair(status: Any, event: Any) -> None:
+    expected = ALLOWED[status].get(event)
+    assert is_allowed(status, event) == (expected is not None)
+    if expected is None:
+        with pytest.raises(Conflict, match=f"is {status} and cannot be"):
+            apply_event(base(status), event)
+    else:
+        assert apply_event(base(status), event, delay_secs=5).status == expected
+
+
+def test_nothing_changes_gives_the_same_object() -> None:
+    active = base("ACTIVE", wanted_status="ACTIVE")
+    assert apply_event(active, "activate") is active
+    inactive = base("INACTIVE", wanted_status="INACTIVE")
+    assert apply_event(inactive, "deactivate") is inactive
+    killed = apply_event(active, "kill", delay_secs=5)
+    assert apply_event(killed, "kill", delay_secs=5) is killed
+    assert apply_event(killed, "kill", delay_secs=9).delay_secs == 9
+
+
+def test_an_inactive_topology_stays_inactive_through_a_rebalance() -> None:
+    inactive = base("INACTIVE", wanted_status="INACTIVE")
+    waiting = apply_event(inactive, "rebalance", delay_secs=3)
+    assert (waiting.previous_status, waiting.delay_secs) == ("INACTIVE", 3)
+    assert apply_event(waiting, "finish_rebalance") == inactive
+
+
+def test_a_kill_during_a_rebalance_wins() -> None:
+    killed = apply_event(apply_event(base(), "rebalance", delay_secs=3), "kill", delay_secs=1)
+    assert (killed.status, killed.previous_status, killed.delay_secs) == ("KILLED", "REBALANCING", 1)
+    with pytest.raises(Conflict):
+        apply_event(killed, "finish_rebalance")
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, 30), (-1, 30), (0, 0), (7, 7)])
+def test_delays(asked: int | None, expected: int) -> None:
+    assert delay_of(asked, 30) == expected
+
+
+def view(*bases: tuple[str, StormBase, int]) -> ClusterView:
+    return ClusterView(
+        cluster_id="c",
+        epoch=1,
+        assignments_version=1,
+        supervisors={},
+        topologies={
+            topology_id: TopologyView(topology_id, part, Versioned(1, mzxid))
+            for topology_id, part, mzxid in bases
+        },
+    )
+
+
+def test_due_by_the_observers_clock() -> None:
+    killed = base("KILLED", delay_secs=10)
+    due, memory = due_actions(view(("k", killed, 5)), DueMemory(), boot_id="b", boot_now=100)
+    assert due == []
+    due, memory = due_actions(view(("k", killed, 5)), memory, boot_id="b", boot_now=109.9)
+    assert due == []
+    # A newer kill is a newer record: its delay begins anew.
+    due, memory = due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=110)
+    assert due == []
+    due, memory = due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=120)
+    assert [(action.topology_id, action.action) for action in due] == [("k", "remove")]
+    assert DueMemory.from_json(memory.to_json()) == memory
+    assert due_actions(view(("k", killed, 6)), memory, boot_id="other", boot_now=9999)[0] == []
+
+
+def test_no_delay_is_due_at_once_and_quiet_ones_never() -> None:
+    shown = view(
+        ("a", base(), 1),
+        ("i", base("INACTIVE", wanted_status="INACTIVE"), 1),
+        ("k", base("KILLED", delay_secs=0), 1),
+        ("r", base("REBALANCING", delay_secs=0), 1),
+        ("u", base("INACTIVE", wanted_status="ACTIVE"), 1),
+    )
+    due, memory = due_actions(shown, DueMemory(), boot_id="b", boot_now=0)
+    assert [(part.topology_id, part.action) for part in due] == [("k", "remove"), ("r", "finish_rebalance")]
+    due, _ = due_actions(shown, memory, boot_id="b", boot_now=5)
+    assert [part.action for part in due] == ["remove", "finish_rebalance", "activate"]
+
+
+@pytest.mark.parametrize("garbage", [None, [], {"seen": 3}, {"boot_id": "b", "seen": {"x": [1]}}, "x"])
+def test_a_bad_cursor_is_an_empty_memory(garbage: Any) -> None:
+    assert DueMemory.from_json(garbage) == DueMemory()
