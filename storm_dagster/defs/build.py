@@ -35,12 +35,13 @@ def build_storm_defs(
     overrides: Mapping[str, Any] | None = None,
     blob_dir: str | None = None,
     tick_secs: float = 45.0,
+    resources: Mapping[str, Any] | None = None,
 ) -> dg.Definitions:
     """Definitions for one cluster: assets, checks, jobs, sensors, schedules and resources.
 
     The cluster is the one of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``; ``overrides``
     are conf keys laid over it. ``blob_dir`` uses a local blob store without a nimbus (tests, repairs), and
-    ``tick_secs`` bounds a tick of the heartbeat sensor. Nothing is connected to here: the cluster is looked
+    ``tick_secs`` bounds a tick of the heartbeat sensor; ``resources`` replace those of the same name. Nothing is connected to here: the cluster is looked
     up by each run and tick, so that definitions load while it is down.
     """
     where: dict[str, Any] = {"home": home, "conf_dir": conf_dir, "overrides": dict(overrides or {})}
@@ -83,6 +84,7 @@ def build_storm_defs(
             "spark": SparkResource(**where),
             "supervisors": SupervisorsResource(**where),
             "workers": WorkersResource(**where),
+            **(resources or {}),
         },
         executor=dg.in_process_executor,
     )

@@ -48,7 +48,7 @@ def _observe(context: dg.OpExecutionContext, verb: str, report: LifecycleReport,
     )
     context.add_output_metadata(metadata)
     if not context.has_tag(TOPOLOGY_TAG):
-        context.instance.add_run_tags(context.run_id, {TOPOLOGY_TAG: report.name})
+        context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: report.name})
 
 
 def _verb_job(

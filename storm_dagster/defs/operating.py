@@ -50,14 +50,14 @@ def operations(
 
 def run_token(context: dg.AssetExecutionContext) -> str | None:
     """The submission that the run belongs to, by its tag, which an earlier step of it may have set."""
-    run = context.instance.get_run_by_id(context.run_id)
+    run = context.instance.get_run_by_id(context.run.run_id)
     return (run.tags if run is not None else context.run.tags).get(TOKEN_TAG)
 
 
 def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
     """Remember the token at the run, for its later steps, its re-executions, and people who search."""
     if run_token(context) != token:
-        context.instance.add_run_tags(context.run_id, {TOKEN_TAG: token})
+        context.instance.add_run_tags(context.run.run_id, {TOKEN_TAG: token})
 
 
 def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: str) -> str:

@@ -1,0 +1,171 @@
+"""A real cluster state, a local blob store and a real Dagster instance; supervisors and workers are records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.defs import build_storm_defs
+from storm_dagster.defs.keys import PARTITIONS_NAME, TOKEN_TAG
+from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.model import paths
+from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
+from storm_dagster.operations.context import Planner
+from storm_dagster.operations.staging import upload_key
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+WORD_COUNT: dict[str, Any] = {
+    "spouts": {"lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
+    "bolts": {
+        "split": {
+            "object": {"python": "wc:Split"},
+            "parallelism": 2,
+            "inputs": [{"component": "lines", "grouping": {"type": "shuffle"}}],
+            "outputs": {"default": {"fields": ["word"]}},
+        },
+        "count": {
+            "object": {"python": "wc:Count"},
+            "parallelism": 2,
+            "inputs": [{"component": "split", "grouping": {"type": "fields", "fields": ["word"]}}],
+        },
+    },
+}
+
+
+class PlainPlanner(SparkResource):
+    """Plans without Spark: for tests of everything but the planner."""
+
+    def planner(self, cluster: StormClusterState) -> Planner:
+        return plan_placement
+
+
+@dataclass
+class World:
+    """One cluster as the code location sees it, and what a test does to it."""
+
+    home: Path
+    cluster: StormClusterState
+    blobs: LocalBlobStore
+    instance: dg.DagsterInstance
+    defs: dg.Definitions
+
+    def lead(self) -> int:
+        record = EpochRecord(leader="127.0.0.1:6627", http="http://127.0.0.1:7621")
+        return self.cluster.state.set_data(paths.EPOCH, encode_record(record))
+
+    def supervisor(self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903)) -> None:
+        info = SupervisorInfo(host=f"host-{supervisor_id}", ports=ports, started=0, count=1, version="t")
+        self.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
+
+    def lose_supervisor(self, supervisor_id: str) -> None:
+        self.cluster.state.delete_node(paths.supervisor(supervisor_id))
+
+    def upload(self, handle: str, topology: Any = WORD_COUNT, conf: Any = None) -> str:
+        self.blobs.put(upload_key(handle, "topology"), json.dumps(topology).encode())
+        self.blobs.put(upload_key(handle, "conf"), json.dumps(conf or {}).encode())
+        self.blobs.put(upload_key(handle, "archive"), b"archive")
+        return handle
+
+    def run(
+        self,
+        job: str,
+        *,
+        partition: str | None = None,
+        config: dict[str, Any] | None = None,
+        tags: dict[str, str] | None = None,
+    ) -> dg.ExecuteInProcessResult:
+        return self.defs.resolve_job_def(job).execute_in_process(
+            instance=self.instance,
+            partition_key=partition,
+            run_config=config or {},
+            tags=tags,
+            raise_on_error=False,
+        )
+
+    def submit(
+        self, name: str, *, conf: Any = None, topology: Any = WORD_COUNT, register: bool = True, **form: Any
+    ) -> dg.ExecuteInProcessResult:
+        """A submission as nimbus launches it."""
+        if register:
+            self.instance.add_dynamic_partitions(PARTITIONS_NAME, [name])
+        handle = self.upload(f"handle-{name}", topology, conf)
+        config = {"ops": {"storm__topology_conf": {"config": {"handle": handle, **form}}}}
+        return self.run("submit_topology", partition=name, config=config, tags={TOKEN_TAG: f"token-{name}"})
+
+    def topology(self, name: str) -> Any:
+        return self.cluster.load_view().topology_named(name)
+
+    def run_workers(self, name: str, *, token: str = "start-token") -> None:
+        """Every worker that the assignment names lives, and no other."""
+        topology = self.topology(name)
+        wanted = {worker.slot: worker for worker in topology.assignment.workers}
+        for node, port in topology.live_workers.keys() - wanted.keys():
+            self.cluster.state.delete_node(paths.worker(topology.id, node, port))
+        for (node, port), worker in wanted.items():
+            record = WorkerNode(
+                pid=1000 + port,
+                token=f"{token}-{node}-{port}",
+                version=topology.assignment_at.version,
+                tasks=worker.tasks,
+                started_ms=0,
+                status="running",
+            )
+            self.cluster.state.set_ephemeral_node(
+                paths.worker(topology.id, node, port), encode_record(record)
+            )
+
+    def materializations(self, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
+        """Newest first."""
+        records = self.instance.fetch_materializations(key, limit=50).records
+        return [record.asset_materialization for record in records if record.asset_materialization]
+
+
+@pytest.fixture
+def spark_resource() -> dict[str, Any]:
+    """What plans in :func:`world`; tests of the PySpark planner override it."""
+    return {"spark": PlainPlanner()}
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """A Dagster instance in memory."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path,
+    instance: dg.DagsterInstance,
+    zk_conf: dict[str, object],
+    zk_cluster: StormClusterState,
+    spark_resource: dict[str, Any],
+) -> World:
+    """A cluster with a leader's epoch and two supervisors of four slots, and a Dagster that knows it."""
+    home = tmp_path / "home"
+    home.mkdir()
+    conf = {**zk_conf, "task.cleanup.timeout.sec": 0, "topology.message.timeout.secs": 1}
+    (home / "storm.yaml").write_text(yaml.safe_dump(conf), encoding="utf-8")
+    blob_dir = home / "blobs"
+    world = World(
+        home=home,
+        cluster=zk_cluster,
+        blobs=LocalBlobStore(blob_dir),
+        instance=instance,
+        defs=build_storm_defs(
+            home=str(home), blob_dir=str(blob_dir), tick_secs=0.0, resources=spark_resource
+        ),
+    )
+    world.lead()
+    world.supervisor("s1")
+    world.supervisor("s2")
+    return world

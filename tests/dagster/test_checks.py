@@ -1,0 +1,130 @@
+"""The invariants: silent for a sound cluster, one sentence for each violation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from storm_dagster.defs.checks import CHECK_ASSETS
+from storm_dagster.defs.invariants import VIEW_RULES, blobs_present
+from storm_dagster.model.names import jar_key
+from storm_dagster.model.records import Assignment
+
+pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
+
+
+def check(world, name):
+    """The evaluation of one check, run alone as the UI runs it."""
+    job = dg.define_asset_job(
+        "one_check", selection=dg.AssetSelection.checks(*[c for c in checks(world) if c.name == name])
+    )
+    result = (
+        dg.Definitions.merge(world.defs, dg.Definitions(jobs=[job]))
+        .resolve_job_def("one_check")
+        .execute_in_process(instance=world.instance)
+    )
+    (evaluation,) = result.get_asset_check_evaluations()
+    return evaluation
+
+
+def checks(world):
+    return [key for definition in world.defs.asset_checks or [] for key in definition.check_keys]
+
+
+def broken(view, name, **changes):
+    topology = view.topology_named(name)
+    return replace(view, topologies={**view.topologies, topology.id: replace(topology, **changes)})
+
+
+def findings(view):
+    return {name: found for name, rule in VIEW_RULES.items() if (found := list(rule(view)))}
+
+
+def test_every_check_passes_on_a_sound_cluster(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    names = {key.name for key in checks(world)}
+    assert names == {*CHECK_ASSETS, "blobs_present"}
+    for name in names:
+        evaluation = check(world, name)
+        assert evaluation.passed, name
+        assert evaluation.metadata["topologies"].value == 1
+
+
+def test_a_missing_blob_is_found(world) -> None:
+    world.submit("wc")
+    world.blobs.delete(jar_key(world.topology("wc").id))
+    evaluation = check(world, "blobs_present")
+    assert not evaluation.passed
+    assert "stormjar.jar" in evaluation.metadata["found"].value
+
+
+def test_a_task_in_two_slots_and_a_task_without_slot_are_found(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    view = world.cluster.load_view()
+    topology = view.topology_named("wc")
+    first, second = topology.assignment.workers
+    both = topology.assignment.model_copy(
+        update={"workers": (first, second.model_copy(update={"tasks": first.tasks}))}
+    )
+    found = findings(broken(view, "wc", assignment=Assignment.model_validate(both)))
+    assert set(found) == {"one_slot_per_task"}
+    text = " ".join(found["one_slot_per_task"])
+    assert "more than one slot" in text
+    assert "have no slot" in text
+
+
+def test_a_slot_of_two_topologies_is_found(world) -> None:
+    for name in ("a", "b"):
+        world.submit(name, conf={"topology.workers": 1})
+        world.run_workers(name)
+    view = world.cluster.load_view()
+    a, b = view.topology_named("a"), view.topology_named("b")
+    slot = a.assignment.workers[0]
+    moved = b.assignment.workers[0].model_copy(
+        update={"node": slot.node, "host": slot.host, "port": slot.port}
+    )
+    found = findings(broken(view, "b", assignment=b.assignment.model_copy(update={"workers": (moved,)})))
+    assert set(found) == {"slots_not_shared"}
+
+
+def test_a_visible_topology_without_assignment_is_found(world) -> None:
+    world.submit("wc")
+    found = findings(broken(world.cluster.load_view(), "wc", assignment=None))
+    assert set(found) == {"base_implies_published"}
+
+
+def test_two_live_owners_of_one_task_are_found_and_a_handover_is_not(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    view = world.cluster.load_view()
+    live = dict(view.topology_named("wc").live_workers)
+    (one, first), (two, second) = sorted(live.items())
+    live[two] = second.model_copy(update={"tasks": first.tasks})
+    assert set(findings(broken(view, "wc", live_workers=live))) == {"one_live_owner"}
+    live[two] = second.model_copy(update={"tasks": first.tasks, "version": second.version + 1})
+    assert findings(broken(view, "wc", live_workers=live)) == {}
+
+
+def test_a_lost_supervisor_is_found(world) -> None:
+    world.submit("wc", conf={"topology.workers": 1})
+    view = world.cluster.load_view()
+    node = view.topology_named("wc").assignment.workers[0].node
+    lost = replace(view, supervisors={k: v for k, v in view.supervisors.items() if k != node})
+    assert set(findings(lost)) == {"assigned_to_live_slots"}
+
+
+def test_a_damaged_record_is_found(world) -> None:
+    world.submit("wc")
+    world.cluster.state.set_data(f"/taskbeats/{world.topology('wc').id}", b"{")
+    assert not check(world, "records_intact").passed
+
+
+def test_a_killed_topology_is_not_held_to_its_blobs(world) -> None:
+    world.submit("wc")
+    view = world.cluster.load_view()
+    base = view.topology_named("wc").base.model_copy(update={"status": "KILLED"})
+    assert list(blobs_present(broken(view, "wc", base=base), lambda key: None)) == []

@@ -1,0 +1,211 @@
+"""Kill, activate, deactivate, restart, rebalance, reassign: what the jobs do to the cluster and what they leave behind."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from storm_dagster.core.causes import Cause
+from storm_dagster.defs import keys
+from storm_dagster.defs.keys import PARTITIONS_NAME
+
+pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
+
+
+def op(job, **config):
+    return {"ops": {f"{job}_op": {"config": config}}}
+
+
+def failure_type(result):
+    for event in result.all_events:
+        if event.event_type_value == "STEP_FAILURE":
+            return event.event_specific_data.user_failure_data.metadata["error_type"].value
+    raise AssertionError("no step failed")
+
+
+def observed(world, name):
+    records = world.instance.fetch_observations(keys.ACTIVE_TOPOLOGY, limit=20).records
+    return [
+        record.asset_observation.metadata["verb"].value
+        for record in records
+        if record.asset_observation and record.asset_observation.partition == name
+    ]
+
+
+def test_deactivate_and_activate(world) -> None:
+    world.submit("wc")
+    assert world.run("deactivate_topology", config=op("deactivate_topology", name="wc")).success
+    assert world.topology("wc").base.status == "INACTIVE"
+    assert world.run("activate_topology", config=op("activate_topology", name="wc")).success
+    assert world.topology("wc").base.status == "ACTIVE"
+    assert observed(world, "wc") == ["activate", "deactivate"]
+
+
+@pytest.mark.parametrize("wait_secs", [0, 1])
+def test_kill_waits_for_the_end_and_drops_the_partition_key(world, wait_secs) -> None:
+    world.submit("wc")
+    result = world.run("kill_topology", config=op("kill_topology", name="wc", wait_secs=wait_secs))
+    assert result.success
+    assert world.topology("wc") is None
+    assert not world.instance.has_dynamic_partition(PARTITIONS_NAME, "wc")
+    assert observed(world, "wc") == ["kill"]
+    assert [m.partition for m in world.materializations(keys.ACTIVE_TOPOLOGY)] == ["wc"]
+
+
+def test_a_later_submission_of_the_name_shows_the_old_history(world) -> None:
+    world.submit("wc")
+    world.run("kill_topology", config=op("kill_topology", name="wc", wait_secs=0))
+    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
+    handle = world.upload("again")
+    config = {"ops": {"storm__topology_conf": {"config": {"handle": handle, "token": "second"}}}}
+    assert world.run("submit_topology", partition="wc", config=config).success
+    assert len(world.materializations(keys.ACTIVE_TOPOLOGY)) == 2
+
+
+def test_an_unknown_name_is_not_alive(world) -> None:
+    result = world.run("kill_topology", config=op("kill_topology", name="nobody"))
+    assert failure_type(result) == "NotAlive"
+
+
+def test_restart_gives_a_new_id_and_the_same_shape(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    before = world.topology("wc")
+    assert world.run("restart_topology", config=op("restart_topology", name="wc")).success
+    after = world.topology("wc")
+    assert after.id != before.id
+    assert after.base.executors == before.base.executors
+    assert after.base.status == "ACTIVE"
+
+
+def test_rebalance_materializes_plan_and_assignment_of_the_partition(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    config = {
+        "ops": {"storm__assignment": {"config": {"workers": 3, "executors": {"count": 4}, "wait_secs": 0}}}
+    }
+    result = world.run("rebalance_topology", partition="wc", config=config)
+    assert result.success
+    events = result.get_asset_materialization_events()
+    assert [event.asset_key for event in events] == [keys.ASSIGNMENT, keys.PUBLISHED_ASSIGNMENT]
+    assert {event.partition for event in events} == {"wc"}
+    topology = world.topology("wc")
+    assert len(topology.assignment.workers) == 3
+    assert len(topology.tasks.components["count"].ids) == 4
+    assert topology.base.status == "ACTIVE"
+    planned, published = (event.step_materialization_data.materialization.metadata for event in events)
+    assert planned["outcome"].value == "planned"
+    assert published["outcome"].value == "assigned"
+    assert published["workers"].value == 3
+
+
+def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world) -> None:
+    world.submit("wc")
+    before = world.topology("wc").assignment
+    config = {"ops": {"storm__assignment": {"config": {"executors": {"nonsense": 2}, "wait_secs": 0}}}}
+    result = world.run("rebalance_topology", partition="wc", config=config)
+    assert failure_type(result) == "InvalidRequest"
+    assert world.topology("wc").assignment == before
+
+
+def causes_of(world, node):
+    found = []
+    for topology in world.cluster.load_view().topologies.values():
+        for worker in topology.assignment.workers:
+            if worker.node == node:
+                found.append(
+                    Cause(
+                        topology_id=topology.id,
+                        name=topology.base.name,
+                        generation=topology.assignment_at.version,
+                        kind="lost_host",
+                        node=node,
+                        host=worker.host,
+                        port=worker.port,
+                        tasks=worker.ids,
+                    )
+                )
+    return found
+
+
+def test_reassign_logs_one_materialization_for_each_topology_and_asset(world) -> None:
+    for name in ("a", "b"):
+        world.submit(name, conf={"topology.workers": 2})
+        world.run_workers(name)
+    causes = causes_of(world, "s1")
+    assert {cause.name for cause in causes} == {"a", "b"}
+    world.lose_supervisor("s1")
+    for cause in causes:
+        world.cluster.state.delete_node(f"/workers/{cause.topology_id}/s1-{cause.port}")
+    result = world.run(
+        "reassign_topologies",
+        config=op("reassign_topologies", causes=[cause.to_json() for cause in causes]),
+    )
+    assert result.success
+    for name in ("a", "b"):
+        nodes = {worker.node for worker in world.topology(name).assignment.workers}
+        assert nodes == {"s2"}
+    logged = [
+        (event.asset_key, event.step_materialization_data.materialization.partition)
+        for event in result.all_events
+        if event.event_type_value == "ASSET_MATERIALIZATION"
+    ]
+    assert sorted(logged) == sorted(
+        (key, name) for key in (keys.ASSIGNMENT, keys.PUBLISHED_ASSIGNMENT) for name in ("a", "b")
+    )
+
+
+def test_reassign_by_hand_heals_what_is_dead_now(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    lost = causes_of(world, "s1")
+    world.lose_supervisor("s1")
+    for cause in lost:
+        world.cluster.state.delete_node(f"/workers/{cause.topology_id}/s1-{cause.port}")
+    assert world.run("reassign_topologies", config=op("reassign_topologies")).success
+    assert {worker.node for worker in world.topology("wc").assignment.workers} == {"s2"}
+
+
+def test_an_overtaken_cause_is_void(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    cause = causes_of(world, "s1")[0]
+    old = Cause(**{**cause.__dict__, "generation": 99})
+    before = world.topology("wc").assignment
+    assert world.run("reassign_topologies", config=op("reassign_topologies", causes=[old.to_json()])).success
+    assert world.topology("wc").assignment == before
+
+
+def test_a_reassignment_without_room_fails_so_that_it_is_tried_again(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    causes = [*causes_of(world, "s1"), *causes_of(world, "s2")]
+    for node in ("s1", "s2"):
+        world.lose_supervisor(node)
+    for cause in causes:
+        world.cluster.state.delete_node(f"/workers/{cause.topology_id}/{cause.node}-{cause.port}")
+    config = op("reassign_topologies", causes=[cause.to_json() for cause in causes])
+    result = world.run("reassign_topologies", config=config)
+    assert failure_type(result) == "Unavailable"
+
+
+def test_every_job_has_a_described_form(world) -> None:
+    jobs = {job.name: job for job in world.defs.resolve_all_job_defs() if not job.name.startswith("__")}
+    assert jobs.keys() >= {
+        "submit_topology",
+        "kill_topology",
+        "activate_topology",
+        "deactivate_topology",
+        "restart_topology",
+        "rebalance_topology",
+        "reassign_topologies",
+        "start_local_cluster",
+        "stop_local_cluster",
+    }
+    for job in jobs.values():
+        assert job.description, job.name
+        assert job.executor_def is dg.in_process_executor, job.name
+        for node in job.all_node_defs:
+            schema = getattr(node, "config_schema", None)
+            fields = getattr(schema.config_type, "fields", {}) if schema else {}
+            for name, field in fields.items():
+                assert field.description, f"{job.name}: {name} has no description"

@@ -1,0 +1,111 @@
+"""Schedules launch a run only when there is something to do."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from storm_dagster.defs import keys
+from storm_dagster.defs.inbox_cleanup import remembered
+from storm_dagster.defs.keys import PARTITIONS_NAME
+from storm_dagster.defs.metrics_rollup import samples_of
+
+pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
+
+
+@pytest.fixture
+def instance():
+    """On disk: a schedule's context takes no other."""
+    with dg.instance_for_test() as made:
+        yield made
+
+
+def tick(world, name):
+    schedule = world.defs.resolve_schedule_def(name)
+    with dg.build_schedule_context(
+        instance=world.instance, resources=dict(world.defs.resources or {})
+    ) as context:
+        return schedule.evaluate_tick(context)
+
+
+def test_a_balanced_cluster_is_not_rebalanced(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers("wc")
+    data = tick(world, "rebalance_schedule")
+    assert not data.run_requests
+    assert "1 topologies are balanced" in data.skip_message
+
+
+def test_a_topology_that_can_spread_better_is_rebalanced_once(world) -> None:
+    world.lose_supervisor("s2")
+    world.submit("wc", conf={"topology.workers": 4})
+    world.run_workers("wc")
+    world.supervisor("s2")
+    data = tick(world, "rebalance_schedule")
+    again = tick(world, "rebalance_schedule")
+    if data.run_requests:
+        (request,) = data.run_requests
+        assert request.partition_key == "wc"
+        assert request.run_key == again.run_requests[0].run_key
+    else:
+        assert data.skip_message
+
+
+def test_a_topology_with_dead_workers_is_left_to_the_healer(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    assert "0 topologies are balanced" in tick(world, "rebalance_schedule").skip_message
+
+
+def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world) -> None:
+    world.upload("forgotten")
+    data = tick(world, "inbox_cleanup_schedule")
+    assert not data.run_requests
+    memory = remembered(world.instance)
+    assert any("upload.forgotten" in key for key in memory)
+    assert world.blobs.exists("upload.forgotten.archive")
+
+
+def test_cleaning_removes_what_was_garbage_for_its_time(world) -> None:
+    from storm_dagster.defs.inbox_cleanup import boot_clock, observation
+
+    world.upload("forgotten")
+    world.submit("wc")
+    tick(world, "inbox_cleanup_schedule")
+    memory = {
+        key: (since - 10_000 if "forgotten" in key else since)
+        for key, since in remembered(world.instance).items()
+    }
+    assert all(since <= boot_clock() for since in memory.values())
+    world.instance.report_runless_asset_event(observation(memory, None, 0))
+    assert len(tick(world, "inbox_cleanup_schedule").run_requests) == 1
+    assert world.run("clean_inbox").success
+    assert not world.blobs.exists("upload.forgotten.archive")
+    assert world.topology("wc") is not None
+    newest = world.instance.fetch_observations(keys.INBOX, limit=1).records[0].asset_observation
+    assert newest.metadata["removed"].value == 3
+
+
+def test_samples_have_one_row_for_each_component_that_reported() -> None:
+    stats = {
+        "emitted": 1, "transferred": 2, "executed": 3, "acked": 4, "failed": 0,
+        "execute_ms": 1.0, "process_ms": 1.0, "complete_ms": 2.0,
+    }  # fmt: skip
+    document = {
+        "id": "wc-1-1",
+        "name": "wc",
+        "tasks": [
+            {"id": 1, "component": "count", "stats": stats},
+            {"id": 2, "component": "count", "stats": {**stats, "executed": 5, "execute_ms": 3.0}},
+            {"id": 3, "component": "split", "stats": None},
+        ],
+    }
+    (row,) = samples_of([document], 1_700_000_000.0)
+    assert row[:4] == ("wc-1-1", "wc", "count", 2)
+    assert row[5:] == (2, 4, 8, 8, 0, 2.0, 2.0)
+
+
+def test_the_partition_key_is_needed_for_a_rebalance(world) -> None:
+    world.submit("wc")
+    world.run_workers("wc")
+    world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")
+    assert not tick(world, "rebalance_schedule").run_requests

@@ -1,0 +1,312 @@
+"""The sensors: what they ask for, what they remember, and what they never do twice."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import dagster as dg
+import pytest
+import yaml
+
+from storm_dagster.defs import build_storm_defs, keys
+from storm_dagster.defs.healing_memory import HealingMemory
+from storm_dagster.defs.keys import PARTITIONS_NAME
+from storm_dagster.model import paths
+from storm_dagster.testing.waiting import eventually
+
+pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
+
+
+def evaluate(world, sensor, cursor=None, defs=None):
+    defs = defs or world.defs
+    definition = defs.resolve_sensor_def(sensor)
+    # Each tick has resources of its own, as in a code server.
+    with dg.build_sensor_context(
+        instance=world.instance, cursor=cursor, definitions=defs, resources=dict(defs.resources or {})
+    ) as context:
+        result = definition(context)
+    return result
+
+
+def set_limits(world, **limits):
+    path = world.home / "storm.yaml"
+    conf = yaml.safe_load(path.read_text(encoding="utf-8"))
+    conf.update(limits)
+    path.write_text(yaml.safe_dump(conf), encoding="utf-8")
+
+
+def running(world, *names, workers=2):
+    for name in names:
+        assert world.submit(name, conf={"topology.workers": workers}).success
+        world.run_workers(name)
+
+
+def lose_host(world, node):
+    """The host is gone: its supervisor and its workers."""
+    for topology in world.cluster.load_view().topologies.values():
+        for worker in topology.assignment.workers:
+            if worker.node == node:
+                world.cluster.state.delete_node(paths.worker(topology.id, node, worker.port))
+    world.lose_supervisor(node)
+
+
+def launch(world, request):
+    """Run what a sensor asked for, under its run key, as Dagster's daemon does."""
+    return world.run(
+        request.job_name, config=request.run_config, tags={**request.tags, "dagster/run_key": request.run_key}
+    )
+
+
+def test_a_healthy_cluster_asks_for_nothing(world) -> None:
+    running(world, "wc")
+    result = evaluate(world, "heartbeat_sensor")
+    assert not result.run_requests
+    assert result.skip_reason is not None
+    memory = HealingMemory.from_cursor(result.cursor)
+    assert memory.liveness.boot_id
+    assert set(memory.workers) == {world.topology("wc").id}
+
+
+def test_a_lost_host_is_one_run_for_all_its_topologies(world) -> None:
+    running(world, "a", "b")
+    cursor = evaluate(world, "heartbeat_sensor").cursor
+    lose_host(world, "s1")
+    (request,) = evaluate(world, "heartbeat_sensor", cursor).run_requests
+    causes = request.run_config["ops"]["reassign_topologies_op"]["config"]["causes"]
+    assert {cause["name"] for cause in causes} == {"a", "b"}
+    assert {cause["kind"] for cause in causes} == {"lost_host"}
+    assert request.job_name == "reassign_topologies"
+    assert "lost_host@s1" in request.run_key
+    assert request.run_key.endswith(":1")
+    assert launch(world, request).success
+    for name in ("a", "b"):
+        assert {worker.node for worker in world.topology(name).assignment.workers} == {"s2"}
+
+
+def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(world) -> None:
+    running(world, "wc")
+    cursor = evaluate(world, "heartbeat_sensor").cursor
+    lose_host(world, "s1")
+    first = evaluate(world, "heartbeat_sensor", cursor)
+    # The tick's answer was lost with the code server: the next one starts from the old cursor.
+    again = evaluate(world, "heartbeat_sensor", cursor)
+    assert [r.run_key for r in again.run_requests] == [r.run_key for r in first.run_requests]
+    assert launch(world, first.run_requests[0]).success
+    world.run_workers("wc")
+    assert not evaluate(world, "heartbeat_sensor", first.cursor).run_requests
+
+
+def test_the_attempt_rises_with_back_off_while_the_cause_persists(world) -> None:
+    running(world, "wc")
+    cursor = evaluate(world, "heartbeat_sensor").cursor
+    lose_host(world, "s1")
+    lose_host(world, "s2")  # Nowhere to go: every try fails.
+    first = evaluate(world, "heartbeat_sensor", cursor)
+    assert not launch(world, first.run_requests[0]).success
+    assert not evaluate(world, "heartbeat_sensor", first.cursor).run_requests  # within the back-off
+
+    def second():
+        return evaluate(world, "heartbeat_sensor", first.cursor).run_requests
+
+    requests = eventually(second, what="the second attempt", interval=0.3)
+    assert requests[0].run_key.rpartition(":")[2] == "2"
+    assert requests[0].run_key.rpartition(":")[0] == first.run_requests[0].run_key.rpartition(":")[0]
+
+
+def test_a_run_in_progress_is_not_doubled(world) -> None:
+    running(world, "wc")
+    cursor = evaluate(world, "heartbeat_sensor").cursor
+    lose_host(world, "s1")
+    first = evaluate(world, "heartbeat_sensor", cursor)
+    request = first.run_requests[0]
+    job = world.defs.resolve_job_def("reassign_topologies")
+    world.instance.create_run_for_job(
+        job, run_config=request.run_config, tags=dict(request.tags), status=dg.DagsterRunStatus.STARTED
+    )
+    memory = json.loads(first.cursor)
+    for attempt in memory["attempts"].values():
+        attempt[1] = 0.0  # The back-off is over.
+    assert not evaluate(world, "heartbeat_sensor", json.dumps(memory)).run_requests
+
+
+def test_another_boot_grants_one_full_timeout(world) -> None:
+    running(world, "wc")
+    result = evaluate(world, "heartbeat_sensor")
+    lose_host(world, "s1")
+    memory = json.loads(result.cursor)
+    memory["liveness"]["boot_id"] = "another boot"
+    assert not evaluate(world, "heartbeat_sensor", json.dumps(memory)).run_requests
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "[]", '{"liveness": 3}', '{"looked_at": "x"}'])
+def test_a_bad_cursor_restarts_cleanly(world, cursor) -> None:
+    running(world, "wc")
+    result = evaluate(world, "heartbeat_sensor", cursor)
+    assert not result.run_requests
+    assert HealingMemory.from_cursor(result.cursor).looked_at is not None
+
+
+def test_a_long_blind_sensor_grants_time(world) -> None:
+    running(world, "wc")
+    memory = json.loads(evaluate(world, "heartbeat_sensor").cursor)
+    memory["looked_at"] -= 3600
+    lose_host(world, "s1")
+    assert not evaluate(world, "heartbeat_sensor", json.dumps(memory)).run_requests
+
+
+def test_a_restart_in_place_is_an_observation_and_no_run(world) -> None:
+    running(world, "wc")
+    cursor = evaluate(world, "heartbeat_sensor").cursor
+    world.run_workers("wc", token="another")
+    result = evaluate(world, "heartbeat_sensor", cursor)
+    assert not result.run_requests
+    (event,) = result.asset_events
+    assert isinstance(event, dg.AssetObservation)
+    assert (event.asset_key, event.partition) == (keys.ACTIVE_TOPOLOGY, "wc")
+    assert event.metadata["restarts"].value == 2
+    assert not evaluate(world, "heartbeat_sensor", result.cursor).asset_events
+
+
+def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world) -> None:
+    running(world, "wc")
+    defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=40.0)
+    cursor = evaluate(world, "heartbeat_sensor").cursor
+    assert not world.cluster.state.exists(paths.HEALER)
+    found = []
+    thread = threading.Thread(
+        target=lambda: found.append(evaluate(world, "heartbeat_sensor", cursor, defs)), daemon=True
+    )
+    thread.start()
+    eventually(lambda: world.cluster.state.exists(paths.HEALER), what="the armed sensor")
+    began = time.monotonic()
+    lose_host(world, "s1")
+    thread.join(timeout=30)
+    assert found
+    assert found[0].run_requests
+    assert time.monotonic() - began < 30  # It did not wait for the tick's end.
+    eventually(lambda: not world.cluster.state.exists(paths.HEALER), what="the disarmed sensor")
+
+
+def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path) -> None:
+    (tmp_path / "storm.yaml").write_text(
+        "storm.zookeeper.port: 9\nstorm.zookeeper.connection.timeout: 200\nnimbus.seeds: ['127.0.0.1:9']\n",
+        encoding="utf-8",
+    )
+    from storm_dagster.defs.nimbus_resource import NimbusResource
+
+    nimbus = NimbusResource(home=str(tmp_path), patience_secs=0.0)
+    defs = build_storm_defs(home=str(tmp_path), tick_secs=0.0, resources={"nimbus": nimbus})
+    with dg.DagsterInstance.ephemeral() as instance:
+        for name in ("heartbeat_sensor", "lifecycle_sensor", "supervisor_sensor", "leader_sensor"):
+            with dg.build_sensor_context(
+                instance=instance, definitions=defs, resources=dict(defs.resources or {})
+            ) as context:
+                assert isinstance(defs.resolve_sensor_def(name)(context), dg.SkipReason), name
+        for name in ("rebalance_schedule", "inbox_cleanup_schedule", "metrics_rollup_schedule"):
+            schedule = defs.resolve_schedule_def(name)
+            with dg.build_schedule_context(
+                instance=instance, resources=dict(defs.resources or {})
+            ) as context:
+                data = schedule.evaluate_tick(context)
+            assert data.skip_message, name
+            assert not data.run_requests
+
+
+def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world) -> None:
+    running(world, "wc")
+    first = evaluate(world, "lifecycle_sensor")
+    from storm_dagster.core.scheduling import plan_placement
+    from storm_dagster.model.home_conf import cluster_conf
+    from storm_dagster.operations import lifecycle
+    from storm_dagster.operations.context import OperationsContext
+
+    ops = OperationsContext(
+        cluster=world.cluster, blobs=world.blobs, conf=cluster_conf(world.home), planner=plan_placement
+    )
+    lifecycle.kill(ops, "wc", 1)
+    for worker in world.topology("wc").assignment.workers:
+        world.cluster.state.delete_node(paths.worker(world.topology("wc").id, *worker.slot))
+    cursor = first.cursor
+
+    def removed():
+        nonlocal cursor
+        result = evaluate(world, "lifecycle_sensor", cursor)
+        cursor = result.cursor
+        return result.dynamic_partitions_requests
+
+    (request,) = eventually(removed, what="the removal", interval=0.3)
+    assert isinstance(request, dg.DeleteDynamicPartitionsRequest)
+    assert list(request.partition_keys) == ["wc"]
+    assert world.topology("wc") is None
+
+
+def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world) -> None:
+    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
+    handle = world.upload("h")
+    from storm_dagster.operations import submission
+    from storm_dagster.core.scheduling import plan_placement
+    from storm_dagster.model.home_conf import cluster_conf
+    from storm_dagster.operations.context import OperationsContext
+
+    ops = OperationsContext(
+        cluster=world.cluster, blobs=world.blobs, conf=cluster_conf(world.home), planner=plan_placement
+    )
+    submission.stage_conf(ops, name="wc", token="t", handle=handle)
+    submission.stage_code(ops, token="t")
+    submission.stage_tasks(ops, token="t")
+    submission.stage_assignment(ops, token="t")
+    submission.publish_assignment(ops, token="t")
+    assert world.topology("wc").base.status == "INACTIVE"
+    cursor = None
+
+    def active():
+        nonlocal cursor
+        cursor = evaluate(world, "lifecycle_sensor", cursor).cursor
+        return world.topology("wc").base.status == "ACTIVE"
+
+    eventually(active, what="the activation", interval=0.5)
+
+
+def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world) -> None:
+    running(world, "wc")
+    world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")
+    (request,) = evaluate(world, "lifecycle_sensor").dynamic_partitions_requests
+    assert isinstance(request, dg.AddDynamicPartitionsRequest)
+    assert list(request.partition_keys) == ["wc"]
+
+
+def test_a_key_that_is_being_prepared_is_never_dropped(world) -> None:
+    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["soon"])
+    cursor = None
+    for _ in range(3):
+        result = evaluate(world, "lifecycle_sensor", cursor)
+        cursor = result.cursor
+        assert not result.dynamic_partitions_requests
+
+
+def test_supervisors_are_observed_on_change_and_at_most_once_a_minute(world) -> None:
+    first = evaluate(world, "supervisor_sensor")
+    observations = [event for event in first.asset_events if isinstance(event, dg.AssetObservation)]
+    checks = [event for event in first.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+    assert [event.asset_key for event in observations] == [keys.SUPERVISORS]
+    assert observations[0].metadata["live"].value == 2
+    assert observations[0].metadata["slots_free"].value == 8
+    assert checks
+    assert all(check.passed for check in checks)
+    assert isinstance(evaluate(world, "supervisor_sensor", first.cursor), dg.SkipReason)
+    world.supervisor("s3")
+    assert isinstance(evaluate(world, "supervisor_sensor", first.cursor), dg.SkipReason)  # too soon
+    later = json.loads(first.cursor)
+    later["at"] -= 61
+    changed = evaluate(world, "supervisor_sensor", json.dumps(later))
+    assert changed.asset_events[0].metadata["live"].value == 3
+
+
+def test_the_leader_is_observed_on_change(world) -> None:
+    result = evaluate(world, "leader_sensor")
+    (event,) = result.asset_events
+    assert event.asset_key == keys.NIMBUS
+    assert event.metadata["epoch"].value == world.cluster.epoch()[0]
+    assert isinstance(evaluate(world, "leader_sensor", result.cursor), dg.SkipReason)

@@ -1,0 +1,185 @@
+"""A submission is one run with six steps and six materializations, all or nothing."""
+
+from __future__ import annotations
+
+import base64
+import re
+
+import dagster as dg
+import pytest
+
+from storm_dagster.defs import keys
+from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES, TOKEN_TAG
+
+pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
+
+WIDE = {
+    "spouts": {
+        "s": {"object": {"python": "wc:S"}, "parallelism": 30, "outputs": {"default": {"fields": ["x"]}}}
+    },
+    "bolts": {},
+}
+
+
+def metadata(result, asset):
+    for event in result.get_asset_materialization_events():
+        if event.asset_key.path[-1] == asset:
+            found = event.step_materialization_data.materialization.metadata
+            return {
+                key: value.records if isinstance(value, dg.TableMetadataValue) else value.value
+                for key, value in found.items()
+            }
+    raise AssertionError(f"{asset} was not materialized")
+
+
+def failure(result):
+    """(type, message) of the step that failed."""
+    for event in result.all_events:
+        if event.event_type_value == "STEP_FAILURE":
+            found = event.event_specific_data.user_failure_data.metadata
+            return found["error_type"].value, found["message"].value
+    raise AssertionError("no step failed")
+
+
+def test_a_submission_has_six_steps_and_ends_active(world) -> None:
+    result = world.submit("wc", conf={"topology.workers": 3, "topology.acker.executors": 1})
+    assert result.success
+    steps = [event.step_key for event in result.all_events if event.event_type_value == "STEP_SUCCESS"]
+    assert steps == [key.to_python_identifier() for key in STAGES]
+    assert [event.asset_key for event in result.get_asset_materialization_events()] == list(STAGES)
+    topology = world.topology("wc")
+    assert topology.base.status == "ACTIVE"
+    assert len(topology.assignment.workers) == 3
+
+
+def test_the_metadata_shows_what_a_person_wants(world) -> None:
+    result = world.submit("wc", conf={"topology.workers": 2, "db.password": "hunter2"})
+    conf, code = metadata(result, "topology_conf"), metadata(result, "topology_code")
+    assert conf["conf"]["topology.workers"] == 2
+    assert "hunter2" not in str(conf)
+    assert re.fullmatch(r"wc-\d+-\d+", conf["topology_id"])
+    assert conf["token"] == "token-wc"
+    assert {record.data["key"] for record in code["blobs"]} == {
+        f"{conf['topology_id']}-{part}" for part in ("stormjar.jar", "stormconf.ser", "stormcode.ser")
+    }
+    assert all(re.fullmatch("[0-9a-f]{64}", record.data["sha256"]) for record in code["blobs"])
+    tasks, planned = metadata(result, "task_info"), metadata(result, "assignment")
+    assert tasks["tasks"] == 7  # 1 line, 2 split, 2 count, acker, topology master
+    assert planned["workers"] == 2
+    assert planned["tasks"] == 7
+    assert sum(record.data["count"] for record in planned["assignment"]) == 7
+    assert "count" in "".join(record.data["components"] for record in planned["assignment"])
+    picture = re.search(r"data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)", planned["tasks_on_slots"])
+    assert picture is not None
+    assert "host-s1" in base64.b64decode(picture[1]).decode()
+    published = metadata(result, "published_assignment")
+    paths = {record.data["path"]: record.data["version"] for record in published["zookeeper"]}
+    assert paths[f"/assignments/{conf['topology_id']}"] == 0
+    assert published["planner"] == "python"
+    assert metadata(result, "active_topology")["status"] == "ACTIVE"
+    for asset in (key.path[-1] for key in STAGES):
+        assert metadata(result, asset)["seconds"] >= 0
+
+
+def test_an_unregistered_name_materializes_nothing(world) -> None:
+    handle = world.upload("h")
+    result = world.run(
+        "submit_topology",
+        config={"ops": {"storm__topology_conf": {"config": {"handle": handle}}}},
+        tags={"dagster/partition": "stranger", TOKEN_TAG: "t"},
+    )
+    assert not result.success
+    assert failure(result)[0] == "InvalidRequest"
+    assert "no registered partition" in failure(result)[1]
+    assert result.get_asset_materialization_events() == []
+    assert world.topology("stranger") is None
+
+
+def test_a_topology_that_breaks_a_rule_fails_with_its_type_and_stores_nothing(world) -> None:
+    result = world.submit("bad", topology={"spouts": {}, "bolts": {}})
+    assert failure(result)[0] == "InvalidTopology"
+    assert result.get_asset_materialization_events() == []
+    assert world.blobs.keys("staging") == []
+
+
+def test_too_few_slots_fail_before_anything_is_visible(world) -> None:
+    result = world.submit("big", topology=WIDE, conf={"topology.workers": 20})
+    kind, message = failure(result)
+    assert kind == "Unavailable"
+    assert "8 are free (s1: 4, s2: 4)" in message
+    assert world.topology("big") is None
+    materialized = [event.asset_key for event in result.get_asset_materialization_events()]
+    assert materialized == list(STAGES[:3])
+
+
+def test_a_repeated_submission_with_the_same_token_is_the_same_topology(world) -> None:
+    first = metadata(world.submit("wc"), "topology_conf")["topology_id"]
+    again = world.submit("wc")
+    assert again.success
+    assert metadata(again, "topology_conf")["topology_id"] == first
+    assert metadata(again, "published_assignment")["already_published"] is True
+
+
+def test_a_taken_name_is_refused(world) -> None:
+    world.submit("wc")
+    handle = world.upload("other")
+    result = world.run(
+        "submit_topology",
+        partition="wc",
+        config={"ops": {"storm__topology_conf": {"config": {"handle": handle}}}},
+        tags={TOKEN_TAG: "another-token"},
+    )
+    assert failure(result)[0] == "AlreadyAlive"
+
+
+def test_any_stage_runs_again_alone_from_what_is_staged(world) -> None:
+    world.submit("wc")
+    for key in STAGES:
+        job = dg.define_asset_job("alone", selection=dg.AssetSelection.assets(key).without_checks())
+        result = (
+            dg.Definitions.merge(world.defs, dg.Definitions(jobs=[job]))
+            .resolve_job_def("alone")
+            .execute_in_process(instance=world.instance, partition_key="wc", raise_on_error=False)
+        )
+        assert result.success, key
+    assert len(world.cluster.load_view().topologies) == 1
+
+
+def test_the_run_remembers_its_token(world) -> None:
+    world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
+    handle = world.upload("h")
+    result = world.run(
+        "submit_topology",
+        partition="wc",
+        config={"ops": {"storm__topology_conf": {"config": {"handle": handle, "token": "mine"}}}},
+    )
+    assert result.success
+    run = world.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    assert run.tags[TOKEN_TAG] == "mine"
+
+
+def test_an_inactive_submission_stays_inactive(world) -> None:
+    result = world.submit("quiet", inactive=True)
+    assert metadata(result, "active_topology")["status"] == "INACTIVE"
+    assert world.topology("quiet").base.status == "INACTIVE"
+
+
+def test_a_replanned_publication_shows_the_newer_assignment(world, monkeypatch) -> None:
+    from storm_dagster.operations import submission as stages
+
+    plan = stages.stage_assignment
+
+    def plan_then_lose_a_supervisor(ctx, *, token):
+        report = plan(ctx, token=token)
+        world.lose_supervisor(report.placement.workers[0].node)
+        return report
+
+    monkeypatch.setattr(stages, "stage_assignment", plan_then_lose_a_supervisor)
+    result = world.submit("wc", conf={"topology.workers": 1})
+    assert result.success
+    assert metadata(result, "published_assignment")["replanned"] == 1
+    shown = [m for m in world.materializations(keys.ASSIGNMENT) if m.partition == "wc"]
+    assert len(shown) == 2
+    supervisor = world.topology("wc").assignment.workers[0].node
+    assert shown[0].metadata["assignment"].records[0].data["supervisor"] == supervisor
