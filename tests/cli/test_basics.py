@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -191,3 +192,21 @@ def test_run_files_match_pid_and_start(tmp_path: Path) -> None:
         child.wait()
     record.remove(tmp_path)
     assert RunFile.read_all(tmp_path) == []
+
+
+def test_logs_of_the_newest_deployment(tmp_path: Path) -> None:
+    for topology_id, port, text in (
+        ("wc-1-100", 6900, "old"),
+        ("wc-2-200", 6901, "new"),
+        ("wcx-1-1", 6902, "x"),
+    ):
+        folder = tmp_path / "logs" / "workers" / topology_id / str(port)
+        folder.mkdir(parents=True)
+        (folder / "worker.log").write_text(f"first\n{text}\n\x1b[31mred\n", encoding="utf-8")
+    os.utime(tmp_path / "logs" / "workers" / "wc-1-100", (1, 1))
+    done = run_cli("logs", "wc", "-n", "2", "--json", *NOWHERE, home=tmp_path).check()
+    assert [(row["port"], row["lines"][0]) for row in done.document["logs"]] == [(6901, "new")]
+    done = run_cli("logs", "wc", "--worker", "127.0.0.1:6901", *NOWHERE, home=tmp_path).check()
+    # Nothing that a program logs drives the terminal.
+    assert done.out.splitlines() == ["first", "new", "?[31mred"]
+    failed(run_cli("logs", "wc", "--worker", "h:1", "--json", *NOWHERE, home=tmp_path), 2, "InvalidRequest")
