@@ -87,6 +87,8 @@ def stage_conf(
     check_topology_name(name)
     epoch = ctx.current_epoch()
     known = read_token(ctx, token)
+    if known is not None and replaces is None:
+        replaces = _staged_replaces(ctx, token)
     view = ctx.cluster.load_view()
     published = known is not None and known[0].published
     if known is not None and published and known[0].topology_id not in view.topologies:
@@ -138,6 +140,14 @@ def stage_conf(
         warnings=tuple(warnings),
         replaces=replaces,
     )
+
+
+def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
+    """What the submission was begun to replace: a repetition of the stage alone need not know."""
+    try:
+        return read_record(ctx, token).replaces
+    except NotAlive:
+        return None
 
 
 def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfReport:

@@ -178,10 +178,7 @@ def test_a_new_boot_grants_a_full_timeout() -> None:
     clock.at(0, cluster(TWO))
     lost = cluster(TWO, lost={"s2"}, gone={("s2", 1)})
     assert clock.kinds(5000, lost, boot_id="other") == []
-    assert (
-        clock.kinds(5031, replace(lost), boot_id="other") == [("lost_host", "s2"), ("silent_master", "s1")]
-        or True
-    )
+    assert clock.kinds(5030, lost, boot_id="other") == []
     assert ("lost_host", "s2") in clock.kinds(5032, lost, boot_id="other")
 
 
@@ -298,9 +295,7 @@ def test_causes_travel_as_json() -> None:
     (cause,) = clock.at(1, cluster(TWO, dead="4")).causes
     assert Cause.from_json(json.loads(json.dumps(cause.to_json()))) == cause
     assert cause.key == "t-1-1:3:dead_task@s2-1"
-    for bad in (None, {}, {**cause.to_json(), "kind": "whim"}, {**cause.to_json(), "tasks": "1"}):
-        if bad and bad.get("tasks") == "1":
-            continue
+    for bad in (None, {}, {**cause.to_json(), "kind": "whim"}, {**cause.to_json(), "tasks": [1]}):
         with pytest.raises(InvalidRequest):
             Cause.from_json(bad)
 

@@ -89,7 +89,7 @@ class TestConf:
     def test_a_local_dir_of_its_own_is_refused(self) -> None:
         cluster = {**default_conf(), "storm.local.dir": "/x"}
         normalize_conf(cluster, {"storm.local.dir": "/x"}, topology(), "i")
-        with pytest.raises(InvalidTopology, match="storm.local.dir"):
+        with pytest.raises(InvalidTopology, match=r"storm\.local\.dir"):
             normalize_conf(cluster, {"storm.local.dir": "/y"}, topology(), "i")
 
     def test_all_wrong_keys_are_named_at_once(self) -> None:
@@ -142,7 +142,7 @@ class TestValidation:
             (topology(bolts={"a b": component()}), "may hold"),
             (topology(bolts={"b": component(0, reads("s"))}), "parallelism 0"),
             (topology(bolts={"b": component(-1, reads("s"))}), "parallelism -1"),
-            (topology(bolts={"b": component(1, reads("z"))}), "did you mean"),
+            (topology(bolts={"b": component(1, reads("z"))}), "components are b, s"),
             (
                 topology(spouts={"lines": component()}, bolts={"b": component(1, reads("line"))}),
                 "mean 'lines'",
@@ -282,7 +282,7 @@ class TestRescale:
         table = table_of(a=4)
         assert rescale(table, {"a": 2}, {"a"}) == table
         assert executors_of(table, {"a": 2})["a"] == ((1, 2), (3, 4))
-        with pytest.raises(InvalidRequest, match="topology.tasks"):
+        with pytest.raises(InvalidRequest, match=r"topology\.tasks"):
             rescale(table, {"a": 5}, {"a"})
         spec = topology(bolts={"b": component(1, reads("s"), conf={"topology.tasks": 3})})
         assert fixed_task_components(check(spec)) == {"b"}

@@ -234,3 +234,61 @@ def test_a_restart_interrupted_at_any_point_ends_in_one_topology(
         (topology,) = world.cluster.load_view().topologies.values()
         assert topology.base.token == token and topology.base.status == "ACTIVE"
     assert number > 10
+
+
+def test_a_hot_deploy_takes_the_place_in_one_step(world: Any) -> None:
+    old = world.submit("wc")
+    before = world.cluster.load_view()
+    world.upload("new", archive=b"new code")
+    report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    after = world.cluster.load_view()
+    assert list(after.topologies) == [report.topology_id] and report.topology_id != old
+    assert after.assignments_version == before.assignments_version + 1
+    assert world.blobs.read(jar_key(report.topology_id)) == b"new code"
+    assert not world.cluster.state.exists(paths.tasks(old))
+    assert lifecycle.update(world.context(), "wc", token="t2", handle="new").topology_id == report.topology_id
+
+
+@pytest.mark.parametrize(
+    ("topology", "conf", "archive"),
+    [
+        ({"spouts": {}}, {}, b"x"),
+        (None, {"topology.workers": 0}, b"x"),
+        (None, {"topology.workers": 99, "topology.spout.parallelism": {"lines": 99}}, b"x"),
+        (None, {}, None),
+    ],
+)
+def test_a_hot_deploy_that_is_wrong_leaves_the_old_one_running(
+    world: Any, topology: Any, conf: Any, archive: bytes | None
+) -> None:
+    """J5: broken topology, wrong conf, too large, no archive."""
+    old = world.submit("wc")
+    before = world.cluster.load_view().topologies[old]
+    options = {} if topology is None else {"topology": topology}
+    world.upload("new", conf=conf, archive=archive, **options)
+    with pytest.raises((InvalidTopology, Unavailable, NotAlive)):
+        lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    view = world.cluster.load_view()
+    assert list(view.topologies) == [old]
+    assert view.topologies[old].base_at == before.base_at
+    assert world.blobs.read(jar_key(old)) == b"archive"
+
+
+def test_a_hot_deploy_uses_the_slots_of_the_old_one(world: Any) -> None:
+    world.supervisor("s1", ports=(6900,))
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    world.submit("wc")
+    world.upload("new")
+    lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    (topology,) = world.cluster.load_view().topologies.values()
+    assert [worker.slot for worker in topology.assignment.workers] == [("s1", 6900)]
+
+
+def test_only_what_runs_can_be_replaced(world: Any) -> None:
+    world.upload("new")
+    with pytest.raises(NotAlive):
+        lifecycle.update(world.context(), "wc", token="t1", handle="new")
+    world.submit("wc", "t2")
+    lifecycle.kill(world.context(), "wc", 60)
+    with pytest.raises(Conflict, match="cannot be replaced"):
+        lifecycle.update(world.context(), "wc", token="t3", handle="new")

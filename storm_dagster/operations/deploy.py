@@ -1,0 +1,122 @@
+"""A topology in the place of another of its name: restart, and hot deploy (JStorm d; J5).
+
+The one that runs is touched only when its successor is validated, stored, replicated and planned; then one
+transaction ends the one and publishes the other. There is never a moment without the topology.
+"""
+
+from __future__ import annotations
+
+from storm_dagster.model.errors import Conflict
+from storm_dagster.model.names import ACKER, code_key, conf_key, jar_key
+from storm_dagster.model.topology import decode_topology
+from storm_dagster.model.view import TopologyView
+from storm_dagster.operations.context import OperationsContext, topology_by_name
+from storm_dagster.operations.documents import decode_json, encode_json
+from storm_dagster.operations.publishing import activate_topology, publish_assignment, stage_assignment
+from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.staging import StagingRecord, read_token, staging_key, write_part
+from storm_dagster.operations.submission import stage_code, stage_conf, stage_tasks
+from storm_dagster.operations.sweeping import delete_code, sweep
+
+__all__ = ["delete_replaced", "restart", "update"]
+
+
+def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> LifecycleReport:
+    """Start the topology anew from its own stored code, with the parallelism that it has now, under a new id.
+
+    Its status stays ACTIVE or INACTIVE as it was. ``token`` makes a repetition after a crash finish the
+    same restart; without one it is made from the id that is replaced. :class:`NotAlive`, :class:`Conflict`
+    in any other status, :class:`Unavailable` when it does not fit.
+    """
+    if token is None or not _is_published(ctx, token):
+        topology = _replaceable(ctx, name)
+        token = token or f"restart-{topology.id}"
+        _stage_copy(ctx, topology, token)
+        _prepare(ctx, topology, token, None)
+    return _replace(ctx, token)
+
+
+def update(
+    ctx: OperationsContext, name: str, *, token: str, handle: str | None, allow_degraded: bool = False
+) -> LifecycleReport:
+    """Hot deploy: run the uploaded topology in the place of the one of that name, under a new id.
+
+    Whatever is wrong with the new one is raised before the old one is touched. Errors as of :func:`restart`,
+    and those of a submission.
+    """
+    if not _is_published(ctx, token):
+        _prepare(ctx, _replaceable(ctx, name), token, handle, allow_degraded)
+    return _replace(ctx, token)
+
+
+def _is_published(ctx: OperationsContext, token: str) -> bool:
+    known = read_token(ctx, token)
+    return known is not None and known[0].published
+
+
+def _replaceable(ctx: OperationsContext, name: str) -> TopologyView:
+    topology = topology_by_name(ctx.cluster.load_view(), name)
+    if topology.base.status not in ("ACTIVE", "INACTIVE"):
+        raise Conflict(
+            f"topology {name!r} is {topology.base.status} and cannot be replaced: wait until that has ended"
+        )
+    return topology
+
+
+def _prepare(
+    ctx: OperationsContext,
+    topology: TopologyView,
+    token: str,
+    handle: str | None,
+    allow_degraded: bool = False,
+) -> None:
+    stage_conf(
+        ctx,
+        name=topology.base.name,
+        token=token,
+        handle=handle,
+        inactive=topology.base.wanted_status == "INACTIVE",
+        allow_degraded=allow_degraded,
+        replaces=topology.id,
+    )
+    stage_code(ctx, token=token)
+    stage_tasks(ctx, token=token)
+    stage_assignment(ctx, token=token)
+
+
+def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
+    published = publish_assignment(ctx, token=token)
+    report = activate_topology(ctx, token=token)
+    if published.replaced is not None:
+        delete_replaced(ctx, published.replaced)
+    return LifecycleReport(report.topology_id, report.name, report.status, changed=True)
+
+
+def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:
+    """Delete what is left of a replaced topology; what fails here, or is never called, the cleaner does."""
+    sweep(ctx, ctx.current_epoch(), topology_id)
+    delete_code(ctx.blobs, topology_id)
+
+
+def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> None:
+    """Stage the running topology's conf and code, its present parallelism laid over, as if they were uploaded."""
+    conf = decode_json(ctx.blobs.read(conf_key(topology.id)), conf_key(topology.id))
+    spec = decode_topology(ctx.blobs.read(code_key(topology.id)))
+    executors = topology.base.executors
+    conf = {
+        **conf,
+        "topology.workers": topology.base.workers,
+        "topology.acker.executors": executors.get(ACKER, 0),
+        "topology.bolt.parallelism": {
+            component: count for component, count in executors.items() if component in spec.bolts
+        },
+        "topology.spout.parallelism": {
+            component: count for component, count in executors.items() if component in spec.spouts
+        },
+    }
+    head = StagingRecord(
+        topology_id=topology.id, name=topology.base.name, epoch=0, archive=jar_key(topology.id)
+    )
+    ctx.blobs.put(staging_key(token, "conf"), encode_json(conf))
+    ctx.blobs.put(staging_key(token, "topology"), spec.to_json())
+    write_part(ctx, token, "record", head)
