@@ -22,6 +22,8 @@ _POLL_SECS = 0.5
 # After the delay the leader and lifecycle_sensor remove the topology too: this run lets them, and does it
 # itself when neither is there.
 _GRACE_SECS = 2.0
+# A run that waits holds a process: longer delays are left to the leader and lifecycle_sensor.
+_LONGEST_WAIT_SECS = 600
 
 
 def lifecycle_metadata(report: LifecycleReport, began: float) -> dict[str, Any]:
@@ -91,7 +93,8 @@ def kill_topology_op(
         report = lifecycle.kill(ops, config.name, config.wait_secs)
         if report.status is not None:
             context.log.info(f"{report.topology_id} is silent, it ends in {report.delay_secs} s")
-            report = _await_removal(ops, report)
+            if (report.delay_secs or 0) <= _LONGEST_WAIT_SECS:
+                report = _await_removal(ops, report)
         gone = ops.cluster.load_view().topology_named(report.name) is None
     _observe(context, "kill", report, began)
     if gone and context.instance.has_dynamic_partition(PARTITIONS_NAME, report.name):

@@ -102,7 +102,7 @@ def test_two_live_owners_of_one_task_are_found_and_a_handover_is_not(world) -> N
     world.run_workers("wc")
     view = world.cluster.load_view()
     live = dict(view.topology_named("wc").live_workers)
-    (one, first), (two, second) = sorted(live.items())
+    (_, first), (two, second) = sorted(live.items())
     live[two] = second.model_copy(update={"tasks": first.tasks})
     assert set(findings(broken(view, "wc", live_workers=live))) == {"one_live_owner"}
     live[two] = second.model_copy(update={"tasks": first.tasks, "version": second.version + 1})

@@ -108,23 +108,21 @@ def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world) -> 
 
 
 def causes_of(world, node):
-    found = []
-    for topology in world.cluster.load_view().topologies.values():
-        for worker in topology.assignment.workers:
-            if worker.node == node:
-                found.append(
-                    Cause(
-                        topology_id=topology.id,
-                        name=topology.base.name,
-                        generation=topology.assignment_at.version,
-                        kind="lost_host",
-                        node=node,
-                        host=worker.host,
-                        port=worker.port,
-                        tasks=worker.ids,
-                    )
-                )
-    return found
+    return [
+        Cause(
+            topology_id=topology.id,
+            name=topology.base.name,
+            generation=topology.assignment_at.version,
+            kind="lost_host",
+            node=node,
+            host=worker.host,
+            port=worker.port,
+            tasks=worker.ids,
+        )
+        for topology in world.cluster.load_view().topologies.values()
+        for worker in topology.assignment.workers
+        if worker.node == node
+    ]
 
 
 def test_reassign_logs_one_materialization_for_each_topology_and_asset(world) -> None:

@@ -245,9 +245,9 @@ def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world) -> No
 def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world) -> None:
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
     handle = world.upload("h")
-    from storm_dagster.operations import submission
     from storm_dagster.core.scheduling import plan_placement
     from storm_dagster.model.home_conf import cluster_conf
+    from storm_dagster.operations import submission
     from storm_dagster.operations.context import OperationsContext
 
     ops = OperationsContext(

@@ -1,0 +1,73 @@
+"""``StormTopologyComponent``: a declared topology becomes an asset, a job and a check."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+
+from storm_dagster import StormTopologyComponent
+
+pytestmark = pytest.mark.dagster
+
+
+def load(attributes):
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=StormTopologyComponent,
+            defs_yaml_contents={
+                "type": "storm_dagster.StormTopologyComponent",
+                "attributes": attributes,
+            },
+        )
+        with sandbox.load_component_and_build_defs(defs_path=path) as (component, defs):
+            return component, defs
+
+
+def test_a_declared_topology_is_an_asset_a_job_and_a_check() -> None:
+    component, defs = load(
+        {"name": "word-count", "target": "wc.py:WordCount", "conf": {"topology.workers": 2}}
+    )
+    assert isinstance(component, StormTopologyComponent)
+    (spec,) = defs.resolve_all_asset_specs()
+    assert spec.key == dg.AssetKey(["topologies", "word-count"])
+    assert spec.kinds == {"storm", "python"}
+    jobs = [job.name for job in defs.resolve_all_job_defs() if not job.name.startswith("__")]
+    assert len(jobs) == 1
+    assert jobs[0].startswith("submit_word_count")
+    assert [key.name for check in defs.asset_checks or [] for key in check.check_keys] == ["all_tasks_run"]
+    dg.Definitions.validate_loadable(defs)
+
+
+def test_names_that_look_alike_as_identifiers_stay_apart() -> None:
+    both = dg.Definitions.merge(
+        *(load({"name": name, "target": "wc.py"})[1] for name in ("a-b", "a.b", "a_b"))
+    )
+    dg.Definitions.validate_loadable(both)
+
+
+@pytest.mark.parametrize(
+    ("attributes", "word"),
+    [
+        ({"name": "no spaces", "target": "wc.py"}, "no spaces"),
+        ({"name": "wc", "target": "wc.py", "conf": {"topology.worker": 2}}, "topology.workers"),
+    ],
+)
+def test_mistakes_are_errors_at_load(attributes, word) -> None:
+    with pytest.raises(Exception) as caught:
+        load(attributes)
+    chain, error = [], caught.value
+    while error is not None:
+        chain.append(str(error))
+        error = error.__cause__ or error.__context__
+    assert word in " ".join(chain)
+
+
+def test_without_a_cluster_the_run_fails_with_the_typed_error(tmp_path) -> None:
+    _, defs = load({"name": "wc", "target": "wc.py", "home": str(tmp_path)})
+    # No nimbus listens anywhere near.
+    (tmp_path / "storm.yaml").write_text("nimbus.seeds: ['127.0.0.1:9']\n", encoding="utf-8")
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = defs.resolve_job_def("submit_wc").execute_in_process(instance=instance, raise_on_error=False)
+    (failed,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
+    assert failed.event_specific_data.user_failure_data.metadata["error_type"].value == "Unavailable"
