@@ -127,11 +127,15 @@ class FsspecBlobStore:
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
         """The content as a readable stream."""
+        with self.open_with_meta(key)[1] as stream:
+            yield stream
+
+    def open_with_meta(self, key: str) -> tuple[BlobMeta, BinaryIO]:
+        """Description and stream of one and the same version; the caller closes the stream."""
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
             stream = self._fs.open(self._object_path(meta.sha256), "rb")
-        with stream:
-            yield cast(BinaryIO, stream)
+        return meta, cast(BinaryIO, stream)
 
     def read(self, key: str) -> bytes:
         """The whole content, verified."""

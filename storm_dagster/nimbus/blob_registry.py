@@ -18,7 +18,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.names import id_of_blob_key
 from storm_dagster.model.records import Record, decode_record, encode_record
-from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["BlobRecord", "BlobRegistry", "Registered", "is_registered_kind"]
 
@@ -60,8 +60,9 @@ def is_registered_kind(key: str) -> bool:
 class BlobRegistry:
     """Registrations of one nimbus (``me`` is its ``host:port``)."""
 
-    def __init__(self, state: ZooKeeperClusterState, me: str) -> None:
-        self._state = state
+    def __init__(self, cluster: StormClusterState, me: str) -> None:
+        self._cluster = cluster
+        self._state = cluster.state
         self.me = me
         # key -> (sequence, session): what this process registered, to spare a read per key and round.
         self._mine: dict[str, tuple[int, int]] = {}
@@ -120,7 +121,7 @@ class BlobRegistry:
             except Conflict as error:
                 _log.debug("registering %s is tried again: %s", meta.key, error)
                 continue
-            self._mine[meta.key] = (sequence, self._state.session.session_id)
+            self._mine[meta.key] = (sequence, self._cluster.session.session_id)
             return sequence
         raise Conflict(f"blob {meta.key!r} is registered by others all the time: store it again")
 
@@ -132,7 +133,7 @@ class BlobRegistry:
             return False
         sequence = now.record.sequence
         holder = f"{self.me}-{sequence}"
-        session = self._state.session.session_id
+        session = self._cluster.session.session_id
         if holder in now.holders and self._mine.get(meta.key) == (sequence, session):
             return True
         self._state.set_ephemeral_node(paths.blob(meta.key, holder), b"")

@@ -91,14 +91,14 @@ class BlobSync:
         self._cluster.check_cluster_id()
         lacking, needed = self.missing(wake)
         self._register(entry for key, entry in needed.items() if key not in lacking)
-        left = len(lacking)
-        self._status.set_missing(left)
-        for entry in lacking.values():
+        left = set(lacking)
+        self._status.set_lacking(left)
+        for key, entry in lacking.items():
             if self._fetch_needed(entry):
-                left -= 1
-                self._status.set_missing(left)
+                left.discard(key)
+                self._status.set_lacking(left)
         self._follow_leader(set(needed))
-        return left
+        return len(left)
 
     def _register(self, entries: Iterable[Registered]) -> None:
         for entry in entries:

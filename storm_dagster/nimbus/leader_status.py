@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from storm_dagster.model.errors import Fenced, Unavailable
 
@@ -20,8 +20,13 @@ class Known:
     leader: str | None = None
     """Address of the leader, whoever it is."""
     leader_http: str | None = None
-    missing: int = 0
-    """Blobs of active topologies that this nimbus lacks."""
+    lacking: frozenset[str] = frozenset()
+    """Keys of blobs of active topologies that this nimbus lacks."""
+
+    @property
+    def missing(self) -> int:
+        """How many blobs this nimbus lacks."""
+        return len(self.lacking)
 
 
 class LeaderStatus:
@@ -48,18 +53,15 @@ class LeaderStatus:
         epoch: int | None,
         leader: str | None,
         leader_http: str | None,
-        missing: int | None = None,
     ) -> None:
-        """Replace the knowledge (called by the election loop only)."""
+        """Replace the knowledge of who leads (called by the election loop only)."""
         with self._lock:
-            kept = self._known.missing if missing is None else missing
-            self._known = Known(epoch, leader, leader_http, kept)
+            self._known = replace(self._known, epoch=epoch, leader=leader, leader_http=leader_http)
 
-    def set_missing(self, missing: int) -> None:
-        """Record how many needed blobs this nimbus lacks."""
+    def set_lacking(self, keys: Iterable[str]) -> None:
+        """Record which needed blobs this nimbus lacks."""
         with self._lock:
-            known = self._known
-            self._known = Known(known.epoch, known.leader, known.leader_http, missing)
+            self._known = replace(self._known, lacking=frozenset(keys))
 
     @property
     def epoch(self) -> int | None:

@@ -64,6 +64,10 @@ class Uploads:
         if self._open.touch(handle) is None and not self._blobs.keys(f"upload.{handle}."):
             raise _gone(handle)
 
+    def refresh(self, handle: str) -> None:
+        """Refresh an open session: called with each chunk that arrives, so it asks nobody."""
+        self._open.touch(handle)
+
     def key(self, handle: str, part: str) -> str:
         """The blob key of a part; :class:`InvalidRequest` for a part that does not exist."""
         _check_handle(handle)

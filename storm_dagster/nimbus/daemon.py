@@ -1,0 +1,261 @@
+"""The nimbus daemon: what it starts, in which order, and how it ends (seed 003).
+
+Threads: the election (the caller's thread), the HTTP service, the leader's duties, the blob synchronisation,
+and upkeep. None of them waits for another, so that a slow download never delays leadership.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import storm_dagster
+from storm_dagster.model import paths
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.nimbus.blob_registry import BlobRegistry
+from storm_dagster.nimbus.blob_sync import BlobSync
+from storm_dagster.nimbus.dagster_client import DagsterClient
+from storm_dagster.nimbus.duties import LeaderDuties
+from storm_dagster.nimbus.election import Election
+from storm_dagster.nimbus.http.service import HttpService, build_app
+from storm_dagster.nimbus.inbox import clean_inbox
+from storm_dagster.nimbus.leader_status import LeaderStatus
+from storm_dagster.nimbus.member import Identity, Nimbus
+from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.replicated_store import BaseStore, NimbusBlobStore
+from storm_dagster.nimbus.replication import Peer, Replicator
+from storm_dagster.nimbus.start import (
+    PidFile,
+    check_bind,
+    check_mode,
+    choose_port,
+    listen,
+    open_blob_store,
+    open_cluster,
+    resolve_nimbus_id,
+)
+from storm_dagster.nimbus.submitting import Submissions
+from storm_dagster.nimbus.topology_stats import TopologyStats
+from storm_dagster.nimbus.unreported import Unreported
+from storm_dagster.nimbus.uploads import Uploads
+from storm_dagster.zk.leadership import LeadershipSession
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["run"]
+
+_log = logging.getLogger(__name__)
+
+_SYNC_SECS = 5.0
+_UPKEEP_SECS = 1.0
+
+
+def run(conf: ClusterConf, home: Path, nimbus_id: str | None, stop: threading.Event) -> int:
+    """Run a nimbus until ``stop`` is set; the exit code of the process.
+
+    0 after an ordered stop. Whatever goes wrong at the start or later is logged, everything that was started
+    is ended in the reverse order, and the code of the error's class is returned.
+    """
+    try:
+        with ExitStack() as stack:
+            _serve(conf, Path(home), nimbus_id, stop, stack)
+    except StormDagsterError as error:
+        _log.error("nimbus ends: %s", error.message)
+        return error.exit_code
+    except Exception:
+        _log.exception("nimbus ends because of an unexpected error")
+        return 1
+    _log.info("nimbus ended")
+    return 0
+
+
+def _serve(
+    conf: ClusterConf, home: Path, nimbus_id: str | None, stop: threading.Event, stack: ExitStack
+) -> None:
+    check_mode(conf)
+    host = check_bind(conf)
+    nimbus_id = resolve_nimbus_id(home, nimbus_id)
+    folder = home / "nimbus" / nimbus_id
+    inbox = folder / "inbox"
+    for path in (inbox, folder / "cache"):
+        path.mkdir(parents=True, exist_ok=True)
+    stack.callback(PidFile(folder / "pids").remove)
+    listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
+    stack.callback(listener.close)
+    identity = Identity(
+        id=nimbus_id,
+        host=host,
+        thrift_port=choose_port(host, conf["nimbus.thrift.port"], "nimbus.thrift.port"),
+        http_port=int(listener.getsockname()[1]),
+        version=storm_dagster.__version__,
+    )
+    base = open_blob_store(conf, folder)
+    cluster = open_cluster(conf, folder, base)
+    stack.callback(cluster.disconnect)
+    leadership = LeadershipSession(cluster)
+    stack.callback(leadership.close)
+
+    nimbus, sync = _assemble(conf, home, identity, inbox, cluster, leadership, base, stack)
+    sync_wake = threading.Event()
+    election = Election(nimbus, sync, lambda epoch: _initialise(nimbus, sync_wake))
+    stack.callback(election.close)
+    nimbus.wake_election = election.wake
+
+    reader = ClusterReader(nimbus, TopologyStats().ask)
+    stack.callback(reader.close)
+    submissions = Submissions(nimbus)
+    ended = threading.Event()
+    threads = (
+        ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
+        ("nimbus-blob-sync", lambda: _synchronise(sync, sync_wake, ended)),
+        ("nimbus-upkeep", lambda: _keep_up(nimbus, submissions, ended)),
+    )
+    for name, work in threads:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        stack.callback(thread.join, 5.0)
+        thread.start()
+    stack.callback(sync_wake.set)
+    stack.callback(ended.set)
+    # Resigning first makes another nimbus lead at once, while this one is still putting its things away.
+    stack.callback(_resign, leadership, nimbus)
+    service = HttpService(build_app(nimbus, reader, submissions), listener)
+    stack.callback(service.stop)
+    service.start()
+    record = RunFile.write(
+        home, "nimbus", nimbus_id, ports={"http": identity.http_port, "thrift": identity.thrift_port}
+    )
+    stack.callback(record.remove, home)
+    _log.info("nimbus %s serves %s as %s", nimbus_id, identity.http, identity.address)
+    election.run(stop)
+
+
+def _assemble(
+    conf: ClusterConf,
+    home: Path,
+    identity: Identity,
+    inbox: Path,
+    cluster: StormClusterState,
+    leadership: LeadershipSession,
+    base: BaseStore,
+    stack: ExitStack,
+) -> tuple[Nimbus, BlobSync]:
+    """The handles, wired to each other."""
+    status = LeaderStatus(identity.address, leadership.is_leader)
+    registry = BlobRegistry(cluster, identity.address)
+
+    def peers() -> list[Peer]:
+        return nimbus.peers()
+
+    replicator = Replicator(peers, base.open, wait_secs=conf["topology.max.replication.wait.time.sec"])
+    stack.callback(replicator.close)
+    blobs = NimbusBlobStore(
+        base,
+        status=status,
+        registry=registry,
+        replicator=replicator,
+        minimum=conf["topology.min.replication.count"],
+    )
+    dagster = DagsterClient(
+        lambda: _graphql_url(conf, home),
+        location=conf["dagster.location"],
+        repository=conf["dagster.repository"],
+    )
+    stack.callback(dagster.close)
+    nimbus = Nimbus(
+        conf=conf,
+        identity=identity,
+        inbox=inbox,
+        cluster=cluster,
+        leadership=leadership,
+        status=status,
+        blobs=blobs,
+        uploads=Uploads(blobs, expiry_secs=conf["nimbus.file.copy.expiration.secs"], now=time.monotonic()),
+        dagster=dagster,
+        unreported=Unreported(),
+    )
+    sync = BlobSync(
+        cluster,
+        blobs,
+        registry,
+        status,
+        peers=peers,
+        inbox=inbox,
+        keep_secs=conf["nimbus.inbox.jar.expiration.secs"],
+    )
+    stack.callback(sync.close)
+    return nimbus, sync
+
+
+def _graphql_url(conf: ClusterConf, home: Path) -> str | None:
+    """Where Dagster is: by conf, else the webserver of the local cluster, which may start after nimbus."""
+    url = conf["dagster.graphql.url"]
+    if url:
+        return str(url)
+    try:
+        cluster = ClusterFile.read(home)
+    except StormDagsterError:
+        return None
+    if cluster is None or cluster.dagster is None:
+        return None
+    return cluster.dagster.url.rstrip("/") + "/graphql"
+
+
+def _initialise(nimbus: Nimbus, sync_wake: threading.Event) -> None:
+    """A new leader looks at everything once before it acts; what it cannot read it must not lead."""
+    for path in paths.FIRST_LEVEL:
+        nimbus.cluster.state.mkdirs(path)
+    view = nimbus.cluster.load_view()
+    for path, problem in view.corrupt.items():
+        _log.error("damaged: %s: %s", path, problem)
+    _log.info("leading %d topologies on %d supervisors", len(view.topologies), len(view.supervisors))
+    sync_wake.set()
+
+
+def _synchronise(sync: BlobSync, wake: threading.Event, ended: threading.Event) -> None:
+    """Blobs: every five seconds, when one is registered, and when leadership was won."""
+    while not ended.is_set():
+        wake.clear()
+        try:
+            sync.run_once(wake.set)
+        except Unavailable as error:
+            _log.warning("blobs are not synchronised now: %s", error)
+        except StormDagsterError as error:
+            _log.error("blobs are not synchronised: %s", error)
+        except Exception:
+            _log.exception("synchronising blobs failed")
+        if not ended.is_set() and wake.wait(_SYNC_SECS):
+            # Blobs come in bunches; the bunch is taken together.
+            ended.wait(0.2)
+
+
+def _keep_up(nimbus: Nimbus, submissions: Submissions, ended: threading.Event) -> None:
+    """Expiry of idle uploads and old tokens, and the inbox cleaner."""
+    pause = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
+    age = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
+    cleaned: float | None = None
+    while not ended.wait(_UPKEEP_SECS):
+        now = time.monotonic()
+        try:
+            nimbus.uploads.advance(now)
+            submissions.advance(now)
+            if cleaned is None or now - cleaned >= pause:
+                cleaned = now
+                clean_inbox(nimbus.inbox, expiration_secs=age, now=time.time())
+                nimbus.blobs.base.clean_abandoned(age)
+        except StormDagsterError as error:
+            _log.warning("upkeep: %s", error)
+        except Exception:
+            _log.exception("upkeep failed")
+
+
+def _resign(leadership: LeadershipSession, nimbus: Nimbus) -> None:
+    nimbus.status.update(epoch=None, leader=None, leader_http=None)
+    try:
+        leadership.resign()
+    except StormDagsterError as error:
+        _log.info("leadership ends with the session: %s", error)

@@ -1,0 +1,101 @@
+"""Errors as JSON documents, and endpoints that are plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+
+__all__ = ["EXCEPTION_HANDLERS", "Endpoint", "bounded_json", "error_response", "get", "post"]
+
+_log = logging.getLogger(__name__)
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+MOST_JSON_BYTES = 1 << 20
+"""Largest JSON body of a request."""
+_BODY_SECS = 10.0
+
+
+def error_response(error: StormDagsterError) -> JSONResponse:
+    """The error document with the status of its class."""
+    return JSONResponse(error.to_document(), status_code=error.http_status)
+
+
+async def _typed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, StormDagsterError)
+    return error_response(error)
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = InvalidRequest(f"{request.method} {request.url.path!r:.200}: {error.detail}")
+    return JSONResponse(kind.to_document(), status_code=error.status_code, headers=error.headers)
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    # The stack goes to the log only: it may hold what a caller must not see.
+    _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    return JSONResponse(
+        {"error": {"type": "StormDagsterError", "message": "nimbus failed to answer: see its log"}},
+        status_code=500,
+    )
+
+
+EXCEPTION_HANDLERS: dict[Any, Any] = {
+    StormDagsterError: _typed,
+    HTTPException: _http,
+    Exception: _unexpected,
+}
+
+
+async def bounded_json(request: Request) -> dict[str, Any]:
+    """The request's body as a JSON map of at most 1 MiB; an empty body is an empty map."""
+    raw = bytearray()
+    try:
+        stream = request.stream()
+        while True:
+            chunk = await asyncio.wait_for(anext(stream, None), _BODY_SECS)
+            if chunk is None:
+                break
+            raw += chunk
+            if len(raw) > MOST_JSON_BYTES:
+                raise InvalidRequest(f"the request's body is larger than {MOST_JSON_BYTES} bytes: send less")
+    except (TimeoutError, asyncio.TimeoutError, ClientDisconnect):
+        raise InvalidRequest("the request's body did not arrive: send it again") from None
+    if not raw.strip():
+        return {}
+    try:
+        document = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise InvalidRequest("the request's body is no JSON: send a JSON map") from None
+    if not isinstance(document, dict):
+        raise InvalidRequest(f"the request's body is a JSON {type(document).__name__}: send a JSON map")
+    return document
+
+
+def get(answer: Callable[[Request], Any], status: int = 200) -> Endpoint:
+    """An endpoint from a blocking function that returns a JSON document; it runs in a thread."""
+
+    async def endpoint(request: Request) -> Response:
+        return JSONResponse(await run_in_threadpool(answer, request), status_code=status)
+
+    return endpoint
+
+
+def post(answer: Callable[[Request, dict[str, Any]], Any], status: int = 200) -> Endpoint:
+    """As :func:`get`, for a request with a JSON body."""
+
+    async def endpoint(request: Request) -> Response:
+        document = await bounded_json(request)
+        return JSONResponse(await run_in_threadpool(answer, request, document), status_code=status)
+
+    return endpoint

@@ -1,0 +1,192 @@
+"""Blobs, their copies on followers, and upload sessions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from storm_dagster.blobstore import BlobMeta
+from storm_dagster.blobstore.store import check_sha256
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
+from storm_dagster.model.names import check_blob_key
+from storm_dagster.nimbus.http.answers import Endpoint, get
+from storm_dagster.nimbus.http.transfer import BlobResponse, receive_file
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.replicated_store import WriteTerms
+
+__all__ = ["blob_routes"]
+
+_MOST_DOCUMENT_BYTES = 64 << 20
+"""Largest conf or topology part of an upload."""
+
+
+def _key(request: Request) -> str:
+    return check_blob_key(request.path_params["key"])
+
+
+def _number(request: Request, header: str) -> int | None:
+    text = request.headers.get(header)
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 9:
+        raise InvalidRequest(f"header {header} must be a number, got {text!r:.40}")
+    return int(text)
+
+
+def write_terms(request: Request) -> WriteTerms:
+    """What the headers of a write ask for."""
+    return WriteTerms(
+        epoch=_number(request, "X-Storm-Epoch"),
+        minimum=_number(request, "X-Storm-Min-Replication"),
+        allow_degraded=request.headers.get("X-Storm-Allow-Degraded", "").lower() == "true",
+    )
+
+
+class _BlobEndpoints:
+    def __init__(self, nimbus: Nimbus) -> None:
+        self._nimbus = nimbus
+        self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
+        self._idle = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
+        self._most = int(nimbus.conf["nimbus.upload.max.bytes"])
+
+    def list_blobs(self, request: Request) -> dict[str, Any]:
+        prefix = request.query_params.get("prefix", "")
+        blobs = [meta.to_document() for meta in self._nimbus.blobs.list(prefix)]
+        return {"cluster_id": self._nimbus.cluster.cluster_id(), "blobs": blobs}
+
+    async def send(self, request: Request, key: str) -> Response:
+        meta, stream = await run_in_threadpool(self._nimbus.blobs.base.open_with_meta, key)
+        return BlobResponse(meta, stream, request=request, chunk=self._chunk, idle_secs=self._idle)
+
+    async def read_blob(self, request: Request) -> Response:
+        return await self.send(request, _key(request))
+
+    async def write_blob(self, request: Request) -> Response:
+        key, terms = _key(request), write_terms(request)
+        await run_in_threadpool(self._nimbus.status.require, terms.epoch)
+        meta, copies = await self._store(request, key, terms, self._most)
+        return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
+
+    async def _store(
+        self, request: Request, key: str, terms: WriteTerms, most_bytes: int, touch: Any = lambda: None
+    ) -> tuple[BlobMeta, int]:
+        """Store the body, or with ``?sha256=`` a content that is here already, under ``key``."""
+        blobs = self._nimbus.blobs
+        sha256 = request.query_params.get("sha256")
+        if sha256 is not None:
+            stored = await run_in_threadpool(blobs.put_content, key, check_sha256(sha256), terms)
+            if stored is None:
+                raise KeyNotFound(f"content {sha256} is not stored (any more): send its bytes")
+            return stored
+        received = await receive_file(
+            request, self._nimbus.inbox, most_bytes=most_bytes, idle_secs=self._idle, touch=touch
+        )
+        try:
+            return await run_in_threadpool(blobs.put_file, key, received.path, received.sha256, terms)
+        finally:
+            received.discard()
+
+    async def delete_blob(self, request: Request) -> Response:
+        await run_in_threadpool(self._nimbus.blobs.delete, _key(request), write_terms(request))
+        return Response(status_code=204)
+
+    def has_archive(self, request: Request) -> dict[str, Any]:
+        sha256 = check_sha256(request.path_params["sha256"])
+        if not self._nimbus.blobs.base.has_content(sha256):
+            raise KeyNotFound(f"no archive with SHA-256 {sha256} is stored: upload it")
+        return {"sha256": sha256}
+
+    # copies
+
+    def _check_replica(self, request: Request) -> None:
+        """The sender must be the leader of the present epoch, and this nimbus must not."""
+        claimed = _number(request, "X-Storm-Epoch")
+        if claimed is None:
+            raise InvalidRequest("a copy carries the header X-Storm-Epoch")
+        state = self._nimbus.cluster.state
+        state.sync_path(paths.EPOCH)
+        found = self._nimbus.cluster.epoch()
+        if found is None or found[0] != claimed or found[1].leader == self._nimbus.identity.address:
+            raise Fenced(f"the copy comes from epoch {claimed}, which is over: nothing was stored")
+
+    async def write_replica(self, request: Request) -> Response:
+        key = _key(request)
+        await run_in_threadpool(self._check_replica, request)
+        sha256 = check_sha256(request.headers.get("X-Content-SHA256"))
+        accept = self._nimbus.blobs.accept_replica
+        if request.headers.get("X-Content-By-Hash", "").lower() == "true":
+            meta = await run_in_threadpool(accept, key, sha256, None)
+            return JSONResponse(meta.to_document())
+        received = await receive_file(
+            request, self._nimbus.inbox, most_bytes=self._most, idle_secs=self._idle
+        )
+        try:
+            meta = await run_in_threadpool(accept, key, sha256, received.path)
+        finally:
+            received.discard()
+        return JSONResponse(meta.to_document())
+
+    async def delete_replica(self, request: Request) -> Response:
+        key = _key(request)
+        await run_in_threadpool(self._check_replica, request)
+        await run_in_threadpool(self._nimbus.blobs.drop_replica, key)
+        return Response(status_code=204)
+
+    # uploads
+
+    def begin_upload(self, request: Request) -> dict[str, Any]:
+        self._nimbus.status.require()
+        return {"handle": self._nimbus.uploads.begin()}
+
+    async def write_part(self, request: Request) -> Response:
+        uploads = self._nimbus.uploads
+        handle, part = request.path_params["handle"], request.path_params["part"]
+        await run_in_threadpool(self._nimbus.status.require)
+        key = uploads.key(handle, part)
+        await run_in_threadpool(uploads.touch, handle)
+        most = self._most if part == "archive" else min(self._most, _MOST_DOCUMENT_BYTES)
+        meta, copies = await self._store(
+            request, key, write_terms(request), most, lambda: uploads.refresh(handle)
+        )
+        uploads.refresh(handle)
+        return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
+
+    async def read_part(self, request: Request) -> Response:
+        key = self._nimbus.uploads.key(request.path_params["handle"], request.path_params["part"])
+        return await self.send(request, key)
+
+    def finish_upload(self, request: Request) -> dict[str, Any]:
+        self._nimbus.status.require()
+        handle = request.path_params["handle"]
+        parts = self._nimbus.uploads.finish(handle)
+        return {"handle": handle, "parts": {part: meta.to_document() for part, meta in parts.items()}}
+
+    async def cancel_upload(self, request: Request) -> Response:
+        await run_in_threadpool(self._nimbus.status.require)
+        await run_in_threadpool(self._nimbus.uploads.cancel, request.path_params["handle"])
+        return Response(status_code=204)
+
+
+def blob_routes(nimbus: Nimbus) -> list[Route]:
+    """The routes of this module."""
+    on = _BlobEndpoints(nimbus)
+    routes: list[tuple[str, Endpoint, str]] = [
+        ("/v1/blobs", get(on.list_blobs), "GET"),
+        ("/v1/blobs/{key}", on.read_blob, "GET"),
+        ("/v1/blobs/{key}", on.write_blob, "PUT"),
+        ("/v1/blobs/{key}", on.delete_blob, "DELETE"),
+        ("/v1/replicas/{key}", on.write_replica, "PUT"),
+        ("/v1/replicas/{key}", on.delete_replica, "DELETE"),
+        ("/v1/archives/{sha256}", get(on.has_archive), "GET"),
+        ("/v1/uploads", get(on.begin_upload, 201), "POST"),
+        ("/v1/uploads/{handle}/finish", get(on.finish_upload), "POST"),
+        ("/v1/uploads/{handle}/{part}", on.write_part, "PUT"),
+        ("/v1/uploads/{handle}/{part}", on.read_part, "GET"),
+        ("/v1/uploads/{handle}", on.cancel_upload, "DELETE"),
+    ]
+    return [Route(path, endpoint, methods=[method]) for path, endpoint, method in routes]

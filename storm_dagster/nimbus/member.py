@@ -1,0 +1,94 @@
+"""One nimbus as its parts see it: conf, identity, handles. Built by the daemon, shared by all its threads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.nimbus.dagster_client import DagsterClient
+from storm_dagster.nimbus.leader_status import LeaderStatus
+from storm_dagster.nimbus.replicated_store import NimbusBlobStore
+from storm_dagster.nimbus.replication import Peer
+from storm_dagster.nimbus.unreported import Unreported
+from storm_dagster.nimbus.uploads import Uploads
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.zk.leadership import LeadershipSession
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["Identity", "Nimbus"]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who this nimbus is."""
+
+    id: str
+    """Name of its local folder."""
+    host: str
+    thrift_port: int
+    http_port: int
+    version: str
+    started: float = field(default_factory=time.monotonic)
+    started_secs: int = field(default_factory=lambda: int(time.time()))
+    """Epoch seconds of this machine (shown, never compared)."""
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of its Thrift service: its name in ZooKeeper."""
+        return f"{self.host}:{self.thrift_port}"
+
+    @property
+    def http(self) -> str:
+        """Base URL of its HTTP service."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.http_port}"
+
+    @property
+    def uptime_secs(self) -> int:
+        """Seconds since it started."""
+        return int(time.monotonic() - self.started)
+
+
+@dataclass
+class Nimbus:
+    """The handles of one nimbus. All of them are safe to use from many threads."""
+
+    conf: ClusterConf
+    identity: Identity
+    inbox: Path
+    """Folder of transfers in progress."""
+    cluster: StormClusterState
+    leadership: LeadershipSession
+    status: LeaderStatus
+    blobs: NimbusBlobStore
+    uploads: Uploads
+    dagster: DagsterClient
+    unreported: Unreported
+    wake_election: Callable[[], None] = lambda: None
+
+    def operations(self, epoch: int) -> OperationsContext:
+        """The context for operations that this nimbus does itself, fenced with the epoch it leads in.
+
+        Its planner is the plain-Python twin: nimbus has no Spark, and its own placements are
+        reassignments and due transitions (design 8.2).
+        """
+        return OperationsContext(
+            cluster=self.cluster, blobs=self.blobs, conf=self.conf, planner=plan_placement, epoch=epoch
+        )
+
+    def peers(self) -> list[Peer]:
+        """Every other nimbus that is alive, the leader included."""
+        found = {
+            address: Peer(address, str(detail["http"]))
+            for address, detail in self.leadership.followers().items()
+            if isinstance(detail.get("http"), str)
+        }
+        known = self.cluster.epoch()
+        if known is not None and known[1].leader == self.leadership.current():
+            found[known[1].leader] = Peer(known[1].leader, known[1].http)
+        found.pop(self.identity.address, None)
+        return sorted(found.values(), key=lambda peer: peer.address)

@@ -1,0 +1,198 @@
+"""The read side of the service: views that many requests share for a moment, and the documents made of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Corrupt, KeyNotFound
+from storm_dagster.model.names import id_of_blob_key, placement_key
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.operations import status
+from storm_dagster.operations.context import OperationsContext, topology_by_name
+
+__all__ = ["AskTopologyMaster", "ClusterReader"]
+
+AskTopologyMaster = Callable[[OperationsContext, TopologyView], Mapping[str, Any] | None]
+"""Statistics of a whole topology from the worker that runs its topology master; ``None`` without an answer."""
+
+_VIEW_SECS = 0.2
+_STATS_SECS = 1.0
+_MOST_STATS = 256
+
+
+class ClusterReader:
+    """Documents for the HTTP service. A view is at most 0.2 s old, statistics 1 s."""
+
+    def __init__(self, nimbus: Nimbus, ask: AskTopologyMaster) -> None:
+        self._nimbus = nimbus
+        self._ask = ask
+        self._view: tuple[float, ClusterView] | None = None
+        self._view_lock = threading.Lock()
+        self._stats: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
+        self._stats_lock = threading.Lock()
+        self._http = httpx.Client(timeout=1.0, trust_env=False)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def view(self) -> ClusterView:
+        """The cluster now, or as it was at most 0.2 s ago."""
+        with self._view_lock:
+            now = time.monotonic()
+            if self._view is None or now - self._view[0] > _VIEW_SECS:
+                self._view = (now, self._nimbus.cluster.load_view())
+            return self._view[1]
+
+    def list_topologies(self) -> dict[str, Any]:
+        """``list --json``; ``degraded`` marks topologies whose code this nimbus lacks (hazard J4)."""
+        document = status.list_document(self.view(), now_secs=int(time.time()))
+        degraded = {id_of_blob_key(key) for key in self._nimbus.status.known.lacking}
+        for row in document["topologies"]:
+            row["degraded"] = row["id"] in degraded
+        return document
+
+    def show(self, name: str) -> dict[str, Any]:
+        """``show --json`` of a topology by name or id; :class:`NotAlive` when there is none."""
+        view = self.view()
+        ctx = self._reading_context()
+        topology = topology_by_name(view, name)
+        return status.show_document(
+            view,
+            topology.id,
+            self._stats_of(ctx, topology),
+            now_secs=int(time.time()),
+            errors=status.errors_of(ctx, topology.id),
+            launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
+        )
+
+    def placement(self, name: str) -> dict[str, Any]:
+        """Why each task of a topology is where it is, as the run that published it stored it."""
+        topology = topology_by_name(self.view(), name)
+        key = placement_key(topology.id)
+        try:
+            document = json.loads(self._nimbus.blobs.read(key))
+        except KeyNotFound:
+            raise KeyNotFound(
+                f"the reasons for the placement of {topology.base.name!r} are not stored: rebalance it to get new ones"
+            ) from None
+        except ValueError:
+            raise Corrupt(f"blob {key!r} is no JSON: rebalance the topology, which writes it anew") from None
+        return document if isinstance(document, dict) else {"reasons": document}
+
+    def cluster(self) -> dict[str, Any]:
+        """Nimbuses, supervisors and whether a healing sensor is armed."""
+        view = self.view()
+        used = view.used_ports()
+        now = time.time()
+        return {
+            "cluster_id": view.cluster_id,
+            "nimbuses": self._nimbuses(),
+            "supervisors": [
+                {
+                    "id": supervisor_id,
+                    "host": info.host,
+                    "ports": list(info.ports),
+                    "used": sorted(used.get(supervisor_id, ())),
+                    "uptime_secs": max(0, int(now) - info.started),
+                    "version": info.version,
+                    "http": info.http,
+                    "blacklisted": info.host in view.blacklist,
+                }
+                for supervisor_id, info in sorted(view.supervisors.items())
+            ],
+            "healer": self._nimbus.cluster.state.exists(paths.HEALER),
+            "corrupt": dict(view.corrupt),
+        }
+
+    def health(self) -> dict[str, Any]:
+        """``/healthz``; asks nobody, so that it answers also while ZooKeeper is away."""
+        nimbus = self._nimbus
+        known = nimbus.status.known
+        leading = nimbus.status.epoch is not None
+        if not nimbus.cluster.session.connected:
+            word = "no connection to ZooKeeper"
+        elif leading or known.leader_http:
+            word = "ok" if not known.missing else "degraded"
+        else:
+            word = "no leader"
+        return {
+            "status": word,
+            "leader": leading,
+            "leader_http": nimbus.identity.http if leading else known.leader_http,
+            "epoch": nimbus.status.epoch,
+            "id": nimbus.identity.id,
+            "address": nimbus.identity.address,
+            "version": nimbus.identity.version,
+            "cluster_id": nimbus.cluster.cluster_id(),
+            "uptime_secs": nimbus.identity.uptime_secs,
+            "missing": known.missing,
+        }
+
+    def _nimbuses(self) -> list[dict[str, Any]]:
+        nimbus = self._nimbus
+        leader = nimbus.leadership.current()
+        rows = [
+            _row(address, False, detail)
+            for address, detail in sorted(nimbus.leadership.followers().items())
+            if address != leader
+        ]
+        known = nimbus.cluster.epoch()
+        if leader is not None and known is not None and known[1].leader == leader:
+            http = known[1].http
+            if leader == nimbus.identity.address:
+                detail: Mapping[str, Any] = self.health()
+            else:
+                detail = self._ask_health(http)
+            rows.insert(0, _row(leader, True, {**detail, "http": http}))
+        return rows
+
+    def _ask_health(self, http: str) -> Mapping[str, Any]:
+        try:
+            document = self._http.get(f"{http}/healthz").json()
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def _reading_context(self) -> OperationsContext:
+        # Reading is fenced with nothing: any epoch will do.
+        return self._nimbus.operations(epoch=-1)
+
+    def _stats_of(self, ctx: OperationsContext, topology: TopologyView) -> Mapping[str, Any] | None:
+        now = time.monotonic()
+        with self._stats_lock:
+            cached = self._stats.get(topology.id)
+            if cached is not None and now - cached[0] < _STATS_SECS:
+                return cached[1]
+        answer = self._ask(ctx, topology)
+        if answer is None:
+            return None  # not cached: a topology that is just starting is asked again at once
+        with self._stats_lock:
+            if len(self._stats) >= _MOST_STATS:
+                self._stats.clear()
+            self._stats[topology.id] = (time.monotonic(), answer)
+        return answer
+
+
+def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
+    uptime, started = detail.get("uptime_secs"), detail.get("started_secs")
+    if uptime is None and isinstance(started, int):
+        uptime = max(0, int(time.time()) - started)
+    return {
+        "host": host,
+        "port": int(port) if port.isdecimal() else None,
+        "http": detail.get("http"),
+        "leader": leader,
+        "uptime_secs": uptime,
+        "version": detail.get("version"),
+        "missing": detail.get("missing"),
+    }

@@ -1,0 +1,124 @@
+"""A submission at the leader: checked, made idempotent by its token, and launched as a Dagster run."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from storm_dagster.model.errors import AlreadyAlive, Conflict, InvalidRequest
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.nimbus.dagster_client import TOKEN_TAG
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.time_cache_map import TimeCacheMap
+from storm_dagster.operations.staging import check_token, read_token
+
+__all__ = ["Submissions"]
+
+_JOB = "submit_topology"
+_FIELDS = {"name", "handle", "token", "inactive", "allow_degraded"}
+_REMEMBERED_SECS = 600.0
+
+
+class Submissions:
+    """Launches submissions. The same token, however often and from however many callers, makes one run."""
+
+    def __init__(self, nimbus: Nimbus) -> None:
+        self._nimbus = nimbus
+        self._runs: TimeCacheMap[str, str] = TimeCacheMap(
+            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
+        )
+        self._turns = _Turns()
+
+    def advance(self, now: float) -> None:
+        """Forget old tokens; called by the upkeep thread."""
+        self._runs.advance(now)
+
+    def submit(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Launch the run of a submission: ``{"run_id", "token"}``.
+
+        A token that was used before answers with its run (or, when that failed, with a new one).
+        :class:`AlreadyAlive` when a topology of the name exists under another token.
+        """
+        unknown = sorted(set(document) - _FIELDS)
+        if unknown:
+            raise InvalidRequest(
+                f"a submission has no field {unknown[0]!r}: it has {', '.join(sorted(_FIELDS))}"
+            )
+        epoch = self._nimbus.status.require()
+        name = check_topology_name(document.get("name"))
+        token = check_token(document.get("token") or uuid.uuid4().hex)
+        flags = {field: document.get(field, False) for field in ("inactive", "allow_degraded")}
+        for field, value in flags.items():
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{field!r} of the submission must be true or false, got {value!r:.40}")
+        with self._turns.take(token), self._turns.take(f"name {name}"):
+            run_id = self._earlier_run(token, name, epoch)
+            if run_id is None and not self._is_alive(name, token):
+                handle = document.get("handle")
+                self._nimbus.uploads.require(handle)
+                run_id = self._launch(name, token, {"handle": handle, "token": token, **flags})
+        return {"run_id": run_id, "token": token}
+
+    def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
+        """The run that the token had, unless it failed; ``None`` at the token's first use."""
+        known = read_token(self._nimbus.operations(epoch), token)
+        if known is not None and known[0].name != name:
+            raise Conflict(
+                f"token {token!r} belongs to topology {known[0].name!r}: submit {name!r} with a token of its own"
+            )
+        if known is None and self._runs.get(token) is None:
+            return None
+        found = self._nimbus.dagster.find_run(TOKEN_TAG, token, job=_JOB)
+        return None if found is None or found.failed else found.run_id
+
+    def _is_alive(self, name: str, token: str) -> bool:
+        """Whether this very submission runs already; :class:`AlreadyAlive` when another one does."""
+        for topology_id in self._nimbus.cluster.active_storms():
+            base = self._nimbus.cluster.storm_base(topology_id)
+            if base is None or base.name != name:
+                continue
+            if base.token == token:
+                return True
+            raise AlreadyAlive(
+                f"topology {name!r} is alive already (id {topology_id}, {base.status}): kill it first, choose another "
+                "name, or update it"
+            )
+        return False
+
+    def _launch(self, name: str, token: str, config: Mapping[str, Any]) -> str:
+        self._nimbus.dagster.add_partition(name)
+        run_id = self._nimbus.dagster.launch(
+            _JOB,
+            {"ops": {"storm__topology_conf": {"config": dict(config)}}},
+            {"dagster/partition": name, "storm/topology": name, TOKEN_TAG: token},
+        )
+        self._runs.put(token, run_id)
+        return run_id
+
+
+class _Turns:
+    """One lock for each word in use."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextmanager
+    def take(self, word: str) -> Iterator[None]:
+        with self._guard:
+            lock, waiting = self._locks.get(word, (threading.Lock(), 0))
+            self._locks[word] = (lock, waiting + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._guard:
+                lock, waiting = self._locks[word]
+                if waiting == 1:
+                    del self._locks[word]
+                else:
+                    self._locks[word] = (lock, waiting - 1)
