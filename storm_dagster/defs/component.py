@@ -13,6 +13,7 @@
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import re
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -113,17 +114,13 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
                 asset_key=spec.key, metadata={**_shown(document), "submission_run": run_id or "none"}
             )
 
-        @dg.asset_check(asset=spec.key, name="all_tasks_run", description="Every task of the topology runs.")
-        def all_tasks_run() -> dg.AssetCheckResult:
-            with step_errors(), self._nimbus() as nimbus:
-                try:
-                    document = nimbus.get(f"/v1/topologies/{self.name}")
-                except NotAlive as error:
-                    return dg.AssetCheckResult(passed=False, metadata={"reason": error.message})
-            waiting = [task["id"] for task in document["tasks"] if task["status"] != "running"]
-            return dg.AssetCheckResult(
-                passed=not waiting, metadata={**_shown(document), "not_running": str(waiting or "none")}
-            )
+        running = dg.AssetCheckSpec(
+            "all_tasks_run", asset=spec.key, description="Every task of the topology runs."
+        )
+
+        @dg.multi_asset_check(name=f"check_{identifier}_op", specs=[running])
+        def all_tasks_run() -> Iterable[dg.AssetCheckResult]:
+            yield self._check(spec.key)
 
         return dg.Definitions(
             assets=[submit],
@@ -137,6 +134,20 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
                     tags=topology_tags(self.name),
                 )
             ],
+        )
+
+    def _check(self, key: dg.AssetKey) -> dg.AssetCheckResult:
+        metadata: dict[str, Any]
+        with step_errors(), self._nimbus() as nimbus:
+            try:
+                document = nimbus.get(f"/v1/topologies/{self.name}")
+            except NotAlive as error:
+                passed, metadata = False, {"reason": error.message}
+            else:
+                waiting = [task["id"] for task in document["tasks"] if task["status"] != "running"]
+                passed, metadata = not waiting, {**_shown(document), "not_running": str(waiting or "none")}
+        return dg.AssetCheckResult(
+            passed=passed, asset_key=key, check_name="all_tasks_run", metadata=metadata
         )
 
     def _nimbus(self) -> NimbusClient:
