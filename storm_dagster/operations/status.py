@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from storm_dagster.model.ranges import decode_ranges
-from storm_dagster.model.records import Assignment, TaskError, WorkerNode, WorkerSlot
+from storm_dagster.model.records import TaskError, WorkerNode, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 
-__all__ = ["STAT_NAMES", "errors_of", "list_document", "show_document", "task_status"]
+__all__ = ["STAT_NAMES", "errors_of", "list_document", "show_document"]
 
 TaskStatus = Literal["starting", "running", "dead", "unassigned"]
 
@@ -57,51 +57,50 @@ def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskE
     return sorted(found, key=lambda pair: (-pair[1].time, pair[0], pair[1].task))
 
 
-def task_status(
-    view: ClusterView,
-    topology: TopologyView,
-    task: int,
-    worker: WorkerSlot | None,
-    told: Mapping[str, Any] | None = None,
-    *,
-    launch_secs: float = 120,
-    now_secs: int = 0,
-) -> TaskStatus:
-    """What a task does, as far as the cluster's records and its topology master (``told``) say.
+class _Statuses:
+    """What tasks do, as far as the cluster's records and the topology master say; each record is decoded once.
 
-    Without a worker's node it is ``starting`` while its supervisor lives and restarts it or its launch
+    Without a worker's node a task is ``starting`` while its supervisor lives and restarts it or its launch
     time (seconds since it was placed) has not passed, else ``dead``. This is for people; healing judges by
     its own clock.
     """
-    if worker is None:
-        return "unassigned"
-    live = topology.live_workers.get(worker.slot)
-    if live is None:
-        supervisor = view.supervisors.get(worker.node)
-        if supervisor is None:
+
+    def __init__(self, view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float) -> None:
+        self._topology = topology
+        self._opened = {slot: frozenset(decode_ranges(n.tasks)) for slot, n in topology.live_workers.items()}
+        starts = topology.assignment.start_secs() if topology.assignment else {}
+        self._waiting: set[tuple[str, int]] = set()
+        for worker in topology.assignment.workers if topology.assignment else ():
+            supervisor = view.supervisors.get(worker.node)
+            if supervisor is None:
+                continue
+            placed = max((starts.get(task, 0) for task in worker.ids), default=0)
+            if worker.port in supervisor.restarting or now_secs - placed <= launch_secs:
+                self._waiting.add(worker.slot)
+        self._dead = _held_dead(topology)
+
+    def of(self, task: int, worker: WorkerSlot | None, told: Mapping[str, Any] | None) -> TaskStatus:
+        """The status of one task; ``told`` is what the topology master says of it."""
+        if worker is None:
+            return "unassigned"
+        live = self._topology.live_workers.get(worker.slot)
+        if live is None:
+            return "starting" if worker.slot in self._waiting else "dead"
+        if task in self._dead:
             return "dead"
-        placed = _placed_at(topology.assignment, worker)
-        waiting = worker.port in supervisor.restarting or now_secs - placed <= launch_secs
-        return "starting" if waiting else "dead"
-    if _held_dead(topology, task):
-        return "dead"
-    if told is not None and told.get("status") in ("starting", "running"):
-        return "running" if told["status"] == "running" else "starting"
-    return "running" if live.status != "starting" and task in decode_ranges(live.tasks) else "starting"
+        if told is not None and told.get("status") in ("starting", "running"):
+            return "running" if told["status"] == "running" else "starting"
+        opened = live.status != "starting" and task in self._opened[worker.slot]
+        return "running" if opened else "starting"
 
 
-def _placed_at(assignment: Assignment | None, worker: WorkerSlot) -> int:
-    starts = assignment.start_secs() if assignment else {}
-    return max((starts.get(task, 0) for task in worker.ids), default=0)
-
-
-def _held_dead(topology: TopologyView, task: int) -> bool:
-    """Whether the topology master holds the task to be dead, in a record newer than its placement."""
+def _held_dead(topology: TopologyView) -> frozenset[int]:
+    """Tasks that the topology master holds to be dead, in a record newer than their placement."""
     if topology.beats is None or topology.beats_at is None or topology.assignment_at is None:
-        return False
-    if not topology.beats.dead or topology.beats_at.mzxid <= topology.assignment_at.mzxid:
-        return False
-    return task in decode_ranges(topology.beats.dead)
+        return frozenset()
+    if topology.beats_at.mzxid <= topology.assignment_at.mzxid:
+        return frozenset()
+    return frozenset(decode_ranges(topology.beats.dead))
 
 
 def show_document(
@@ -125,21 +124,14 @@ def show_document(
     assignment = topology.assignment
     slots = {task: worker for worker in (assignment.workers if assignment else ()) for task in worker.ids}
     components = topology.tasks.component_of() if topology.tasks else {}
+    statuses = _Statuses(view, topology, now_secs, launch_secs)
     tasks = [
         _task_document(
             task,
             component,
             slots.get(task),
             told_tasks.get(str(task)),
-            task_status(
-                view,
-                topology,
-                task,
-                slots.get(task),
-                told_tasks.get(str(task)),
-                launch_secs=launch_secs,
-                now_secs=now_secs,
-            ),
+            statuses.of(task, slots.get(task), told_tasks.get(str(task))),
         )
         for task, component in sorted(components.items())
     ]
@@ -216,8 +208,11 @@ def _task_document(
 def _components_document(topology: TopologyView, tasks: list[dict[str, Any]]) -> dict[str, Any]:
     """Component -> type, executors, task ids, and its statistics: counts summed, latencies weighted by counts."""
     documents: dict[str, Any] = {}
+    by_component: dict[str, list[dict[str, Any]]] = {}
+    for task in tasks:
+        by_component.setdefault(task["component"], []).append(task["stats"])
     for component_id, part in (topology.tasks.components if topology.tasks else {}).items():
-        mine = [task["stats"] for task in tasks if task["component"] == component_id]
+        mine = by_component.get(component_id, [])
         stats: dict[str, float] = {name: sum(each[name] for each in mine) for name in _COUNTS}
         for name, weight in (
             ("execute_ms", "executed"),

@@ -355,3 +355,16 @@ def test_staged_parts_are_json_and_keep_the_order_of_components(world: Any) -> N
     assert list(stored["bolts"]) == ["zeta", "alpha", "mid"]
     table = world.cluster.load_view().topologies[topology_id].tasks.component_of()
     assert [table[task] for task in (1, 2, 3)] == ["zeta", "alpha", "mid"]
+
+
+def test_a_large_topology_is_published_in_parts_and_removed_whole(world: Any) -> None:
+    """Design 4, bounded nodes: the assignment of 2,500 workers does not fit into one node's share."""
+    for number in range(100):
+        world.supervisor(f"supervisor-with-a-long-name-{number:03}", ports=tuple(range(6900, 6925)))
+    conf = {"topology.workers": 2500, "topology.scheduler.strategy": "even"}
+    topology_id = world.submit("large", topology=wide(5000), conf=conf)
+    view = world.cluster.load_view()
+    assert len(view.topologies[topology_id].assignment.workers) >= 2500
+    assert world.cluster.state.get_children(paths.assignment(topology_id)), "it was cut"
+    lifecycle.kill(world.context(), "large", 0)
+    assert world.cluster.state.get_children(paths.ASSIGNMENTS) == []
