@@ -127,7 +127,8 @@ def run() -> NoReturn:
         sys.stdout = None
         sys.exit(0)
     except Exception as error:
-        logging.getLogger(__name__).debug("unexpected", exc_info=True)
+        # Daemons log from INFO up, client verbs only with --verbose.
+        logging.getLogger(__name__).info("unexpected", exc_info=True)
         _fail(
             _document(type(error).__name__, f"unexpected: {error!r}; run with --verbose for the trace"),
             1,

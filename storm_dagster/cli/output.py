@@ -73,7 +73,7 @@ class Steps:
     def __init__(self, what: str, *, quiet: bool = False) -> None:
         self._what = what
         self._quiet = quiet
-        self._started = time.monotonic()
+        self._started = self._last = time.monotonic()
         self._running: dict[str, float] = {}
         self._detail: dict[str, str] = {}
         self._held: list[str] = []
@@ -110,15 +110,16 @@ class Steps:
     def done(self, step: str, outcome: str = "") -> None:
         """A step has ended."""
         with self._lock:
-            began = self._running.pop(step, None)
+            now = time.monotonic()
+            # A step too short to be seen running took at most the time since the last one ended.
+            began = self._running.pop(step, self._last)
             self._detail.pop(step, None)
-            seconds = time.monotonic() - began if began is not None else 0.0
+            seconds, self._last = now - began, now
             self._line(f"  {step:<28}{seconds:6.1f} s{'  ' + outcome if outcome else ''}")
 
     def hear(self, step: str, state: str) -> None:
         """The shape of progress callbacks of :mod:`storm_dagster.client`."""
         if state in ("SUCCESS", "FAILURE", "SKIPPED"):
-            self.begin(step)
             self.done(step, "" if state == "SUCCESS" else state.lower())
         elif state in ("STARTED", "STARTING", "IN_PROGRESS"):
             self.begin(step)

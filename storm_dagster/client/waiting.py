@@ -38,7 +38,7 @@ def wait_for_run(
         document = nimbus.get(f"/v1/runs/{run_id}")
         for step in document.get("steps", ()):
             name, status = str(step.get("name")), str(step.get("status"))
-            if progress is not None and told.get(name) != status:
+            if progress is not None and status != "PENDING" and told.get(name) != status:
                 told[name] = status
                 progress(name, status)
         if document.get("finished"):

@@ -113,7 +113,7 @@ class Daemon:
         if self._child is not None:
             self._child.poll()
 
-    def tail(self, size: int = 1500) -> str:
+    def tail(self, size: int = 1000) -> str:
         """The end of what it printed and logged, for an error message."""
         texts = []
         for path in (self.output, self.output.with_suffix(".log")):
