@@ -1,0 +1,174 @@
+"""Runs in Spark: executors into workers, by the chain of selectors.
+
+For a run of executors of one component the chain is a lexicographic order of workers. Between supervisors
+and inside a supervisor it is kept in heaps, so that a topology of a hundred thousand tasks on thousands of
+workers takes a logarithmic step for each, where trying all workers would take thousands.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+from storm_dagster.model.placement_reasons import Reason
+
+__all__ = ["Filling", "Worker", "shared_out"]
+
+_Inner = tuple[int, int, int, int]
+"""(of the component, in all, minus related, number) of a worker: its order inside its supervisor."""
+_Outer = tuple[int, int, int, int, int, int, int]
+"""The same with the supervisor's counts in between: the order of the whole chain."""
+
+_WHY = (
+    Reason.COMPONENT_WORKER,
+    Reason.COMPONENT_SUPERVISOR,
+    Reason.TOTAL_WORKER,
+    Reason.TOTAL_SUPERVISOR,
+    Reason.INPUT_WORKER,
+    Reason.INPUT_SUPERVISOR,
+    Reason.FIRST,
+)
+
+
+class Worker:
+    """A worker that is being filled."""
+
+    __slots__ = ("counts", "node", "positions", "reasons")
+
+    def __init__(self, node: str) -> None:
+        self.node = node
+        self.positions: list[int] = []
+        self.reasons: list[int] = []
+        self.counts: dict[int, int] = {}
+
+    def put(self, position: int, component: int, why: int) -> None:
+        """Adds an executor."""
+        self.positions.append(position)
+        self.reasons.append(why)
+        self.counts[component] = self.counts.get(component, 0) + 1
+
+
+def shared_out(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
+    """(share, rest): ``rest`` workers get one more than the share; fuller ones are no part of the sharing."""
+    level = sorted(sizes, reverse=True)
+    total = waiting + sum(level)
+    for skipped, size in enumerate(level):
+        share, rest = divmod(total, len(level) - skipped)
+        if size <= share:
+            return share, rest
+        total -= size
+    return 0, 0
+
+
+class Filling:
+    """The workers of one topology and the room that is left in them."""
+
+    def __init__(self, workers: Sequence[Worker], share: int, rest: int, related: list[list[int]]) -> None:
+        self.workers = workers
+        self.share = share
+        self.rest = rest
+        self._related = related
+        self._groups: dict[str, list[int]] = {}
+        self._totals: dict[str, int] = {}
+        self._counts: dict[str, dict[int, int]] = {}
+        for number, worker in enumerate(workers):
+            self._groups.setdefault(worker.node, []).append(number)
+            self._totals[worker.node] = self._totals.get(worker.node, 0) + len(worker.positions)
+            around = self._counts.setdefault(worker.node, {})
+            for component, count in worker.counts.items():
+                around[component] = around.get(component, 0) + count
+
+    def _open(self, number: int) -> bool:
+        size = len(self.workers[number].positions)
+        return size < self.share or (size == self.share and self.rest > 0)
+
+    def _inner(self, number: int, component: int, related: Sequence[int]) -> _Inner:
+        worker = self.workers[number]
+        counts = worker.counts
+        near = sum(counts.get(other, 0) for other in related)
+        return (counts.get(component, 0), len(worker.positions), -near, number)
+
+    def _outer(self, node: str, inner: _Inner, component: int, related: Sequence[int]) -> _Outer:
+        around = self._counts[node]
+        near = sum(around.get(other, 0) for other in related)
+        same, total, minus_near, number = inner
+        return (same, around.get(component, 0), total, self._totals[node], minus_near, -near, number)
+
+    def _add(self, number: int, position: int, component: int, why: int) -> bool:
+        """Puts an executor; whether the last worker that may exceed the share has just done so."""
+        worker = self.workers[number]
+        worker.put(position, component, why)
+        self._totals[worker.node] += 1
+        around = self._counts[worker.node]
+        around[component] = around.get(component, 0) + 1
+        if len(worker.positions) <= self.share:
+            return False
+        self.rest -= 1
+        return self.rest == 0
+
+    def place_apart(self, position: int, component: int, blocked: set[str], system: bool) -> None:
+        """Puts an executor on a supervisor that has none of its component; the room comes second."""
+        related = () if system else self._related[component]
+        free = [
+            number
+            for number, worker in enumerate(self.workers)
+            if worker.node not in blocked and not self._counts[worker.node].get(component)
+        ]
+        roomy = [number for number in free if self._open(number)] or free
+        keys = heapq.nsmallest(
+            2,
+            (
+                self._outer(self.workers[n].node, self._inner(n, component, related), component, related)
+                for n in roomy
+            ),
+        )
+        why = _difference(keys[0], keys[1:])
+        self._add(keys[0][-1], position, component, why)
+
+    def place_run(self, positions: Iterable[int], component: int, system: bool) -> None:
+        """Puts executors of one component, one after the other."""
+        related = () if system else self._related[component]
+        inner, outer = self._heaps(component, related)
+        for position in positions:
+            best = outer[0]
+            number = best[-1]
+            node = self.workers[number].node
+            mine = inner[node]
+            rivals: list[_Outer] = outer[1:3]
+            rivals.extend(self._outer(node, key, component, related) for key in mine[1:3])
+            swept = self._add(number, position, component, _difference(best, rivals))
+            if swept:
+                inner, outer = self._heaps(component, related)
+                continue
+            if self._open(number):
+                heapq.heapreplace(mine, self._inner(number, component, related))
+            else:
+                heapq.heappop(mine)
+            if mine:
+                heapq.heapreplace(outer, self._outer(node, mine[0], component, related))
+            else:
+                heapq.heappop(outer)
+
+    def _heaps(self, component: int, related: Sequence[int]) -> tuple[dict[str, list[_Inner]], list[_Outer]]:
+        """For each supervisor its open workers, and the best worker of each supervisor; all as heaps."""
+        inner: dict[str, list[_Inner]] = {}
+        outer: list[_Outer] = []
+        for node, numbers in self._groups.items():
+            keys = [self._inner(number, component, related) for number in numbers if self._open(number)]
+            if keys:
+                heapq.heapify(keys)
+                inner[node] = keys
+                outer.append(self._outer(node, keys[0], component, related))
+        heapq.heapify(outer)
+        return inner, outer
+
+
+def _difference(best: _Outer, rivals: Sequence[_Outer]) -> int:
+    """The selector at which the last rival fell behind."""
+    if not rivals:
+        return Reason.ONLY
+    rival = min(rivals)
+    for step, why in enumerate(_WHY):
+        if best[step] != rival[step]:
+            return why
+    return Reason.FIRST

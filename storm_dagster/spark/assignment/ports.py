@@ -1,0 +1,117 @@
+"""Runs in Spark: the free ports of a cluster while slots are allotted."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import insort
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from storm_dagster.model.placement_reasons import Reason
+
+__all__ = ["Ports"]
+
+Slot = tuple[str, int]
+_Load = tuple[int, int, str]
+
+
+class Ports:
+    """Free ports by supervisor, with the least loaded supervisor always at hand.
+
+    A heap holds supervisors by (most free ports, fewest used, lowest id); entries that no longer say the
+    truth are dropped when they come up.
+    """
+
+    def __init__(self, slots: pa.Table) -> None:
+        self.host: dict[str, str] = {}
+        """Supervisor id -> host, by ascending id."""
+        self.free: dict[str, list[int]] = {}
+        self._ports: dict[str, int] = {}
+        self._lendable: set[Slot] = set()
+        columns = [
+            slots.column(name).to_pylist() for name in ("node", "rank", "host", "total", "port", "holders")
+        ]
+        for node, _, host, total, port, holders in sorted(
+            zip(*columns, strict=True), key=lambda row: row[:2]
+        ):
+            if node not in self.free:
+                self.host[node], self._ports[node], self.free[node] = host, total, []
+            if port is None:
+                continue
+            if not holders:
+                self.free[node].append(port)
+            elif holders == 1:
+                self._lendable.add((node, port))
+        self.total = sum(map(len, self.free.values()))
+        self._heap: list[_Load] = [self.load(node) for node in self.free]
+        heapq.heapify(self._heap)
+        self._nodes_of: dict[str, list[str]] = {}
+        for node, host in self.host.items():
+            self._nodes_of.setdefault(host, []).append(node)
+
+    def load(self, node: str) -> _Load:
+        """The order in which supervisors get workers (design 8.4)."""
+        free = len(self.free[node])
+        return (-free, self._ports[node] - free, node)
+
+    def nodes_of(self, hosts: Iterable[str | None]) -> list[str]:
+        """Supervisors on these hosts, by ascending id."""
+        return sorted({node for host in hosts if host is not None for node in self._nodes_of.get(host, ())})
+
+    def has(self, slot: Slot) -> bool:
+        """Whether the slot is free."""
+        return slot[1] in self.free.get(slot[0], ())
+
+    def may_return(self, slot: Slot) -> bool:
+        """Whether the slot, held by one topology, exists and is nobody else's."""
+        return slot in self._lendable
+
+    def take(self, slot: Slot) -> None:
+        """The slot is used from now on."""
+        self.free[slot[0]].remove(slot[1])
+        self._changed(slot[0], -1)
+
+    def put(self, slot: Slot) -> None:
+        """The slot is free from now on."""
+        insort(self.free[slot[0]], slot[1])
+        self._changed(slot[0], 1)
+
+    def _changed(self, node: str, step: int) -> None:
+        self.total += step
+        heapq.heappush(self._heap, self.load(node))
+
+    def best(self, within: list[str] | None) -> tuple[str, Reason]:
+        """The supervisor for the next worker, and what singled it out; there is a free port.
+
+        ``within`` restricts the choice; ``None`` means all supervisors.
+        """
+        first, second = self._two_of(within) if within is not None else self._top_two()
+        if second is None:
+            why = Reason.SLOT_ONLY
+        elif first[0] != second[0]:
+            why = Reason.SLOT_MOST_FREE
+        else:
+            why = Reason.SLOT_FEWEST_USED if first[1] != second[1] else Reason.SLOT_LOWEST_ID
+        return first[2], why
+
+    def _two_of(self, nodes: list[str]) -> tuple[_Load, _Load | None]:
+        loads = heapq.nsmallest(2, (self.load(node) for node in nodes if self.free[node]))
+        return loads[0], loads[1] if len(loads) > 1 else None
+
+    def _top_two(self) -> tuple[_Load, _Load | None]:
+        first = self._pop()
+        assert first is not None
+        second = self._pop(first[2])
+        heapq.heappush(self._heap, first)
+        if second is not None:
+            heapq.heappush(self._heap, second)
+        return first, second
+
+    def _pop(self, other_than: str | None = None) -> _Load | None:
+        """The next entry that is true and has a free port; copies of an entry already popped are dropped."""
+        while self._heap:
+            entry = heapq.heappop(self._heap)
+            if entry[0] and entry[2] != other_than and entry == self.load(entry[2]):
+                return entry
+        return None

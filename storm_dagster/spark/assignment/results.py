@@ -1,0 +1,111 @@
+"""The driver's side: placed workers, as Arrow rows, back into outcomes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from storm_dagster.model.placement import (
+    PlacedWorker,
+    PlacementBatch,
+    TopologyPlacement,
+    TopologyToPlace,
+)
+from storm_dagster.model.placement_reasons import Reason, reason_text
+from storm_dagster.spark.assignment.frames import service_order
+
+__all__ = ["read_results"]
+
+Row = dict[str, Any]
+
+_TEXTS = {int(reason): reason_text(reason) for reason in Reason}
+
+
+def read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[tuple[TopologyPlacement, ...]]:
+    """The outcomes of each batch, in the order of service."""
+    rows: dict[tuple[int, int], list[Row]] = defaultdict(list)
+    for row in placed.to_pylist():
+        rows[row["cluster"], row["topology"]].append(row)
+    return [
+        tuple(_outcome(topology, rows[cluster, place]) for place, topology in enumerate(service_order(batch)))
+        for cluster, batch in enumerate(batches)
+    ]
+
+
+def _outcome(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
+    several = {min(group): tuple(sorted(group)) for group in topology.executors if len(group) > 1}
+    if len(rows) == 1 and rows[0]["node"] is None:
+        row = rows[0]
+        return TopologyPlacement(
+            name=topology.name,
+            status="failed",
+            error_type=row["error_type"],
+            error=row["error"],
+            unassigned={task: row["brief"] for unit in row["units"] for task in several.get(unit, (unit,))},
+        )
+    before = {(worker.node, worker.port): worker for worker in topology.old}
+    rows.sort(key=lambda row: (row["node"], row["port"]))
+    workers: list[PlacedWorker] = []
+    reasons: dict[int, str] = {}
+    for row in rows:
+        units: list[int] = row["units"]
+        texts = [_TEXTS[reason] for reason in row["reasons"]]
+        if several:
+            pairs = [
+                (task, text)
+                for unit, text in zip(units, texts, strict=True)
+                for task in several.get(unit, (unit,))
+            ]
+            tasks = sorted(task for task, _ in pairs)
+            reasons.update(pairs)
+        else:
+            tasks = sorted(units)
+            reasons.update(zip(units, texts, strict=True))
+        workers.append(
+            PlacedWorker(
+                node=row["node"],
+                host=row["host"],
+                port=row["port"],
+                tasks=tuple(tasks),
+                memory_bytes=row["memory"],
+                cpu=row["cpu"],
+                kept=(row["node"], row["port"]) in before,
+            )
+        )
+    unchanged = topology.event != "new" and _as_before(before, workers)
+    return TopologyPlacement(
+        name=topology.name,
+        status="unchanged" if unchanged else "assigned",
+        workers=tuple(workers),
+        moved=_moved(topology, workers),
+        reasons=dict(sorted(reasons.items())),
+        worker_reasons={f"{row['node']}:{row['port']}": _TEXTS[row["why"]] for row in rows},
+    )
+
+
+def _as_before(before: dict[tuple[str, int], PlacedWorker], workers: list[PlacedWorker]) -> bool:
+    """Whether the live assignment looks like this already, as far as it says."""
+    if len(before) != len(workers):
+        return False
+    for worker in workers:
+        old = before.get((worker.node, worker.port))
+        if old is None or set(old.tasks) != set(worker.tasks):
+            return False
+        if old.memory_bytes not in (0, worker.memory_bytes) or old.cpu not in (0, worker.cpu):
+            return False
+    return True
+
+
+def _moved(topology: TopologyToPlace, workers: list[PlacedWorker]) -> int:
+    if not topology.old:
+        return 0
+    now = {task: (worker.node, worker.port) for worker in workers for task in worker.tasks}
+    return sum(
+        now.get(task, slot) != slot
+        for worker in topology.old
+        for slot in ((worker.node, worker.port),)
+        for task in worker.tasks
+    )

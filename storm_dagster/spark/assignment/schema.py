@@ -1,0 +1,201 @@
+"""The columns that the stages exchange, as Arrow types and as Spark's DDL."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+__all__ = [
+    "ABOUT",
+    "DEMAND",
+    "DEMANDS",
+    "PAST",
+    "PLACED",
+    "RUNS",
+    "SEATS",
+    "SUPERVISORS",
+    "TOPOLOGIES",
+    "ddl",
+    "ddl_type",
+]
+
+_INTS = pa.list_(pa.int32())
+_NAMES = pa.list_(pa.string())
+
+ABOUT = pa.struct(
+    [
+        ("name", pa.string()),
+        ("strategy", pa.string()),
+        ("event", pa.string()),
+        ("reassign", pa.bool_()),
+        ("use_old", pa.bool_()),
+        ("workers", pa.int32()),
+        ("executors", pa.int32()),
+        ("single_master", pa.bool_()),
+        ("isolation", _NAMES),
+        ("reserve", pa.int32()),
+        ("memory", pa.int64()),
+        ("master_memory", pa.int64()),
+        ("cpu", pa.int32()),
+        # Components are numbered per topology: what is system, what trades tuples with what, what is apart.
+        ("acker", pa.int32()),
+        ("master", pa.int32()),
+        ("related", pa.list_(_INTS)),
+        ("units", _INTS),
+        ("differ", _INTS),
+        ("differ_names", _NAMES),
+    ]
+)
+"""All that a topology's stages must know about it; ``units`` counts executors per component."""
+
+SUPERVISORS = pa.schema(
+    [
+        ("cluster", pa.int32()),
+        ("node", pa.string()),
+        ("host", pa.string()),
+        ("ports", _INTS),
+        ("used", _INTS),
+    ]
+)
+TOPOLOGIES = pa.schema(
+    [("cluster", pa.int32()), ("topology", pa.int32()), ("past", pa.bool_()), ("about", ABOUT)]
+)
+"""``topology`` is the place in the order of service; ``past`` says that it has an assignment or wishes."""
+
+RUNS = pa.schema(
+    [
+        ("cluster", pa.int32()),
+        ("topology", pa.int32()),
+        ("past", pa.bool_()),
+        ("component", pa.int32()),
+        ("first", pa.int32()),
+        ("count", pa.int32()),
+        ("size", pa.int32()),
+        ("members", _INTS),
+    ]
+)
+"""``count`` executors of ``size`` consecutive tasks each, from task ``first`` on; one executor of ``members``
+when its tasks are not consecutive."""
+
+PAST = pa.schema(
+    [
+        ("cluster", pa.int32()),
+        ("topology", pa.int32()),
+        ("kind", pa.string()),
+        ("seat", pa.int32()),
+        ("node", pa.string()),
+        ("host", pa.string()),
+        ("port", pa.int32()),
+        ("memory", pa.int64()),
+        ("cpu", pa.int32()),
+        ("tasks", _INTS),
+        ("components", _INTS),
+        ("counts", _INTS),
+    ]
+)
+"""``kind`` is ``old`` (a worker of the present assignment), ``wish`` (a user-defined worker, ``seat`` its
+place in the list), ``dead`` or ``unstopped`` (task ids)."""
+
+_SLOT = [("node", pa.string()), ("port", pa.int32())]
+DEMAND = pa.struct(
+    [
+        ("settled", pa.bool_()),
+        ("count", pa.int32()),
+        ("staying", pa.int32()),
+        ("alone", pa.bool_()),
+        (
+            "claims",
+            pa.list_(
+                pa.struct(
+                    [
+                        *_SLOT,
+                        ("host", pa.string()),
+                        ("old", pa.bool_()),
+                        ("hint_node", pa.string()),
+                        ("hint_port", pa.int32()),
+                        ("components", _INTS),
+                    ]
+                )
+            ),
+        ),
+        ("own", pa.list_(pa.struct(_SLOT))),
+        (
+            "seats",
+            pa.list_(
+                pa.struct([("worker", pa.int32()), *_SLOT, ("size", pa.int32()), ("master", pa.bool_())])
+            ),
+        ),
+        (
+            "needs",
+            pa.list_(pa.struct([("component", pa.int32()), ("units", pa.int32()), ("blocked", _NAMES)])),
+        ),
+        ("fixed", _INTS),
+        ("total", pa.int32()),
+        ("missing", pa.int32()),
+    ]
+)
+"""What a topology wants of the slots. ``seats`` are old workers whose slot may be used on; for ``even``,
+``fixed`` are the sizes of unstopped workers, ``total`` and ``missing`` count executors."""
+
+DEMANDS = pa.schema([("cluster", pa.int32()), ("topology", pa.int32()), ("about", ABOUT), ("demand", DEMAND)])
+"""One row for each topology."""
+
+SEATS = pa.schema(
+    [
+        ("cluster", pa.int32()),
+        ("topology", pa.int32()),
+        ("kind", pa.string()),
+        ("seat", pa.int32()),
+        ("node", pa.string()),
+        ("host", pa.string()),
+        ("port", pa.int32()),
+        ("role", pa.string()),
+        ("ref", pa.int32()),
+        ("why", pa.int32()),
+        ("error_type", pa.string()),
+        ("error", pa.string()),
+        ("brief", pa.string()),
+    ]
+)
+"""``kind`` is ``seat``, ``failed``, or ``freed`` for a live worker whose slot is given back; ``role`` is
+``empty``, ``claim``, ``reuse`` or ``master``, and ``ref`` the number of the claim or of the old worker."""
+
+PLACED = pa.schema(
+    [
+        ("cluster", pa.int32()),
+        ("topology", pa.int32()),
+        ("node", pa.string()),
+        ("host", pa.string()),
+        ("port", pa.int32()),
+        ("why", pa.int32()),
+        ("memory", pa.int64()),
+        ("cpu", pa.int32()),
+        ("units", _INTS),
+        ("reasons", _INTS),
+        ("error_type", pa.string()),
+        ("error", pa.string()),
+        ("brief", pa.string()),
+    ]
+)
+"""One row for each worker; a failed topology has one row without a node, its ``units`` those without a slot."""
+
+_PLAIN = {
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.string(): "string",
+    pa.bool_(): "boolean",
+}
+
+
+def ddl_type(kind: pa.DataType) -> str:
+    """The type in Spark's notation."""
+    if isinstance(kind, pa.ListType):
+        return f"array<{ddl_type(kind.value_type)}>"
+    if isinstance(kind, pa.StructType):
+        fields = (kind.field(index) for index in range(kind.num_fields))
+        return f"struct<{', '.join(f'{field.name}: {ddl_type(field.type)}' for field in fields)}>"
+    return _PLAIN[kind]
+
+
+def ddl(schema: pa.Schema) -> str:
+    """The schema in Spark's notation."""
+    return ", ".join(f"{field.name} {ddl_type(field.type)}" for field in schema)
