@@ -1,0 +1,229 @@
+"""Several nimbuses on one root: exactly one acts, blobs are copied, nothing is lost (H1-H12, J1-J4, F8, F9, F15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from storm_dagster.blobstore import LocalBlobStore
+from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.records import StormBase, encode_record
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+
+pytestmark = pytest.mark.zookeeper
+
+KEY = "wc-1-100-stormjar.jar"
+CODE = ["wc-1-100-stormcode.ser", "wc-1-100-stormconf.ser", KEY]
+
+
+def leaders(*nimbuses: Any) -> list[str]:
+    found = []
+    for nimbus in nimbuses:
+        try:
+            if nimbus.leads():
+                found.append(nimbus.id)
+        except (httpx.HTTPError, AssertionError):
+            continue
+    return found
+
+
+def store_of(nimbus: Any) -> LocalBlobStore:
+    return LocalBlobStore(nimbus.folder / "blobs")
+
+
+def make_active(state: ZooKeeperClusterState, topology_id: str = "wc-1-100") -> None:
+    base = StormBase(
+        name=topology_id.rsplit("-", 2)[0],
+        launch_time_secs=1,
+        status="ACTIVE",
+        workers=1,
+        executors={},
+        token="t",
+    )
+    state.create_node(paths.topology(topology_id), encode_record(base))
+
+
+@pytest.fixture
+def state(zk_connect: Callable[..., Any]) -> Callable[[], ZooKeeperClusterState]:
+    return lambda: ZooKeeperClusterState(zk_connect())
+
+
+def test_one_leads_and_followers_answer_reads_only(nimbuses: Any, state: Any) -> None:
+    first = nimbuses.start("n1").await_leading()
+    second, third = nimbuses.start("n2"), nimbuses.start("n3")
+    for nimbus in (second, third):
+        eventually(
+            lambda n=nimbus: n.health()["leader_http"] == first.health()["leader_http"],
+            what="the follower to know its leader",
+            ignore=(AssertionError, httpx.HTTPError),
+        )
+    assert leaders(first, second, third) == ["n1"]
+    refused = httpx.put(second.url + "/v1/blobs/k", content=b"x", trust_env=False)
+    assert refused.status_code == 503 and first.health()["address"] in refused.json()["error"]["message"]
+    for path in ("/v1/uploads", "/v1/submit"):
+        assert httpx.post(second.url + path, json={"name": "x"}, trust_env=False).status_code == 503
+    rows = eventually(
+        lambda: (found := second.get("/v1/cluster").json()["nimbuses"]) and len(found) == 3 and found,
+        what="three nimbuses",
+    )
+    assert [row["leader"] for row in rows] == [True, False, False] and all(row["http"] for row in rows)
+    tree = state()
+    assert (
+        len(tree.get_children(paths.NIMBUS_SLAVE)) == len(tree.get_children(paths.NIMBUS_SLAVE_DETAIL)) == 2
+    )
+
+
+def test_blobs_are_pushed_registered_and_survive_the_leader(nimbuses: Any, state: Any) -> None:
+    first = nimbuses.start("n1", topology__min__replication__count=2).await_leading()
+    second = nimbuses.start("n2", topology__min__replication__count=2).await_serving()
+    with NimbusBlobClient(first.url) as blobs:
+        for key in CODE:
+            blobs.put(key, key.encode())
+        blobs.put("staging.tok.conf", b"{}")
+    # Acknowledged means: on both.
+    assert store_of(second).keys() == sorted([*CODE, "staging.tok.conf"])
+    tree = state()
+    make_active(tree)
+    assert sorted(tree.get_children(paths.BLOBSTORE)) == sorted(CODE), "only topology blobs are registered"
+    eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 2, what="both registrations")
+    assert {holder.rpartition("-")[2] for holder in tree.get_children(paths.blob(KEY))} == {"1"}
+
+    epoch = first.health()["epoch"]
+    first.stop()
+    second.await_leading()
+    assert second.health()["epoch"] == epoch + 1 and second.health()["missing"] == 0
+    with NimbusBlobClient(second.url) as blobs:
+        assert blobs.read(KEY) == KEY.encode() and blobs.read("staging.tok.conf") == b"{}"
+
+
+def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Any) -> None:
+    only = nimbuses.start("n1", topology__max__replication__wait__time__sec=1).await_leading()
+    with NimbusBlobClient(only.url, min_replication=2, deadline_secs=0.1) as blobs:
+        with pytest.raises(Unavailable, match="2 were asked for"):
+            blobs.put("k", b"x")
+    with NimbusBlobClient(only.url, min_replication=2, allow_degraded=True) as blobs:
+        assert blobs.put("k", b"x").size == 1
+
+
+def test_a_late_follower_fetches_everything(nimbuses: Any, state: Any) -> None:
+    first = nimbuses.start("n1").await_leading()
+    with NimbusBlobClient(first.url) as blobs:
+        for key in CODE:
+            blobs.put(key, key.encode())
+        blobs.put("upload.h.archive", b"archive")
+        blobs.put("wc-1-100-placement.json", b"{}")
+    tree = state()
+    make_active(tree)
+    second = nimbuses.start("n2").await_serving()
+    wanted = sorted([*CODE, "upload.h.archive", "wc-1-100-placement.json"])
+    eventually(lambda: store_of(second).keys() == wanted, what="the follower's blobs")
+    assert store_of(second).read(KEY) == KEY.encode()
+    eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 2, what="both registrations")
+
+
+def test_an_update_reaches_a_nimbus_that_was_away(nimbuses: Any, state: Any) -> None:
+    first = nimbuses.start("n1").await_leading()
+    second = nimbuses.start("n2").await_serving()
+    tree = state()
+    make_active(tree)
+    with NimbusBlobClient(first.url, min_replication=2) as blobs:
+        blobs.put(KEY, b"one")
+    second.stop()
+    with NimbusBlobClient(first.url) as blobs:
+        blobs.put(KEY, b"two")
+        blobs.put(KEY, b"two")  # the same content is no new version
+    assert [holder.rpartition("-")[2] for holder in tree.get_children(paths.blob(KEY))] == ["2"]
+    assert store_of(second).read(KEY) == b"one"
+    nimbuses.start("n2").await_serving()
+    eventually(lambda: store_of(second).read(KEY) == b"two", what="the new content")
+
+
+def test_a_deletion_reaches_the_followers(nimbuses: Any, state: Any) -> None:
+    first = nimbuses.start("n1").await_leading()
+    second = nimbuses.start("n2").await_serving()
+    with NimbusBlobClient(first.url, min_replication=2) as blobs:
+        blobs.put(KEY, b"x")
+        assert store_of(second).exists(KEY)
+        blobs.delete(KEY)
+    tree = state()
+    assert tree.get_children(paths.BLOBSTORE) == [] and tree.get_children(paths.BLOBSTORE_MAX_SEQUENCE) == []
+    eventually(lambda: not store_of(second).exists(KEY), what="the deletion on the follower")
+
+
+def test_the_one_with_all_blobs_leads(nimbuses: Any, state: Any) -> None:
+    """H3: the leader dies; a nimbus that lacks code declines in favour of the one that has it."""
+    first = nimbuses.start("n1").await_leading()
+    with NimbusBlobClient(first.url) as blobs:
+        for key in CODE:
+            blobs.put(key, key.encode())
+    make_active(state())
+    first.stop()
+    # n3 holds nothing and starts first; n1 has all.
+    third = nimbuses.start("n3").await_serving()
+    again = nimbuses.start("n1")
+    again.await_leading()
+    eventually(lambda: store_of(third).exists(KEY), what="n3 to have fetched the code")
+    assert leaders(third, again) == ["n1"]
+
+
+def test_code_that_nobody_holds_blocks_no_one(nimbuses: Any, state: Any) -> None:
+    """J4, F9, H12: the topology is degraded; it is not deleted, and leadership is not blocked for ever."""
+    first = nimbuses.start("n1").await_leading()
+    tree = state()
+    make_active(tree)
+    first.stop()
+    second = nimbuses.start("n2").await_leading()
+    assert second.health()["missing"] == 3 and second.health()["status"] == "degraded"
+    rows = second.get("/v1/topologies").json()["topologies"]
+    assert [(row["name"], row["degraded"]) for row in rows] == [("wc", True)]
+    assert tree.exists(paths.topology("wc-1-100"))
+
+
+def test_a_lost_session_ends_leadership_at_once(nimbuses: Any, state: Any) -> None:
+    """J1, K1: somebody removes the leader's node; the leader is deposed, follows, and may lead again."""
+    first = nimbuses.start("n1").await_leading()
+    epoch = first.health()["epoch"]
+    tree = state()
+    tree.delete_node(paths.NIMBUS_MASTER)
+    eventually(lambda: (first.health()["epoch"] or 0) > epoch, what="a new epoch")
+    stale = httpx.put(
+        first.url + "/v1/blobs/k", content=b"x", headers={"X-Storm-Epoch": str(epoch)}, trust_env=False
+    )
+    assert stale.status_code == 409 and stale.json()["error"]["type"] == "Fenced"
+
+
+def test_replicas_of_an_old_epoch_are_refused(nimbuses: Any) -> None:
+    first = nimbuses.start("n1").await_leading()
+    second = nimbuses.start("n2").await_serving()
+    epoch = first.health()["epoch"]
+    for claimed, status in ((epoch - 1, 409), (epoch + 1, 409)):
+        answer = httpx.put(
+            second.url + "/v1/replicas/k",
+            content=b"x",
+            headers={"X-Storm-Epoch": str(claimed), "X-Content-SHA256": "0" * 64},
+            trust_env=False,
+        )
+        assert answer.status_code == status
+    own = httpx.delete(first.url + "/v1/replicas/k", headers={"X-Storm-Epoch": str(epoch)}, trust_env=False)
+    assert own.status_code == 409, "a leader takes no copies of itself"
+    assert store_of(second).keys() == []
+
+
+def test_shared_store_needs_no_copies(nimbuses: Any, tmp_path: Any) -> None:
+    shared = {"nimbus__blobstore__class": "fsspec", "blobstore__dir": f"file://{tmp_path}/shared"}
+    first = nimbuses.start("n1", **shared).await_leading()
+    with NimbusBlobClient(first.url, min_replication=3) as blobs:
+        blobs.put(KEY, b"x")
+    second = nimbuses.start("n2", **shared).await_serving()
+    assert second.get(f"/v1/blobs/{KEY}").content == b"x"
+    first.stop()
+    second.await_leading()
+    with NimbusBlobClient(second.url) as blobs:
+        blobs.delete(KEY)
+        assert not blobs.exists(KEY)

@@ -1,0 +1,178 @@
+"""What a nimbus checks before it serves (seeds 002, 003; hazards J3, K8)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.blobstore import LocalBlobStore
+from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
+from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.model.run_file import start_ticks
+from storm_dagster.nimbus.daemon import run
+from storm_dagster.nimbus.inbox import clean_inbox
+from storm_dagster.nimbus.start import (
+    PidFile,
+    check_bind,
+    check_mode,
+    choose_port,
+    listen,
+    open_blob_store,
+    resolve_nimbus_id,
+)
+from storm_dagster.testing.waiting import eventually
+
+
+def conf(**values: object) -> Any:
+    return load_cluster_conf(None, {key.replace("__", "."): value for key, value in values.items()})
+
+
+def test_local_mode_is_refused() -> None:
+    check_mode(conf())
+    with pytest.raises(InvalidRequest, match="distributed"):
+        check_mode(conf(storm__cluster__mode="local"))
+
+
+def test_binding_beyond_loopback_needs_consent() -> None:
+    assert check_bind(conf()) == "127.0.0.1"
+    assert check_bind(conf(storm__local__hostname="localhost")) == "localhost"
+    with pytest.raises(InvalidRequest, match=r"nimbus\.insecure\.bind"):
+        check_bind(conf(storm__local__hostname="0.0.0.0"))
+    assert check_bind(conf(storm__local__hostname="0.0.0.0", nimbus__insecure__bind=True)) == "0.0.0.0"
+    with pytest.raises(InvalidRequest, match="cannot be resolved"):
+        check_bind(conf(storm__local__hostname="no-such-host.invalid"))
+
+
+def test_a_taken_port_is_named() -> None:
+    with listen("127.0.0.1", 0, "nimbus.http.port") as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Unavailable, match=rf"port {port} .*nimbus\.thrift\.port"):
+            choose_port("127.0.0.1", port, "nimbus.thrift.port")
+    assert choose_port("127.0.0.1", 0, "x") > 0
+
+
+def test_one_process_per_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "pids"
+    folder.mkdir()
+    (folder / "999999999").write_text("1")
+    (folder / "nonsense").write_text("")
+    parent = os.getppid()
+    (folder / str(parent)).write_text(str((start_ticks(parent) or 0) + 1))  # the pid is another's by now
+    pid_file = PidFile(folder)
+    assert [path.name for path in folder.iterdir()] == [str(os.getpid())]
+    pid_file.remove()
+    assert list(folder.iterdir()) == []
+    (folder / str(parent)).write_text(str(start_ticks(parent)))
+    with pytest.raises(Conflict, match=f"pid {parent}"):
+        PidFile(folder)
+
+
+def test_ids(tmp_path: Path) -> None:
+    made = resolve_nimbus_id(tmp_path, None)
+    assert resolve_nimbus_id(tmp_path, None) == made
+    for wrong in ("../x", "", "a/b", ".", "id", "x" * 101):
+        with pytest.raises(InvalidRequest):
+            resolve_nimbus_id(tmp_path, wrong)
+
+
+def test_blob_stores_by_conf(tmp_path: Path) -> None:
+    assert isinstance(open_blob_store(conf(), tmp_path / "n1"), LocalBlobStore)
+    first = open_blob_store(conf(blobstore__dir=str(tmp_path / "b")), tmp_path / "n1")
+    second = open_blob_store(conf(blobstore__dir=str(tmp_path / "b")), tmp_path / "n2")
+    first.put("k", b"x")
+    assert not second.exists("k"), "each nimbus of a machine has a copy of its own"
+    shared = conf(nimbus__blobstore__class="fsspec", blobstore__dir=f"file://{tmp_path}/shared")
+    assert isinstance(open_blob_store(shared, tmp_path / "n1"), FsspecBlobStore)
+    with pytest.raises(InvalidRequest, match=r"blobstore\.dir"):
+        open_blob_store(conf(nimbus__blobstore__class="fsspec"), tmp_path / "n1")
+
+
+def test_inbox_cleaner(tmp_path: Path) -> None:
+    inbox, outside = tmp_path / "inbox", tmp_path / "outside"
+    inbox.mkdir()
+    outside.mkdir()
+    (outside / "kept").write_text("")
+    for name, age in (("old", 3600), ("young", 3599)):
+        (inbox / name).write_text("")
+        os.utime(inbox / name, (10_000 - age, 10_000 - age))
+    (inbox / "folder").mkdir()
+    (inbox / "folder" / "file").write_text("")
+    os.utime(inbox / "folder", (1, 1))
+    (inbox / "link").symlink_to(outside)
+    os.utime(inbox / "link", (1, 1), follow_symlinks=False)
+    assert clean_inbox(inbox, expiration_secs=3600, now=10_000) == ["folder", "link", "old"]
+    assert [path.name for path in inbox.iterdir()] == ["young"] and (outside / "kept").exists()
+
+
+def ended(values: Any, home: Path) -> int:
+    return run(values, home, "n1", threading.Event())
+
+
+def test_failed_starts_clean_up_and_say_why(
+    tmp_path: Path, zk_conf: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert ended(conf(storm__cluster__mode="local"), tmp_path) == 2
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        busy = load_cluster_conf(None, {**zk_conf, "nimbus.http.port": port, "nimbus.thrift.port": 0})
+        assert ended(busy, tmp_path) == 4
+    assert f"port {port}" in caplog.text and "storm.cluster.mode" in caplog.text
+    assert list((tmp_path / "nimbus" / "n1" / "pids").iterdir()) == []
+    assert not list(tmp_path.glob("run/*"))
+
+
+@pytest.mark.zookeeper
+def test_ordered_stop_leaves_nothing(nimbuses: Any) -> None:
+    nimbus = nimbuses.start().await_leading()
+    assert (nimbus.folder / "cluster_id").read_text().strip() == nimbus.health()["cluster_id"]
+    assert nimbus.stop() == 0
+    assert not list((nimbus.folder / "pids").iterdir()) and not list(nimbus.home.glob("run/*"))
+    alive = {thread.name for thread in threading.enumerate()}
+    eventually(
+        lambda: not any(thread.name.startswith("nimbus-") for thread in threading.enumerate()),
+        what=f"the end of nimbus's threads ({alive})",
+    )
+
+
+@pytest.mark.zookeeper
+def test_an_emptied_root_costs_no_blob(nimbuses: Any, zk_connect: Any) -> None:
+    """J3, K8: the root is wiped; the restarted nimbus refuses, creates nothing, deletes nothing."""
+    nimbus = nimbuses.start().await_leading()
+    LocalBlobStore(nimbus.folder / "blobs").put("t-1-100-stormjar.jar", b"code")
+    assert nimbus.stop() == 0
+    session = zk_connect()
+    client = session._client  # the test plays the careless operator
+    client.delete(session.root, recursive=True)
+    again = nimbuses.start()
+    eventually(lambda: again.code is not None, what="the refusal")
+    assert again.code == 4
+    assert LocalBlobStore(nimbus.folder / "blobs").read("t-1-100-stormjar.jar") == b"code"
+    assert client.exists(session.root) is None
+
+
+@pytest.mark.zookeeper
+def test_another_cluster_is_refused(nimbuses: Any, zk_connect: Any) -> None:
+    nimbus = nimbuses.start().await_leading()
+    nimbus.stop()
+    (nimbus.folder / "cluster_id").write_text("another-cluster\n")
+    again = nimbuses.start()
+    eventually(lambda: again.code is not None, what="the refusal")
+    assert again.code == 3
+
+
+@pytest.mark.zookeeper
+def test_a_nimbus_with_blobs_creates_no_root(nimbuses: Any, zk_connect: Any) -> None:
+    LocalBlobStore(nimbuses.home / "nimbus" / "n1" / "blobs").put("k", b"x")
+    nimbus = nimbuses.start()
+    eventually(lambda: nimbus.code is not None, what="the refusal")
+    assert nimbus.code == 4
+    session = zk_connect()
+    assert session._client.exists(session.root) is None
