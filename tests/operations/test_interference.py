@@ -1,0 +1,141 @@
+"""Somebody else kills the topology between any two steps of an operation (F16); and what a submission writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from storm_dagster.core.causes import Cause
+from storm_dagster.model import paths
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.operations import lifecycle
+from storm_dagster.operations.cleaner import clean
+from storm_dagster.operations.healing import reassign
+from storm_dagster.operations.rebalance import rebalance
+
+pytestmark = pytest.mark.zookeeper
+
+
+def remnants(world: Any) -> list[str]:
+    """Nodes of topologies, and blobs, that are left; tokens and backups may stay."""
+    state = world.cluster.state
+    parents = (
+        paths.TOPOLOGY,
+        paths.ASSIGNMENTS,
+        paths.TASKS,
+        paths.TASKBEATS,
+        paths.TASKERRORS,
+        paths.METRICS,
+        paths.GRAY_UPGRADE,
+        paths.WORKERS,
+    )
+    nodes = [f"{parent}/{child}" for parent in parents for child in state.get_children(parent)]
+    return [*nodes, *world.blobs.keys("wc-"), *world.blobs.keys("staging")]
+
+
+def heal(world: Any, ctx: Any) -> None:
+    topology = world.cluster.load_view().topology_named("wc")
+    worker = topology.assignment.workers[0]
+    cause = Cause(
+        topology.id,
+        "wc",
+        topology.assignment_at.version,
+        "lost_host",
+        worker.node,
+        worker.host,
+        worker.port,
+        worker.ids,
+    )
+    reassign(ctx, [cause])
+
+
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "reassign": heal,
+    "rebalance": lambda world, ctx: rebalance(ctx, "wc", workers=2, executors={"split": 4}, wait_secs=0),
+    "deactivate": lambda world, ctx: lifecycle.deactivate(ctx, "wc"),
+    "restart": lambda world, ctx: lifecycle.restart(ctx, "wc"),
+    "kill": lambda world, ctx: lifecycle.kill(ctx, "wc", 0),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+def test_killed_between_any_two_steps(world: Any, name: str) -> None:
+    number = 0
+    while True:
+        number += 1
+        world.submit("wc", f"{name}-{number}")
+        left = number
+
+        def interfere(point: str) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and world.cluster.load_view().topology_named("wc") is not None:
+                lifecycle.kill(world.context(), "wc", 0)
+
+        try:
+            OPERATIONS[name](world, world.context(checkpoint=interfere))
+        except StormDagsterError:
+            pass  # A typed error is an answer.
+        assert not world.cluster.load_view().corrupt
+        # Whatever stands is whole; what does not stand has left nothing that the cleaner would not take.
+        if world.cluster.load_view().topology_named("wc") is not None:
+            lifecycle.kill(world.context(), "wc", 0)
+        clean(world.context(), {f"token {name}-{number}": -1e9}, boot_now=0.0, grace_secs=0, token_secs=0)
+        assert remnants(world) == []
+        if left > 0:
+            break
+    assert number >= 2
+
+
+class CountingState:
+    """Real ZooKeeper behind it; counts commits and the nodes that they write."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+        self.transactions = 0
+        self.nodes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._state, name)
+
+    def transaction(self) -> Any:
+        transaction = self._state.transaction()
+        commit = transaction.commit
+
+        def counting() -> Any:
+            results = commit()
+            self.transactions += 1
+            self.nodes += sum(1 for result in results if result is not None)
+            return results
+
+        transaction.commit = counting
+        return transaction
+
+
+class CountingCluster:
+    def __init__(self, cluster: Any) -> None:
+        self._cluster = cluster
+        self.state = CountingState(cluster.state)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cluster, name)
+
+
+@pytest.mark.parametrize("parallelism", [1, 200])
+def test_a_submission_writes_few_nodes_however_many_tasks(world: Any, parallelism: int) -> None:
+    """Design 9: at most 24 nodes in at most 4 transactions."""
+    topology = {
+        "spouts": {
+            "s": {
+                "object": {"python": "m:S"},
+                "parallelism": parallelism,
+                "outputs": {"default": {"fields": ["x"]}},
+            }
+        }
+    }
+    cluster = CountingCluster(world.cluster)
+    world.submit("wc", topology=topology, ctx=world.context(cluster=cluster))
+    assert cluster.state.transactions == 3
+    assert cluster.state.nodes <= 24
