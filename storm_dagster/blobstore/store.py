@@ -48,6 +48,10 @@ class BlobStore(Protocol):
         """
         ...
 
+    def put_existing(self, key: str, sha256: str) -> BlobMeta | None:
+        """Store under ``key`` a content that the store has already, without its bytes; ``None`` when it has not."""
+        ...
+
     def open(self, key: str) -> AbstractContextManager[BinaryIO]:
         """The content as a readable stream; :class:`KeyNotFound` when there is none."""
         ...

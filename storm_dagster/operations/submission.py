@@ -291,8 +291,11 @@ def _store_archive(ctx: OperationsContext, record: StagingRecord, *, keep: bool)
     if stored is not None and stored.sha256 == source.sha256:
         return stored
     ctx.checkpoint("before.stormjar.jar")
-    with ctx.blobs.open(record.archive) as stream:
-        meta = ctx.blobs.put(target, _chunks(stream), expected_sha256=source.sha256)
+    # The store has these very bytes under the upload's key: they need not travel.
+    meta = ctx.blobs.put_existing(target, source.sha256)
+    if meta is None:
+        with ctx.blobs.open(record.archive) as stream:
+            meta = ctx.blobs.put(target, _chunks(stream), expected_sha256=source.sha256)
     ctx.checkpoint("after.stormjar.jar")
     return meta
 
