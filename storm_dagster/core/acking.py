@@ -1,0 +1,132 @@
+"""Storm's XOR acking: knowing when a tree of tuples is complete with one number for each tree.
+
+Each edge of a tree between workers has a random 64-bit id. It is XORed into the tree's number twice, when
+it is emitted and when it has been processed, so that the number is zero exactly when nothing is left (or
+by an accident of one in 2**64). The order in which the values arrive does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+__all__ = ["Acker", "PendingMap", "Verdicts"]
+
+V = TypeVar("V")
+
+
+class PendingMap(Generic[V]):
+    """A map whose entries expire ``timeout`` seconds after they were added, never before.
+
+    Entries are kept in the order in which they were added, so that expiry looks only at the oldest.
+    """
+
+    __slots__ = ("entries", "timeout")
+
+    def __init__(self, timeout: float) -> None:
+        self.timeout = timeout
+        self.entries: dict[int, tuple[V, float]] = {}
+        """Key -> (value, time added). Add at the end only; deleting is free."""
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def add(self, key: int, value: V, now: float) -> None:
+        """Add an entry; ``now`` may not be less than in earlier calls."""
+        self.entries[key] = (value, now)
+
+    def pop(self, key: int) -> tuple[V, float] | None:
+        """Remove and return the entry, or ``None``."""
+        return self.entries.pop(key, None)
+
+    def expire(self, now: float) -> list[tuple[int, V]]:
+        """Remove and return the entries that are older than the timeout, oldest first."""
+        limit = now - self.timeout
+        found: list[tuple[int, V]] = []
+        for key, (value, added) in self.entries.items():
+            if added > limit:
+                break
+            found.append((key, value))
+        for key, _ in found:
+            del self.entries[key]
+        return found
+
+
+class Verdicts:
+    """What an acker found out: roots to report to spout tasks."""
+
+    __slots__ = ("acked", "failed", "homeless")
+
+    def __init__(self) -> None:
+        self.acked: dict[int, list[int]] = {}
+        """Spout task -> roots whose trees are complete."""
+        self.failed: dict[int, list[int]] = {}
+        """Spout task -> roots that failed."""
+        self.homeless: list[int] = []
+        """Roots that failed before their spout's task was known here: every spout is to be asked."""
+
+
+class Acker:
+    """One acker task. A tree that is neither completed nor failed is forgotten after ``timeout`` seconds:
+    by then its spout has failed it by itself."""
+
+    def __init__(self, timeout: float) -> None:
+        self._trees: PendingMap[list[int]] = PendingMap(timeout)
+        self.updates = 0
+        """How many values were taken in."""
+
+    def __len__(self) -> int:
+        return len(self._trees)
+
+    def apply(
+        self,
+        now: float,
+        inits: Iterable[tuple[int, int, int]] = (),
+        acks: Iterable[tuple[int, int]] = (),
+        fails: Iterable[int] = (),
+        into: Verdicts | None = None,
+    ) -> Verdicts:
+        """Take in (root, value, spout task) inits, (root, value) acks and failed roots; what came of it."""
+        verdicts = Verdicts() if into is None else into
+        trees = self._trees.entries
+        count = 0
+        for root, value, task in inits:
+            count += 1
+            entry = trees.get(root)
+            if entry is None:
+                trees[root] = ([value, task], now)
+            else:
+                tree = entry[0]
+                value ^= tree[0]
+                if value:
+                    tree[0] = value
+                    tree[1] = task
+                else:
+                    del trees[root]
+                    verdicts.acked.setdefault(task, []).append(root)
+        for root, value in acks:
+            count += 1
+            entry = trees.get(root)
+            if entry is None:
+                trees[root] = ([value, 0], now)
+                continue
+            tree = entry[0]
+            value ^= tree[0]
+            tree[0] = value
+            if not value and tree[1]:
+                del trees[root]
+                verdicts.acked.setdefault(tree[1], []).append(root)
+        for root in fails:
+            count += 1
+            entry = trees.pop(root, None)
+            task = entry[0][1] if entry is not None else 0
+            if task:
+                verdicts.failed.setdefault(task, []).append(root)
+            else:
+                verdicts.homeless.append(root)
+        self.updates += count
+        return verdicts
+
+    def expire(self, now: float) -> int:
+        """Forget trees older than the timeout; how many."""
+        return len(self._trees.expire(now))

@@ -1,0 +1,119 @@
+"""What workers say to each other, and what others may ask of a worker.
+
+A worker binds one ROUTER socket at its slot's address. Peers send it :class:`Frame` (MessagePack);
+clients send :class:`Request` (JSON, starting with ``{``) and get one JSON document back. Both are decoded
+by these types only; anything else is dropped and counted.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = [
+    "MAX_FRAME_BYTES",
+    "Bundle",
+    "Frame",
+    "Group",
+    "Request",
+    "TaskReport",
+    "WorkerReport",
+    "decode_frame",
+    "decode_request",
+    "encode_frame",
+    "encode_request",
+]
+
+MAX_FRAME_BYTES = 64 * 1024 * 1024
+"""A larger message is refused by the socket before it is read; a tuple that needs one fails."""
+
+Bundle = tuple[int | list[int], int, list[list[Any]]]
+"""(root, edge, values of one or more tuples). Tuples of a bundle share one edge of one tree. Root 0:
+untracked. A list as root holds (root, edge) pairs, flat, for tuples anchored to several trees."""
+
+Group = tuple[int, int, str, list[Bundle]]
+"""(receiving task, sending task, stream, bundles)."""
+
+
+class TaskReport(msgspec.Struct, omit_defaults=True):
+    """State and statistics of one task."""
+
+    status: Literal["starting", "running"]
+    component: str = ""
+    uptime_secs: int = 0
+    stats: dict[str, float] = {}
+    """All time: emitted, transferred, executed, acked, failed, execute_ms, process_ms, complete_ms."""
+    windows: dict[str, dict[str, float]] = {}
+    """``"600"``, ``"10800"``, ``"86400"``, ``":all-time"`` -> the same figures over that many seconds."""
+    streams: dict[str, dict[str, int]] = {}
+    """``emitted``, ``transferred``: by stream; ``executed``: by ``component:stream`` of the input."""
+    errors: int = 0
+    """Errors since the task was opened, throttled ones included."""
+    metrics: dict[str, Any] = {}
+
+
+class WorkerReport(msgspec.Struct, omit_defaults=True):
+    """A worker's beat to its topology master."""
+
+    node: str
+    host: str
+    port: int
+    pid: int
+    count: int
+    uptime_secs: int
+    version: int
+    """Version of the assignment that it applies."""
+    status: str
+    tasks: dict[str, TaskReport]
+    system: dict[str, float] = {}
+    """Of the worker itself (``__system``): frames dropped, queue lengths, memory."""
+
+
+class Frame(msgspec.Struct, array_like=True):
+    """One message between two workers of a topology: everything that one pass of the sender's loop has."""
+
+    token: str
+    """Start token of the sender."""
+    groups: list[Group] = []
+    acks: list[tuple[int, list[int]]] = []
+    """(acker task, root, value, root, value, ...)."""
+    inits: list[tuple[int, list[int]]] = []
+    """(acker task, root, value, spout task, ...)."""
+    fails: list[tuple[int, list[int]]] = []
+    """(acker task, roots)."""
+    acked: list[tuple[int, list[int]]] = []
+    """(spout task, roots whose trees are complete)."""
+    failed: list[tuple[int, list[int]]] = []
+    """(spout task, roots that failed); task 0: any spout."""
+    pressure: bool | None = None
+    """The sender asks all spouts to wait (or says that they need not any longer)."""
+    report: WorkerReport | None = None
+
+
+class Request(msgspec.Struct, forbid_unknown_fields=True):
+    """A question to a worker. ``token`` is the worker's own start token, which stands in its ZooKeeper node."""
+
+    op: Literal["stats", "stacks", "ping"]
+    token: str
+
+
+_frame_encoder = msgspec.msgpack.Encoder()
+_frame_decoder = msgspec.msgpack.Decoder(Frame)
+_request_decoder = msgspec.json.Decoder(Request)
+
+encode_frame = _frame_encoder.encode
+"""The bytes of a :class:`Frame`; ``TypeError`` for values that cannot travel."""
+
+decode_frame = _frame_decoder.decode
+"""The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
+
+
+def encode_request(op: Literal["stats", "stacks", "ping"], token: str) -> bytes:
+    """A request as it travels."""
+    return msgspec.json.encode(Request(op, token))
+
+
+def decode_request(raw: bytes) -> Request:
+    """The request in ``raw``; ``msgspec.DecodeError`` when there is none."""
+    return _request_decoder.decode(raw)

@@ -1,0 +1,224 @@
+"""Run a topology in this process on given tuples, deterministically: for tests of components.
+
+Everything is the worker's own code (groupings, acking, replay, batching) except sockets and ZooKeeper. All
+tasks run in the calling thread, in the same order every time; components that block keep their threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.spout import Spout
+from storm_dagster.api.streams import Grouping
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.conf import default_conf
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.names import ACKER
+from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
+from storm_dagster.worker.contract import Placement
+from storm_dagster.worker.engine import NativeEngine
+from storm_dagster.worker.runner import Shared
+from storm_dagster.worker.spouts import SpoutBase
+
+__all__ = ["GivenSpout", "HarnessResult", "Recorder", "TopologyHarness", "run_topology"]
+
+_RECORDER = "harness.recorder"
+
+
+class GivenSpout(Spout):
+    """Emits the given tuples once each, with their index as id; failed ones are emitted again ``replays`` times."""
+
+    def __init__(self, tuples: Sequence[Any], stream: str = "default", replays: int = 0) -> None:
+        self.waiting = list(enumerate(tuples))[::-1]
+        self.tuples = list(tuples)
+        self.stream = stream
+        self.replays = replays
+        self.acked: list[int] = []
+        self.failed: list[int] = []
+
+    def next_tuple(self) -> None:
+        """Emit the next one."""
+        if self.waiting:
+            index, values = self.waiting.pop()
+            self.emit(values, tup_id=index, stream=self.stream)
+
+    def ack(self, tup_id: int) -> None:
+        """Remember it."""
+        self.acked.append(tup_id)
+
+    def fail(self, tup_id: int) -> None:
+        """Remember it, and emit it again when it may be."""
+        self.failed.append(tup_id)
+        if self.failed.count(tup_id) <= self.replays:
+            self.waiting.append((tup_id, self.tuples[tup_id]))
+
+
+class Recorder(Bolt):
+    """Keeps everything that it receives."""
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        """Start with nothing."""
+        self.tuples: list[Tuple] = []
+
+    def process(self, tup: Tuple) -> None:
+        """Keep it."""
+        self.tuples.append(tup)
+
+
+@dataclass
+class HarnessResult:
+    """What came of a run."""
+
+    tuples: list[Tuple]
+    """Every tuple of every component, in order of arrival (direct streams excepted)."""
+    acked: dict[str, list[int]] = field(default_factory=dict)
+    """Spout -> indices of the given tuples that completed."""
+    failed: dict[str, list[int]] = field(default_factory=dict)
+    errors: list[tuple[str, BaseException]] = field(default_factory=list)
+    """(component, exception) of everything that was raised or reported."""
+
+    def values(self, component: str, stream: str = "default") -> list[Any]:
+        """Values that a component emitted on a stream, in order."""
+        return [tup.values for tup in self.tuples if tup.component == component and tup.stream == stream]
+
+
+class TopologyHarness:
+    """One topology, ready to run. Use it as a context manager, or close it."""
+
+    def __init__(
+        self,
+        topology: Any,
+        given: Mapping[str, Sequence[Any]] | None = None,
+        *,
+        conf: Mapping[str, Any] | None = None,
+        replays: int = 0,
+        state_dir: Path | None = None,
+        archive: Path | None = None,
+    ) -> None:
+        spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
+        self.errors: list[tuple[str, BaseException]] = []
+        merged = {**default_conf(), **spec.conf, **(conf or {})}
+        spec = _prepared(spec, given or {}, replays)
+        components: dict[int, str] = {}
+        for component, _, part in spec.components():
+            for _ in range(part.conf.get("topology.tasks") or part.parallelism):
+                components[len(components) + 1] = component
+        if merged.get("topology.acker.executors") != 0:
+            components[len(components) + 1] = ACKER
+        self.shared = Shared(conf=merged, owns=lambda: True, wake=lambda: None, report=self._report)
+        self.engine = NativeEngine(
+            topology_id=f"{spec.name or 'harness'}-1-0",
+            spec=spec,
+            conf=merged,
+            shared=self.shared,
+            transport=None,
+            slot=("harness", 0),
+            archive=archive,
+            state_dir=state_dir,
+        )
+        everything = frozenset(components)
+        self.engine.place(
+            Placement(0, dict.fromkeys(components, ("harness", 0)), {}, components, everything, everything)
+        )
+        self.engine.activate(True)
+
+    def _report(self, task: int, component: str, error: BaseException, where: str) -> None:
+        self.errors.append((component, error))
+
+    def tasks(self, component: str) -> list[Any]:
+        """The component instances of the tasks of ``component``, by task id."""
+        found = [runner for runner in self.engine.runners.values() if runner.component == component]
+        if not found:
+            raise InvalidRequest(f"the topology has no component {component!r}")
+        return [runner.instance for runner in sorted(found, key=lambda runner: runner.task_id)]
+
+    def tick(self, component: str) -> None:
+        """Give every task of ``component`` a tick, whatever its conf says."""
+        for runner in self.engine.runners.values():
+            if runner.component == component:
+                runner.ticks += 1
+
+    def run(self, *, timeout: float = 10.0) -> HarnessResult:
+        """Run until nothing moves any more; ``TimeoutError`` after ``timeout`` seconds.
+
+        Tuples that bolts keep without acking (batches) do not hold it up.
+        """
+        deadline = time.monotonic() + timeout
+        quiet = 0
+        while quiet < 3:
+            now = time.monotonic()
+            if now > deadline:
+                raise TimeoutError(f"the topology still works after {timeout:g} s: does a spout never end?")
+            for runner in self.engine.runners.values():
+                if isinstance(runner, SpoutBase):
+                    runner.ask_now()
+            if self.engine.run(now) or not self.engine.drained():
+                quiet = 0
+                if any(runner.busy_elsewhere() for runner in self.engine.runners.values()):
+                    time.sleep(0.001)
+            else:
+                quiet += 1
+        return self._result()
+
+    def _result(self) -> HarnessResult:
+        recorder = self.tasks(_RECORDER)[0]
+        result = HarnessResult(list(recorder.tuples), errors=list(self.errors))
+        for runner in self.engine.runners.values():
+            if isinstance(runner.instance, GivenSpout):
+                result.acked.setdefault(runner.component, []).extend(runner.instance.acked)
+                result.failed.setdefault(runner.component, []).extend(runner.instance.failed)
+        return result
+
+    def close(self) -> None:
+        """End all tasks."""
+        self.engine.close()
+
+    def __enter__(self) -> TopologyHarness:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _prepared(spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int) -> TopologySpec:
+    spouts = dict(spec.spouts)
+    for name, tuples in given.items():
+        if name not in spouts:
+            raise InvalidRequest(f"the topology has no spout {name!r}: it has {', '.join(spouts)}")
+        args = {"tuples": [list(values) for values in tuples], "replays": replays}
+        code = ComponentObject(python=f"{__name__}:GivenSpout", args=args)
+        spouts[name] = spouts[name].model_copy(update={"object": code, "parallelism": 1, "conf": {}})
+    inputs = [
+        InputSpec(component=name, stream=stream, grouping=Grouping.GLOBAL)
+        for name, _, part in spec.components()
+        for stream, declared in part.outputs.items()
+        if not declared.direct
+    ]
+    recorder = ComponentSpec(object=ComponentObject(python=f"{__name__}:Recorder"), inputs=tuple(inputs))
+    return spec.model_copy(update={"spouts": spouts, "bolts": {**spec.bolts, _RECORDER: recorder}})
+
+
+def run_topology(
+    topology: Any,
+    given: Mapping[str, Sequence[Any]] | None = None,
+    *,
+    conf: Mapping[str, Any] | None = None,
+    replays: int = 0,
+    timeout: float = 10.0,
+    state_dir: Path | None = None,
+    ticks: Sequence[str] = (),
+) -> HarnessResult:
+    """Run ``topology`` with the spouts in ``given`` replaced by fixed tuples, and return what came of it.
+
+    After everything is processed, the components in ``ticks`` get a tick each, and the rest is processed too.
+    """
+    with TopologyHarness(topology, given, conf=conf, replays=replays, state_dir=state_dir) as harness:
+        result = harness.run(timeout=timeout)
+        for component in ticks:
+            harness.tick(component)
+        return harness.run(timeout=timeout) if ticks else result

@@ -1,0 +1,33 @@
+"""``python -m storm_dagster.worker SPEC.json``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.worker.process import run_worker
+
+
+def main() -> int:
+    """Run one worker; its exit code."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m storm_dagster.worker SPEC.json\n")
+        return 2
+    try:
+        return run_worker(Path(sys.argv[1]))
+    except StormDagsterError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
+        return error.exit_code if error.exit_code != 3 else 1
+    except Exception:
+        logging.getLogger(__name__).exception("the worker failed")
+        raise
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    # Threads of components that block must not keep a worker alive that has ended.
+    os._exit(code)

@@ -1,0 +1,226 @@
+"""Bolt tasks on the worker's loop."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from operator import attrgetter
+from typing import Any
+
+from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.worker.runner import Runner, make_component
+from storm_dagster.worker.sending import check_values, remote, route_of, spread
+from storm_dagster.worker.tree import anchor_tree, next_tuple_id
+
+__all__ = ["SLICE", "BoltRunner", "count_inputs"]
+
+SLICE = 64
+"""Tuples between two looks at the lease."""
+
+_source = attrgetter("component", "stream")
+
+
+def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
+    """Count a batch as executed, by the stream it came on."""
+    number = len(batch)
+    runner.stats.executed += number
+    by = runner.stats.executed_by
+    if len(runner.part.inputs) == 1:
+        first = batch[0]
+        key = f"{first.component}:{first.stream}"
+        by[key] = by.get(key, 0) + number
+        return
+    for (component, stream), times in Counter(map(_source, batch)).items():
+        key = f"{component}:{stream}"
+        by[key] = by.get(key, 0) + times
+
+
+class BoltRunner(Runner):
+    """A bolt whose ``process`` returns quickly."""
+
+    kind = "bolt"
+
+    def open(self) -> None:
+        """Make the bolt and build the loop that is specific to it."""
+        bolt = make_component(self.part)
+        if not isinstance(bolt, Bolt):
+            raise TypeError(f"{self.part.object.python} is no Bolt")
+        self._execute = self._bind(bolt)
+        bolt.initialize(self.conf, self.context)
+        self.instance = bolt
+
+    def _bind(self, bolt: Any) -> Any:
+        """Connect the bolt, and return ``execute(batch) -> tuples failed by an error``.
+
+        Closures: a variable of an enclosing function is the cheapest place to keep state in, and this code
+        runs for every tuple.
+        """
+        routes, ledger, stats = self.routes, self.shared.ledger, self.stats
+        component, task_id = self.component, self.task_id
+        done = ledger.done
+        gathers = getattr(bolt, "_gathers", False)
+        auto_ack = bolt.auto_ack and not gathers
+        auto_anchor = bolt.auto_anchor and not gathers
+        current: Any = None
+
+        def emit(
+            tup: Any,
+            stream: str | None = None,
+            anchors: Any = None,
+            direct_task: int | None = None,
+            need_task_ids: bool = False,
+            tup_id: Any = None,
+        ) -> list[int] | None:
+            if stream is None:
+                stream = "default"
+            try:
+                route = routes[stream]
+            except KeyError:
+                route = route_of(routes, stream, component)
+            if (type(tup) is not list and type(tup) is not tuple) or len(tup) != route.width:
+                check_values(tup, route)
+            # A copy: the component may go on with its list, the tuple may stay in the worker.
+            values = [*tup]
+            if anchors is None:
+                tree = current
+            else:
+                tree = anchor_tree(anchors) if anchors else None
+            route.emitted += 1
+            only = route.only
+            if only is None or direct_task:
+                links = spread(route, values, tree, ledger, component, task_id, direct_task)
+                return [link.task for link in links] if need_task_ids else None
+            link = only(values)
+            append = link.append
+            if append is None:
+                if link.last is tree:
+                    link.bundle.append(values)
+                else:
+                    remote(link, tree, values)
+            else:
+                if tree is not None:
+                    if tree.parents is None:
+                        tree.count += 1
+                    else:
+                        ledger.add(tree)
+                append(Tuple(next_tuple_id(), component, stream, task_id, values, tree))
+            return [link.task] if need_task_ids else None
+
+        def ack(tup: Tuple) -> None:
+            if tup._tree is not None:
+                ledger.settle(tup)
+            stats.acked += 1
+
+        def fail(tup: Tuple) -> None:
+            if tup._tree is not None:
+                ledger.reject(tup)
+            stats.failed += 1
+
+        def broken(tup: Tuple, error: Exception) -> None:
+            self.report(error, f"process of a tuple of {tup.component}")
+            if bolt.auto_fail:
+                ledger.reject(tup)
+                stats.failed += 1
+
+        def execute(batch: list[Tuple]) -> int:
+            nonlocal current
+            process = bolt.process
+            bad = 0
+            for tup in batch:
+                tree = tup._tree
+                current = tree if auto_anchor else None
+                try:
+                    process(tup)
+                except Exception as error:
+                    bad += 1
+                    broken(tup, error)
+                    continue
+                if auto_ack and tree is not None and tup._tree is not None:
+                    tup._tree = None
+                    left = tree.count = tree.count - 1
+                    if not left:
+                        done(tree)
+            current = None
+            if auto_ack:
+                stats.acked += len(batch) - bad
+            return bad
+
+        bolt._collector = BoltCollector(self, emit, ack, fail)
+        bolt.context, bolt.conf = self.context, self.conf
+        # Straight to the closure, unless the class has an emit of its own.
+        if type(bolt).emit is Bolt.emit:
+            bolt.emit = emit
+        return execute
+
+    def run(self, now: float) -> bool:
+        """Process what is in the queue, as long as the lease is valid."""
+        queue = self.queue
+        if not queue:
+            if not self.ticks:
+                return False
+            self._tick()
+            return True
+        if self.ticks:
+            self._tick()
+        batch = queue.copy()
+        queue.clear()
+        owns, execute, stats = self.shared.owns, self._execute, self.stats
+        clock = time.perf_counter_ns
+        begin = clock()
+        total = len(batch)
+        if total <= SLICE:
+            if not owns():
+                queue[:0] = batch
+                return False
+            execute(batch)
+            count_inputs(self, batch)
+        else:
+            for start in range(0, total, SLICE):
+                if not owns():
+                    queue[:0] = batch[start:]
+                    total = start
+                    break
+                part = batch[start : start + SLICE]
+                execute(part)
+                count_inputs(self, part)
+        spent = clock() - begin
+        stats.execute_ns += spent
+        stats.timed += total
+        stats.process_ns += spent
+        stats.processed += total
+        return True
+
+    def _tick(self) -> None:
+        self.ticks = 0
+        tick = self.tick_tuple()
+        try:
+            self.instance.process_tick(tick)
+        except Exception as error:
+            self.report(error, "process_tick")
+
+
+class BoltCollector:
+    """What the methods of a bolt talk to."""
+
+    __slots__ = ("_emit", "_runner", "ack", "fail")
+
+    def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any) -> None:
+        self._runner = runner
+        self._emit = emit
+        self.ack = ack
+        self.fail = fail
+
+    def emit(
+        self, tup: Any, stream: Any, anchors: Any, direct_task: Any, need_task_ids: bool, tup_id: Any
+    ) -> Any:
+        """See ``Bolt.emit``."""
+        return self._emit(tup, stream, anchors, direct_task, need_task_ids)
+
+    def error(self, error: BaseException, tup: Any = None) -> None:
+        """See ``Component.raise_exception``."""
+        self._runner.report(error, "raise_exception")
+
+    def metric(self, name: str, value: Any) -> None:
+        """See ``Component.report_metric``."""
+        self._runner.metric(name, value)

@@ -1,0 +1,89 @@
+"""What the topology master knows of its topology's workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import TaskBeats, WorkerBeat
+from storm_dagster.model.wire import WorkerReport
+
+__all__ = ["TopologyMasterTable"]
+
+
+class TopologyMasterTable:
+    """The newest report of each worker. Thread-safe: the loop fills it, the keeper and requests read it."""
+
+    def __init__(self, topology_id: str, task: int) -> None:
+        self.topology_id = topology_id
+        self.task = task
+        self._lock = threading.Lock()
+        self._reports: dict[str, tuple[WorkerReport, float, int]] = {}
+        """``node:port`` -> (report, time of receipt, beats of that process)."""
+
+    def receive(self, report: WorkerReport, now: float) -> None:
+        """Keep a report; a new process of a slot begins to count at 1."""
+        key = f"{report.node}:{report.port}"
+        with self._lock:
+            known = self._reports.get(key)
+            count = known[2] + 1 if known is not None and known[0].pid == report.pid else 1
+            self._reports[key] = (report, now, count)
+
+    def keep_only(self, slots: Iterable[str]) -> None:
+        """Forget the workers that the assignment names no more."""
+        wanted = set(slots)
+        with self._lock:
+            for key in [key for key in self._reports if key not in wanted]:
+                del self._reports[key]
+
+    def beats(self, now: float, timeout: float, tasks: Iterable[int]) -> TaskBeats:
+        """The liveness record. Tasks of a worker that is silent for ``timeout`` seconds count as dead."""
+        with self._lock:
+            reports = dict(self._reports)
+        dead: set[int] = set()
+        known = set(tasks)
+        for report, received, _ in reports.values():
+            if now - received > timeout:
+                dead.update(int(task) for task in report.tasks)
+        for report, received, _ in reports.values():
+            if now - received <= timeout:
+                dead.difference_update(int(task) for task in report.tasks)
+        return TaskBeats(
+            topology_id=self.topology_id,
+            topology_master=self.task,
+            workers={
+                key: WorkerBeat(
+                    count=count, silent_ms=int((now - received) * 1000), uptime_secs=report.uptime_secs
+                )
+                for key, (report, received, count) in sorted(reports.items())
+            },
+            dead=encode_ranges(dead & known),
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Tasks and workers of the whole topology, for a stats request."""
+        with self._lock:
+            reports = dict(self._reports)
+        tasks: dict[str, Any] = {}
+        workers: dict[str, Any] = {}
+        for key, (report, _, count) in sorted(reports.items(), key=lambda item: item[1][1]):
+            workers[key] = {
+                "pid": report.pid,
+                "host": report.host,
+                "uptime_secs": report.uptime_secs,
+                "version": report.version,
+                "status": report.status,
+                "beats": count,
+                "system": report.system,
+            }
+            for task, one in report.tasks.items():
+                tasks[task] = {**msgspec.to_builtins(one), "node": report.node, "port": report.port}
+                for name, empty in (("stats", {}), ("windows", {}), ("streams", {}), ("metrics", {})):
+                    tasks[task].setdefault(name, empty)
+                tasks[task].setdefault("errors", 0)
+                tasks[task].setdefault("uptime_secs", 0)
+        return {"tasks": tasks, "workers": workers}

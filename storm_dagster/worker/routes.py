@@ -1,0 +1,186 @@
+"""Where the tuples of a task's streams go: resolved once for each assignment, cheap for each tuple."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from storm_dagster.core.groupings import (
+    custom_chooser,
+    fields_chooser,
+    global_chooser,
+    partial_key_chooser,
+    shuffle_chooser,
+)
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.topology import GroupingSpec, TopologySpec
+
+__all__ = ["LocalLink", "RemoteLink", "Route", "build_routes", "resolve"]
+
+_NEVER = object()
+
+
+def resolve(name: str) -> Any:
+    """The object that ``"module:QualName"`` names; :class:`InvalidTopology` when there is none."""
+    module, _, attribute = name.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise InvalidTopology(
+            f"{name!r} cannot be imported in the worker ({type(error).__name__}: {error}): is it in the archive?"
+        ) from error
+    return found
+
+
+class LocalLink:
+    """To a task of this worker: ``append`` puts a tuple into its queue."""
+
+    __slots__ = ("append", "task")
+
+    def __init__(self, task: int, append: Callable[[Any], None]) -> None:
+        self.task = task
+        self.append = append
+
+
+class RemoteLink:
+    """To a task of another worker: bundles wait here until the pass ends.
+
+    Consecutive tuples of one tree make one bundle with one edge, which saves a random number, an XOR and a
+    tree on the other side for each of them.
+    """
+
+    __slots__ = ("append", "bundle", "items", "last", "peer", "source", "stream", "task")
+
+    def __init__(self, task: int, source: int, stream: str, peer: Any) -> None:
+        self.append = None
+        self.task = task
+        self.source = source
+        self.stream = stream
+        self.peer = peer
+        self.items: list[Any] = []
+        self.last: Any = _NEVER
+        self.bundle: list[Any] = []
+
+    def take(self) -> list[Any]:
+        """The waiting bundles; none wait afterwards."""
+        items, self.items, self.last = self.items, [], _NEVER
+        return items
+
+
+class Route:
+    """One output stream of one task."""
+
+    __slots__ = ("copies", "direct", "emitted", "extra", "fans", "many", "only", "stream", "width")
+
+    def __init__(self, stream: str, width: int) -> None:
+        self.stream = stream
+        self.width = width
+        self.only: Callable[[Sequence[Any]], Any] | None = None
+        """The chooser, when there is exactly one subscription and it gives one target."""
+        self.fans: list[Callable[[Sequence[Any]], Any]] = []
+        """Choosers that give one target each."""
+        self.many: list[Callable[[Sequence[Any]], Sequence[Any]]] = []
+        """Choosers that give several targets."""
+        self.direct: dict[int, Any] | None = None
+        """Tasks that may be named as receiver, when the stream is direct or read with direct grouping."""
+        self.copies = 0
+        self.emitted = 0
+        self.extra = 0
+
+    @property
+    def transferred(self) -> int:
+        """Tuples sent: one for each emitted tuple and receiving task."""
+        return self.emitted * self.copies + self.extra
+
+    def adopt(self, other: Route) -> None:
+        """Take the counts of the route that this one replaces."""
+        self.emitted = other.emitted
+        self.extra = other.transferred - self.emitted * self.copies
+
+    def links(self, values: Sequence[Any]) -> list[Any]:
+        """The targets of one tuple that names no receiver."""
+        found = [choose(values) for choose in self.fans]
+        for choose_many in self.many:
+            chosen = choose_many(values)
+            self.extra += len(chosen)
+            found.extend(chosen)
+        return found
+
+    def link_to(self, task: int) -> Any:
+        """The target that an emit names; ``InvalidRequest`` when it does not read the stream directly."""
+        link = self.direct.get(task) if self.direct else None
+        if link is None:
+            raise InvalidRequest(
+                f"stream {self.stream!r} cannot be sent to task {task}: no task of that id reads it with direct grouping"
+            )
+        # A named receiver is the only one: undo what `copies` counts for this tuple.
+        self.extra += 1 - self.copies
+        return link
+
+
+def build_routes(
+    spec: TopologySpec,
+    tasks_of: Mapping[str, Sequence[int]],
+    component: str,
+    task: int,
+    link: Callable[[int, str], Any],
+    context: Any = None,
+) -> dict[str, Route]:
+    """Routes of all streams of ``task``. ``link(target task, stream)`` gives its links.
+
+    Subscriptions of components without tasks are left out.
+    """
+    part = spec.component(component)
+    routes: dict[str, Route] = {}
+    for stream, declared in (part.outputs if part else {}).items():
+        if stream.startswith("__"):
+            continue
+        route = routes[stream] = Route(stream, len(declared.fields))
+        if declared.direct:
+            route.direct = {}
+        for reader, _, reading in spec.components():
+            targets = sorted(tasks_of.get(reader, ()))
+            for item in reading.inputs:
+                if item.component == component and item.stream == stream and targets:
+                    links = [link(target, stream) for target in targets]
+                    _subscribe(route, item.grouping, links, declared.fields, task, component, context)
+        route.copies = len(route.fans)
+        if route.copies == 1 and not route.many and route.direct is None:
+            route.only = route.fans[0]
+    return routes
+
+
+def _subscribe(
+    route: Route,
+    grouping: GroupingSpec,
+    links: list[Any],
+    fields: Sequence[str],
+    task: int,
+    component: str,
+    context: Any,
+) -> None:
+    kind = grouping.type
+    if kind == "direct":
+        route.direct = {**(route.direct or {}), **{link.task: link for link in links}}
+        return
+    if kind == "all":
+        chosen = tuple(links)
+        route.many.append(lambda values: chosen)
+    elif kind == "custom":
+        made = resolve(grouping.object or "")(
+            context, component, route.stream, [link.task for link in links], **grouping.args
+        )
+        route.many.append(custom_chooser({link.task: link for link in links}, made))
+    elif kind in ("fields", "partial_key"):
+        indices = [list(fields).index(name) for name in grouping.fields]
+        make = fields_chooser if kind == "fields" else partial_key_chooser
+        route.fans.append(make(links, indices))
+    elif kind == "global":
+        route.fans.append(global_chooser(links))
+    else:
+        if kind == "local_or_shuffle":
+            links = [link for link in links if link.append is not None] or links
+        route.fans.append(shuffle_chooser(links, task))

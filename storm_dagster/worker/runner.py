@@ -1,0 +1,173 @@
+"""What all kinds of tasks have in common inside a worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
+from storm_dagster.model.names import SYSTEM
+from storm_dagster.model.topology import ComponentSpec
+from storm_dagster.worker.routes import Route, resolve
+from storm_dagster.worker.stats import TaskStats
+from storm_dagster.worker.tree import Ledger, next_tuple_id
+
+__all__ = ["MOST_RETRY_SECS", "Runner", "Shared", "make_component"]
+
+_log = logging.getLogger(__name__)
+
+MOST_RETRY_SECS = 60.0
+"""Longest pause between two tries to initialize a component."""
+
+
+class Shared:
+    """What the tasks of one worker share. All of it belongs to the loop's thread unless said otherwise."""
+
+    def __init__(
+        self,
+        *,
+        conf: Mapping[str, Any],
+        owns: Callable[[], bool],
+        wake: Callable[[], None],
+        report: Callable[[int, str, BaseException, str], None],
+    ) -> None:
+        self.conf = conf
+        self.owns = owns
+        """Whether the worker's lease is valid now; cheap, any thread."""
+        self.wake = wake
+        """Make the loop look again; any thread."""
+        self.report = report
+        """(task, component, error, context text): log and record an error; any thread."""
+        self.ledger = Ledger()
+        self.spouts_run = False
+        """Whether spouts may emit: active, everybody ready, no back pressure. Read by any thread."""
+        self.active = False
+        self.acker_tasks: tuple[int, ...] = ()
+        self.home_ackers: tuple[int, ...] = ()
+        """Indices in ``acker_tasks`` of those in this worker: roots are chosen to belong to them."""
+        self.closing = False
+
+
+def make_component(part: ComponentSpec) -> Any:
+    """An instance of the component's class; errors of its import or constructor pass through."""
+    if part.object.python is None:
+        raise AssertionError("a shell component has no class")
+    return resolve(part.object.python)(**part.object.args)
+
+
+class Runner:
+    """One task: its component, its queue of received tuples, its routes and its statistics."""
+
+    kind: Literal["spout", "bolt", "system"] = "bolt"
+
+    def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
+        self.shared = shared
+        self.context = context
+        self.part = part
+        self.task_id = context.task_id
+        self.component = context.component
+        self.conf = context.conf
+        self.queue: list[Tuple] = []
+        """Received tuples. The list object never changes: links hold its ``append``."""
+        self.routes: dict[str, Route] = {}
+        self.stats = TaskStats()
+        self.stats.routes = self.routes
+        self.status: Literal["starting", "running"] = "starting"
+        self.ticks = 0
+        """Ticks that are due."""
+        self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None
+        self.next_tick = 0.0
+        self.instance: Any = None
+        self._retry_at = 0.0
+        self._pause = 1.0
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    def wire(self, routes: dict[str, Route]) -> None:
+        """Take new routes; counts go on from the old ones."""
+        for stream, route in routes.items():
+            if stream in self.routes:
+                route.adopt(self.routes[stream])
+        self.routes.clear()
+        self.routes.update(routes)
+
+    def start(self, now: float) -> bool:
+        """Try to make and initialize the component if that is due; whether the task runs now."""
+        if self.status == "running":
+            return True
+        if now < self._retry_at:
+            return False
+        try:
+            self.open()
+        except Exception as error:
+            self.report(error, "initialize")
+            self._retry_at = now + self._pause
+            self._pause = min(self._pause * 2, MOST_RETRY_SECS)
+            return False
+        self.status = "running"
+        self.next_tick = now + (self.tick_secs or 0.0)
+        return True
+
+    def open(self) -> None:
+        """Make and initialize the component."""
+
+    def run(self, now: float) -> bool:
+        """Do what there is to do; whether that was anything."""
+        return False
+
+    def idle_secs(self, now: float) -> float | None:
+        """How long the loop may sleep as far as this task is concerned; ``None``: until something comes."""
+        return None
+
+    def waiting(self) -> int:
+        """Tuples that wait for this task, in whatever queue."""
+        return len(self.queue)
+
+    def busy_elsewhere(self) -> bool:
+        """Whether a thread or process of the task is at work, so that the loop may wait for it."""
+        return False
+
+    def deactivate(self) -> None:
+        """The topology became inactive."""
+
+    def activate(self) -> None:
+        """The topology became active."""
+
+    def close(self) -> None:
+        """End the task in good order."""
+        if self.instance is not None and self.status == "running":
+            try:
+                self.instance.close()
+            except Exception as error:
+                self.report(error, "close")
+        self.context.close()
+
+    # -- services ---------------------------------------------------------------------------------------
+
+    def report(self, error: BaseException, where: str) -> None:
+        """Count an error, log it, and show it among the topology's errors."""
+        self.stats.errors += 1
+        self.shared.report(self.task_id, self.component, error, where)
+
+    def metric(self, name: str, value: Any) -> None:
+        """Keep the newest value of a user metric; at most 100 names."""
+        metrics = self.stats.metrics
+        if name in metrics or len(metrics) < 100:
+            metrics[str(name)[:200]] = value
+
+    def tick_tuple(self) -> Tuple:
+        """A tick as components see it."""
+        return Tuple(next_tuple_id(), SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
+
+    def look_at_clock(self, now: float) -> None:
+        """Raise :attr:`ticks` when a tick is due; ticks that were missed are not made up for."""
+        if self.tick_secs is not None and now >= self.next_tick and self.status == "running":
+            self.ticks = 1
+            self.next_tick = max(self.next_tick + self.tick_secs, now)
+
+    def uptime(self) -> int:
+        """Seconds since the task was opened."""
+        return int(time.monotonic() - self.stats.opened)

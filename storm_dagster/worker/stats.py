@@ -1,0 +1,140 @@
+"""Statistics of a task: exact counts, latencies, and both over sliding windows.
+
+Counters are plain attributes that the hot path adds to; windows are computed from snapshots that a timer
+takes, so that a tuple costs no more than an addition.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from typing import Any
+
+__all__ = ["WINDOWS", "TaskStats"]
+
+WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
+"""Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
+_SNAPSHOTS = 20
+
+_Figures = tuple[int, int, int, int, int, int, int, int, int, int, int]
+
+
+class TaskStats:
+    """Counters since the task was opened. Times are nanoseconds and the number of tuples they are of."""
+
+    __slots__ = (
+        "_rings",
+        "acked",
+        "complete_ns",
+        "completed",
+        "errors",
+        "execute_ns",
+        "executed",
+        "executed_by",
+        "failed",
+        "metrics",
+        "opened",
+        "process_ns",
+        "processed",
+        "routes",
+        "timed",
+    )
+
+    def __init__(self) -> None:
+        self.opened = time.monotonic()
+        self.executed = 0
+        self.acked = 0
+        self.failed = 0
+        self.errors = 0
+        self.execute_ns = 0
+        self.timed = 0
+        """Tuples that ``execute_ns`` is of."""
+        self.process_ns = 0
+        self.processed = 0
+        self.complete_ns = 0
+        self.completed = 0
+        self.executed_by: dict[str, int] = {}
+        self.routes: dict[str, Any] = {}
+        """Stream -> its Route, which counts what is emitted."""
+        self.metrics: dict[str, Any] = {}
+        # Per window: (time, figures), oldest first.
+        self._rings: dict[str, list[tuple[float, _Figures]]] = {name: [] for name in WINDOWS}
+
+    def _figures(self) -> _Figures:
+        emitted = transferred = 0
+        for route in self.routes.values():
+            emitted += route.emitted
+            transferred += route.transferred
+        return (
+            emitted,
+            transferred,
+            self.executed,
+            self.acked,
+            self.failed,
+            self.execute_ns,
+            self.timed,
+            self.process_ns,
+            self.processed,
+            self.complete_ns,
+            self.completed,
+        )
+
+    def snapshot(self, now: float) -> None:
+        """Take the snapshots that are due; call it every few seconds."""
+        figures: _Figures | None = None
+        for name, secs in WINDOWS.items():
+            ring = self._rings[name]
+            if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
+                continue
+            figures = figures or self._figures()
+            ring.append((now, figures))
+            while len(ring) > 1 and ring[1][0] <= now - secs:
+                del ring[0]
+
+    def all_time(self) -> dict[str, float]:
+        """The figures since the task was opened."""
+        return _shown(self._figures())
+
+    def windows(self, now: float) -> dict[str, dict[str, float]]:
+        """The figures of each window; one that is longer than the task's life shows all of it."""
+        current = self._figures()
+        found: dict[str, dict[str, float]] = {}
+        for name, secs in WINDOWS.items():
+            ring = self._rings[name]
+            start = bisect_right(ring, now - secs, key=lambda item: item[0]) - 1
+            # Before the first snapshot, and in a task younger than the window, everything counts.
+            if start < 0:
+                found[name] = _shown(current)
+            else:
+                base = ring[start][1]
+                found[name] = _shown(tuple(a - b for a, b in zip(current, base, strict=True)))  # type: ignore[arg-type]
+        found[":all-time"] = _shown(current)
+        return found
+
+    def by_stream(self) -> dict[str, dict[str, int]]:
+        """Emitted and transferred by stream, executed by ``component:stream`` of the input."""
+        return {
+            "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted},
+            "transferred": {
+                name: route.transferred for name, route in self.routes.items() if route.transferred
+            },
+            "executed": {name: number for name, number in self.executed_by.items() if number},
+        }
+
+
+def _mean_ms(total_ns: int, number: int) -> float:
+    return round(total_ns / number / 1e6, 4) if number else 0.0
+
+
+def _shown(figures: Any) -> dict[str, float]:
+    emitted, transferred, executed, acked, failed, ex_ns, timed, pr_ns, processed, co_ns, completed = figures
+    return {
+        "emitted": emitted,
+        "transferred": transferred,
+        "executed": executed,
+        "acked": acked,
+        "failed": failed,
+        "execute_ms": _mean_ms(ex_ns, timed),
+        "process_ms": _mean_ms(pr_ns, processed),
+        "complete_ms": _mean_ms(co_ns, completed),
+    }
