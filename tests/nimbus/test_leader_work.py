@@ -1,0 +1,296 @@
+"""What the leader does: submissions and changes through Dagster, and by itself when Dagster is away."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.model import paths
+from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.records import StormBase, SupervisorInfo, WorkerNode, encode_record
+from storm_dagster.operations import publishing, submission
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+pytestmark = pytest.mark.zookeeper
+
+TOPOLOGY = {
+    "spouts": {"lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
+    "bolts": {
+        "count": {
+            "object": {"python": "wc:Count"},
+            "parallelism": 2,
+            "inputs": [{"component": "lines", "grouping": {"type": "shuffle"}}],
+        }
+    },
+}
+
+
+@pytest.fixture
+def cluster(zk_conf: dict[str, object], nimbuses: Any) -> Iterator[Callable[[], StormClusterState]]:
+    opened: list[StormClusterState] = []
+
+    def connect() -> StormClusterState:
+        if not opened:
+            opened.append(StormClusterState.open(zk_conf))
+        return opened[0]
+
+    yield connect
+    for state in opened:
+        state.disconnect()
+
+
+def post(nimbus: Any, path: str, document: Any = None) -> httpx.Response:
+    return httpx.post(nimbus.url + path, json=document or {}, timeout=60, trust_env=False)
+
+
+def upload(nimbus: Any, topology: Any = TOPOLOGY, conf: Any = None) -> str:
+    with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as http:
+        handle = http.post("/v1/uploads").json()["handle"]
+        for part, body in (
+            ("archive", b"archive"),
+            ("conf", json.dumps(conf or {}).encode()),
+            ("topology", json.dumps(topology).encode()),
+        ):
+            assert http.put(f"/v1/uploads/{handle}/{part}", content=body).status_code == 201
+        assert http.post(f"/v1/uploads/{handle}/finish").status_code == 200
+    return handle
+
+
+def add_base(state: StormClusterState, topology_id: str, token: str = "other") -> None:
+    base = StormBase(
+        name=topology_id.rsplit("-", 2)[0],
+        launch_time_secs=1,
+        status="ACTIVE",
+        workers=1,
+        executors={},
+        token=token,
+    )
+    state.state.create_node(paths.topology(topology_id), encode_record(base))
+
+
+def add_supervisor(state: StormClusterState, supervisor_id: str, ports: tuple[int, ...] = (1, 2)) -> None:
+    info = SupervisorInfo(host=supervisor_id, ports=ports, started=0, count=1, version="t")
+    state.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
+
+
+def stages(nimbus: Any, state: StormClusterState, name: str, token: str) -> str:
+    """The six stages as a run makes them: blobs over HTTP, records in ZooKeeper. The topology's id."""
+    handle = upload(nimbus)
+    with NimbusBlobClient(nimbus.url) as blobs:
+        ctx = OperationsContext(
+            cluster=state, blobs=blobs, conf=load_cluster_conf(None, None), planner=plan_placement
+        )
+        submission.stage_conf(ctx, name=name, token=token, handle=handle)
+        submission.stage_code(ctx, token=token)
+        submission.stage_tasks(ctx, token=token)
+        publishing.stage_assignment(ctx, token=token)
+        publishing.publish_assignment(ctx, token=token)
+        return publishing.activate_topology(ctx, token=token).topology_id
+
+
+# -- through Dagster ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_dagster(nimbuses: Any, dagster_server: Any) -> Any:
+    return nimbuses.start(dagster__graphql__url=dagster_server.url).await_leading()
+
+
+@pytest.mark.dagster
+def test_submission_is_one_run_per_token(with_dagster: Any, cluster: Any) -> None:
+    nimbus = with_dagster
+    handle = upload(nimbus)
+    request = {"name": "wc", "handle": handle, "token": "tok-1", "inactive": False, "allow_degraded": False}
+    answers: list[httpx.Response] = []
+    callers = [
+        threading.Thread(target=lambda: answers.append(post(nimbus, "/v1/submit", request))) for _ in range(4)
+    ]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert {answer.status_code for answer in answers} == {202}, [answer.text for answer in answers]
+    assert len({answer.json()["run_id"] for answer in answers}) == 1, "the same token, the same run"
+    assert answers[0].json()["token"] == "tok-1"
+    run_id = answers[0].json()["run_id"]
+    run = eventually(
+        lambda: (found := nimbus.get(f"/v1/runs/{run_id}").json())["finished"] and found,
+        timeout=90,
+        what="the run",
+    )
+    assert run["status"] == "SUCCESS" and len(run["steps"]) == 6 and run["url"]
+    # The topology that this token made is alive: the same answer. Another token: refused at once.
+    add_base(cluster(), "wc-1-100", token="tok-1")
+    again = post(nimbus, "/v1/submit", request)
+    assert again.status_code == 202 and again.json()["run_id"] == run_id
+    other = post(nimbus, "/v1/submit", {**request, "token": "tok-2"})
+    assert other.status_code == 409 and other.json()["error"]["type"] == "AlreadyAlive"
+
+
+@pytest.mark.dagster
+def test_failed_run_tells_its_typed_error(with_dagster: Any) -> None:
+    nimbus = with_dagster
+    dagster_says = post(nimbus, "/v1/topologies/wc/kill")
+    assert dagster_says.status_code == 404 and dagster_says.json()["error"]["type"] == "NotAlive"
+    for document, status in (
+        ({"name": "a/b", "handle": "0" * 32}, 400),
+        ({"name": "wc", "handle": "0" * 32}, 404),
+        ({"name": "wc", "handle": 7}, 400),
+        ({"name": "wc", "handle": "/etc/passwd"}, 404),
+        ({"name": "wc", "handle": "0" * 32, "token": "../x"}, 400),
+        ({"name": "wc", "handle": "0" * 32, "jar": "/etc/passwd"}, 400),
+        ({"name": "wc", "handle": "0" * 32, "inactive": "yes"}, 400),
+    ):
+        answer = post(nimbus, "/v1/submit", document)
+        assert answer.status_code == status, (document, answer.text)
+    assert nimbus.get("/v1/runs/none").status_code == 404
+
+
+@pytest.mark.dagster
+def test_changes_are_runs(with_dagster: Any, cluster: Any) -> None:
+    nimbus = with_dagster
+    add_base(cluster(), "wc-1-100")
+    answer = post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 5})
+    assert answer.status_code == 202
+    document = answer.json()
+    assert (document["id"], document["name"], document["status"]) == ("wc-1-100", "wc", "ACTIVE")
+    run = eventually(
+        lambda: (found := nimbus.get(f"/v1/runs/{document['run_id']}").json())["finished"] and found,
+        timeout=90,
+        what="the run",
+    )
+    assert run["job"] == "kill_topology" and run["status"] == "SUCCESS"
+    for verb, body in (
+        ("kill", {"wait_secs": -1}),
+        ("kill", {"wait": 1}),
+        ("activate", {"x": 1}),
+        ("rebalance", {"workers": 0}),
+        ("rebalance", {"executors": [1]}),
+        ("rebalance", {"executors": {"count": "two"}}),
+        ("rebalance", {"reassign": 1}),
+        ("explode", {}),
+    ):
+        assert post(nimbus, f"/v1/topologies/wc/{verb}", body).status_code == 400, (verb, body)
+
+
+# -- without Dagster ------------------------------------------------------------------------------------
+
+
+def test_without_dagster_submission_waits_and_lifecycle_goes_on(nimbuses: Any, cluster: Any) -> None:
+    nimbus = nimbuses.start(nimbus__monitor__backstop__secs=2, task__cleanup__timeout__sec=1).await_leading()
+    state = cluster()
+    handle = upload(nimbus)
+    refused = post(nimbus, "/v1/submit", {"name": "wc", "handle": handle})
+    assert refused.status_code == 503 and "dagster.graphql.url" in refused.json()["error"]["message"]
+    add_supervisor(state, "s1")
+    topology_id = stages(nimbus, state, "wc", "tok")
+    assert nimbus.get(f"/v1/topologies/{topology_id}").json()["name"] == "wc"
+    listed = nimbus.get("/v1/topologies").json()["topologies"]
+    assert [(row["id"], row["status"], row["degraded"]) for row in listed] == [(topology_id, "ACTIVE", False)]
+    shown = nimbus.get("/v1/topologies/wc").json()
+    assert shown["status"] == "ACTIVE" and {task["status"] for task in shown["tasks"]} == {"starting"}
+    assert nimbus.get("/v1/topologies/wc/placement").status_code == 200
+    assert nimbus.get("/v1/cluster").json()["supervisors"][0]["used"] == [1]
+
+    def status() -> str:
+        return nimbus.get("/v1/topologies/wc").json()["status"]
+
+    for verb, expected in (("deactivate", "INACTIVE"), ("activate", "ACTIVE")):
+        answer = post(nimbus, f"/v1/topologies/wc/{verb}")
+        assert answer.status_code == 202 and answer.json()["run_id"] is None
+        assert answer.json()["status"] == expected
+        eventually(lambda wanted=expected: status() == wanted, what=expected)
+    for verb in ("rebalance", "restart"):
+        assert post(nimbus, f"/v1/topologies/wc/{verb}").status_code == 503
+    killed = post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 1}).json()
+    assert killed["run_id"] is None and killed["status"] == "KILLED"
+    # No sensor is armed: the leader removes it when its delay has passed.
+    eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
+    assert state.state.get_children(paths.BLOBSTORE) == []
+    with NimbusBlobClient(nimbus.url) as blobs:
+        assert not blobs.keys(topology_id)
+
+
+def test_a_submission_keeps_its_write_budget(nimbuses: Any, cluster: Any) -> None:
+    """At most 24 nodes, plus one per key and further nimbus; no blob in staging is registered."""
+    nimbus = nimbuses.start().await_leading()
+    state = cluster()
+    add_supervisor(state, "s1")
+
+    def nodes(path: str = "") -> list[str]:
+        found = [path] if path else []
+        for child in state.state.find_children(path or "/") or []:
+            found += nodes(f"{path}/{child}")
+        return found
+
+    before = set(nodes())
+    topology_id = stages(nimbus, state, "wc", "tok")
+    created = set(nodes()) - before
+    # Set besides: /counter, /assignments, and the status of the topology.
+    assert len(created) + 3 <= 24, sorted(created)
+    registered = {path for path in created if path.startswith(paths.BLOBSTORE + "/")}
+    assert all(topology_id in path for path in registered) and len(registered) == 6
+
+
+def test_the_leader_heals_when_no_sensor_is_armed(nimbuses: Any, cluster: Any) -> None:
+    nimbus = nimbuses.start(
+        nimbus__monitor__backstop__secs=1,
+        nimbus__task__launch__secs=2,
+        nimbus__supervisor__timeout__secs=3600,
+    ).await_leading()
+    state = cluster()
+    add_supervisor(state, "s1")
+    topology_id = stages(nimbus, state, "wc", "tok")
+    found = state.read_assignment(topology_id)
+    assert found is not None
+    (worker,) = found[0].workers
+    record = WorkerNode(
+        pid=1, token="t", version=0, tasks=worker.tasks, started_ms=0, status="running", code=""
+    )
+    state.state.mkdirs(paths.workers(topology_id))
+    state.state.set_ephemeral_node(paths.worker(topology_id, "s1", worker.port), encode_record(record))
+    add_supervisor(state, "s2")
+    state.state.delete_node(paths.supervisor("s1"))
+    state.state.delete_node(paths.worker(topology_id, "s1", worker.port))
+
+    def moved() -> bool:
+        now = state.read_assignment(topology_id)
+        return now is not None and {slot.node for slot in now[0].workers} == {"s2"}
+
+    eventually(moved, timeout=60, what="the reassignment by the leader")
+
+
+def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Any, cluster: Any) -> None:
+    nimbus = nimbuses.start(nimbus__monitor__backstop__secs=3).await_leading()
+    state = cluster()
+    state.state.set_ephemeral_node(paths.HEALER, b"")
+    add_base(state, "wc-1-100")
+    post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 1})
+    assert nimbus.get("/v1/cluster").json()["healer"] is True
+    state.state.delete_node(paths.HEALER)
+    eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
+
+
+@pytest.mark.dagster
+def test_what_was_done_by_hand_is_reported_later(dagster_server: Any) -> None:
+    from storm_dagster.nimbus.dagster_client import DagsterClient
+    from storm_dagster.nimbus.unreported import Unreported
+
+    url: list[str | None] = [None]
+    client = DagsterClient(lambda: url[0], timeout=20)
+    unreported = Unreported()
+    unreported.add("wc", "kill of wc-1-100, done by the leader because Dagster did not answer")
+    assert unreported.flush(client) == 0 and len(unreported) == 1
+    url[0] = dagster_server.url
+    client.add_partition("wc")
+    assert unreported.flush(client) == 1 and len(unreported) == 0
+    client.close()
