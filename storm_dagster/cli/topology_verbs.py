@@ -48,7 +48,7 @@ def list_topologies(invocation: Invocation) -> None:
 def _number(value: Any) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f}" if isinstance(value, float) else str(value)
+    return f"{value:.2f}" if isinstance(value, float) and not value.is_integer() else f"{value:.0f}"
 
 
 @verb("show")
