@@ -12,7 +12,7 @@ from typing import Any
 
 from storm_dagster.core.causes import Cause
 from storm_dagster.core.liveness import unstopped_tasks
-from storm_dagster.core.placing import to_place
+from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.placement import (
     PlacedWorker,
@@ -103,16 +103,15 @@ def _to_place(
     workers: int,
     event: Mapping[str, Any],
 ) -> TopologyToPlace:
-    return to_place(
+    built = topology_to_place(
         name=name,
         topology_id=topology_id,
         spec=runnable.spec,
         conf=runnable.conf,
-        table=table,
+        tasks=table,
         executors=executors_of(table, executors),
-        workers=workers,
-        **event,
     )
+    return built.model_copy(update={"workers": workers, **event})
 
 
 def new_batch(

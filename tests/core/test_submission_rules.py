@@ -189,7 +189,7 @@ class TestValidation:
             ({"topology.workers": None}, "not set"),
             ({"topology.acker.executors": -1}, "at least 0"),
             ({"topology.bolt.parallelism": {"b": "2"}}, "whole number"),
-            ({"use.userdefine.assignment": [{"hots": "h1"}]}, r"use.userdefine.assignment\[0\]"),
+            ({"use.userdefine.assignment": [{"hots": "h1"}]}, r"use\.userdefine\.assignment, worker 1"),
         ],
     )
     def test_wrong_numbers(self, conf: dict[str, Any], message: str) -> None:

@@ -10,10 +10,10 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from storm_dagster.core.placing import user_workers
+from storm_dagster.core.scheduling.build import user_workers
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_schema import check_value
-from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.names import check_component_id, check_stream_id, check_topology_name
 from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec
 
@@ -30,7 +30,10 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
     """
     check_topology_name(spec.name)
     _check_numbers(conf)
-    user_workers(conf)
+    try:
+        user_workers(conf.get("use.userdefine.assignment"))
+    except InvalidRequest as error:
+        raise InvalidTopology(error.message) from None
     both = [component_id for component_id in spec.bolts if component_id in spec.spouts]
     if both:
         raise InvalidTopology(
