@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from storm_dagster.core.scheduling.history import History, Slot
@@ -73,10 +73,10 @@ def place_balanced(
     bins.extend(_bin(topology, slot, offer, why) for slot, why in picked[len(homeless) :])
     if master is not None:
         _seat_master(topology, bins, seated, reuse.master, master)
-    loose = [unit for unit in demand.loose if unit is not master]
-    _check_differ(topology, needs, bins)
-    _fill(topology, bins, loose, reuse, needs)
-    return [bin for bin in bins if bin.units]
+    holding = _holding(topology, history, bins)
+    _check_differ(topology, needs, holding, bins)
+    _fill(topology, bins, [unit for unit in demand.loose if unit is not master], reuse, holding)
+    return bins
 
 
 def _demand(topology: TopologyToPlace, units: tuple[Unit, ...], history: History) -> _Demand:
@@ -172,12 +172,28 @@ def _differ_needs(
     )
 
 
-def _check_differ(topology: TopologyToPlace, needs: tuple[DifferNeed, ...], bins: list[Bin]) -> None:
+def _holding(topology: TopologyToPlace, history: History, bins: list[Bin]) -> dict[str, frozenset[str]]:
+    """Component with ``task.on.differ.node`` -> supervisors that hold one of its executors already."""
+    held = [
+        (worker.slot[0], unit.component)
+        for worker in (*history.kept, *history.unstopped)
+        for unit in worker.units
+    ]
+    held.extend((bin.slot[0], unit.component) for bin in bins for unit in bin.units)
+    return {
+        component: frozenset(node for node, holder in held if holder == component)
+        for component in topology.differ_node
+    }
+
+
+def _check_differ(
+    topology: TopologyToPlace,
+    needs: tuple[DifferNeed, ...],
+    holding: Mapping[str, frozenset[str]],
+    bins: list[Bin],
+) -> None:
     for need in needs:
-        holding = {
-            bin.slot[0] for bin in bins for unit in bin.units if unit.component == need.component
-        } | need.blocked
-        able = {bin.slot[0] for bin in bins if not bin.locked} - holding
+        able = {bin.slot[0] for bin in bins if not bin.locked} - holding[need.component]
         if len(able) < need.units:
             raise NoRoom(differ_node_refusal(topology.name, need.component, need.units, len(able)))
 
@@ -205,13 +221,12 @@ def _fill(
     bins: list[Bin],
     loose: list[Unit],
     reuse: Reuse,
-    needs: tuple[DifferNeed, ...],
+    holding: Mapping[str, frozenset[str]],
 ) -> None:
-    blocked = {need.component: need.blocked for need in needs}
     open_bins = [bin for bin in bins if not bin.locked]
     average, remainder = water_level([bin.size for bin in open_bins], len(loose))
     firsts = {unit.first for unit in loose}
-    stays = trim(reuse.kept, firsts, average, remainder, topology.differ_node, blocked)
+    stays = trim(reuse.kept, firsts, average, remainder, holding)
     for bin in open_bins:
         for unit in stays.get(bin.slot, ()):
             bin.put(unit, Reason.STAYS)
@@ -220,9 +235,9 @@ def _fill(
     waiting = [unit for unit in loose if unit.first not in staying]
     selector = Selector(open_bins, average, remainder, exchanges(topology))
     for unit in waiting:
-        if unit.component in blocked:
-            selector.place_apart(unit, blocked[unit.component])
-    rest = [unit for unit in waiting if unit.component not in blocked]
+        if unit.component in holding:
+            selector.place_apart(unit, holding[unit.component])
+    rest = [unit for unit in waiting if unit.component not in holding]
     for unit in sorted(rest, key=lambda unit: (unit.is_system, unit.first)):
         selector.place(unit)
     for bin in open_bins:

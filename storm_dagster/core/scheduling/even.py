@@ -16,7 +16,7 @@ __all__ = ["fixed_workers", "is_settled", "place_even"]
 
 def is_settled(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> bool:
     """Whether a monitor event leaves everything as it is: nothing is lost, and no further slot would be used."""
-    if topology.event != "monitor" or history.needed:
+    if history.needed:
         return False
     alive = _alive(topology, history, offer)
     return _total(topology, units, history, alive, offer) <= len(alive)
@@ -85,8 +85,9 @@ def _total(
     topology: TopologyToPlace, units: tuple[Unit, ...], history: History, alive: list[OldWorker], offer: Offer
 ) -> int:
     """How many slots to use: what is wanted, as far as there are live and free ones."""
-    staying = len(history.kept) + len(history.unstopped) - len(alive)
-    wanted = max(1, min(topology.workers, len(units)) - staying)
+    fixed = _fixed(history, alive)
+    mine = len(units) - sum(len(worker.units) for worker in fixed)
+    wanted = min(max(1, min(topology.workers, len(units)) - len(fixed)), mine)
     return min(wanted, len(alive) + max(0, offer.total - max(0, topology.reserve)))
 
 
@@ -120,7 +121,7 @@ def _keep_most(
     """The fullest old slots are used on, and keep as many executors as their share allows."""
     firsts = {unit.first for unit in mine}
     fullest = choose_reused(history.lost, offer, firsts, len(shares), None).kept
-    stays = trim(fullest, firsts, shares[-1], sum(share > shares[-1] for share in shares), (), {})
+    stays = trim(fullest, firsts, shares[-1], sum(share > shares[-1] for share in shares), {})
     bins: list[Bin] = []
     for worker in sorted(fullest, key=lambda worker: worker.slot):
         slot = offer.take(worker.slot)

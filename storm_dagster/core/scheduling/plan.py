@@ -47,30 +47,33 @@ def plan_placement(batch: PlacementBatch) -> PlacementResult:
     contested = frozenset(slot for slot, count in holders.items() if count > 1)
     placements: list[TopologyPlacement] = []
     for topology in sorted(batch.topologies, key=lambda topology: (topology.priority, topology.name)):
-        placement = _place(topology, batch, free, contested)
-        for worker in placement.workers:
-            if worker.port in free.get(worker.node, ()):
-                free[worker.node].remove(worker.port)
+        placement, taken = _place(topology, batch, free, contested)
+        for node, port in taken:
+            if port in free.get(node, ()):
+                free[node].remove(port)
         placements.append(placement)
     return PlacementResult(placements=tuple(placements), planner="python")
 
 
 def _place(
     topology: TopologyToPlace, batch: PlacementBatch, free: dict[str, list[int]], contested: frozenset[Slot]
-) -> TopologyPlacement:
+) -> tuple[TopologyPlacement, list[Slot]]:
+    """The outcome, and the slots that were allotted: one that stayed empty is free again in the next event."""
     units = units_of(topology)
     history = read_history(topology, units)
     offer = offer_for(topology, batch.supervisors, free, history.own, contested)
     try:
-        return succeeded(topology, _bins(topology, units, history, offer))
+        bins = _bins(topology, units, history, offer)
     except NoRoom as error:
-        return failed(topology, units, history, error)
+        return failed(topology, units, history, error), []
+    return succeeded(topology, bins), [bin.slot for bin in bins]
 
 
 def _bins(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> list[Bin]:
     staying = staying_bins(topology, history)
     even = topology.strategy == "even"
-    if is_settled(topology, units, history, offer) if even else not history.needed:
+    respread = even and topology.event == "monitor"
+    if is_settled(topology, units, history, offer) if respread else not history.needed:
         return staying
     if not offer.hosts:
         raise NoRoom(no_supervisor_refusal(topology.name))

@@ -48,24 +48,23 @@ def trim(
     loose: set[int],
     average: int,
     remainder: int,
-    differ: Iterable[str],
-    blocked: Mapping[str, frozenset[str]],
+    holding: Mapping[str, frozenset[str]],
 ) -> dict[Slot, tuple[Unit, ...]]:
     """Old slot -> executors that stay in it: as many as its share allows.
 
-    First go those that ``task.on.differ.node`` forbids there. Of a worker that is too full those of its most
+    ``holding`` maps each ``task.on.differ.node`` component to supervisors that hold one already: what is
+    forbidden by it goes first. Of a worker that is too full those of its most
     numerous component go, user components before system ones, higher ids first. The fullest workers are the
     ones that may hold one more than the average.
     """
-    apart = set(differ)
-    seen: set[tuple[str, str]] = {(component, node) for component, nodes in blocked.items() for node in nodes}
+    seen = {(component, node) for component, nodes in holding.items() for node in nodes}
     allowed: dict[Slot, list[Unit]] = {}
     for worker in sorted(kept, key=lambda worker: worker.slot):
         mine = allowed.setdefault(worker.slot, [])
         for unit in worker.units:
             if unit.first not in loose:
                 continue
-            if unit.component in apart:
+            if unit.component in holding:
                 if (unit.component, worker.slot[0]) in seen:
                     continue
                 seen.add((unit.component, worker.slot[0]))

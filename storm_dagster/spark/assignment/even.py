@@ -35,7 +35,11 @@ def seat_even(seating: Seating) -> None:
             for seat in demand["seats"]
             if seat["node"] in offered and ports.may_return((seat["node"], seat["port"]))
         ]
-    wanted = max(1, min(about["workers"], demand["total"]) - demand["staying"] + len(alive))
+    fixed = sum(demand["fixed"])
+    if event == "monitor":
+        fixed += sum(seat["size"] for seat in demand["seats"] if seat not in alive)
+    mine = demand["total"] - fixed
+    wanted = min(max(1, min(about["workers"], demand["total"]) - demand["staying"] + len(alive)), mine)
     total = min(wanted, len(alive) + max(0, seating.free - seating.reserve))
     if event == "monitor" and not demand["missing"] and total <= len(alive):
         return
@@ -43,10 +47,7 @@ def seat_even(seating: Seating) -> None:
         raise Refused(no_supervisor_refusal(about["name"]))
     if total < 1:
         raise seating.short(1, with_remedy=False)
-    fixed = sum(demand["fixed"])
-    if event == "monitor":
-        fixed += sum(seat["size"] for seat in demand["seats"] if seat not in alive)
-    shares = even_shares(demand["total"] - fixed, total)
+    shares = even_shares(mine, total)
     kept = 0
     if event == "monitor":
         kept = _keep_fitting(seating, alive, shares)
