@@ -1,0 +1,273 @@
+"""Two real workers on a real ZooKeeper: counting, dying, freezing, moving."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
+from storm_dagster.operations.worker_requests import ask_worker
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.worker_rig import WorkerRig, free_port
+
+pytestmark = pytest.mark.zookeeper
+
+
+def expected(lines: int) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for line in range(lines):
+        total.update(f"a b c w{line % 7} a".split())
+    return total
+
+
+def counted(rig: WorkerRig) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for path in (rig.folder / "state" / "wc" / "count").glob("*.sqlite3"):
+        with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as db:
+            for key, value in db.execute("SELECT key, value FROM state"):
+                total[key] += msgspec.json.decode(value)
+    return total
+
+
+def acked(rig: WorkerRig) -> set[int]:
+    return {int(line) for path in rig.folder.glob("acked-*") for line in path.read_text().split()}
+
+
+@pytest.fixture
+def slots() -> tuple[tuple[str, int], tuple[str, int]]:
+    return ("s1", free_port()), ("s2", free_port())
+
+
+def start_two(rig: WorkerRig, slots: tuple[tuple[str, int], tuple[str, int]]) -> None:
+    one, two = slots
+    rig.assign({one: "1,3,5-7", two: "2,4"})
+    rig.start(*one)
+    rig.start(*two)
+    eventually(rig.running, what="both workers run")
+
+
+def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], slots) -> None:
+    rig = make_rig({"rig.lines": 2000, "topology.max.spout.pending": 200})
+    start_two(rig, slots)
+    eventually(lambda: len(acked(rig)) == 2000, what="all lines are acked")
+    assert counted(rig) == expected(2000)
+    beats = eventually(lambda: len(rig.beats().workers) == 2 and rig.beats(), what="beats of both workers")
+    assert beats.dead == ""
+    first = beats.workers
+    eventually(
+        lambda: all(rig.beats().workers[key].count > first[key].count for key in first), what="counters rise"
+    )
+    node = rig.live()[slots[0]]
+    eventually(
+        lambda: (
+            sum(
+                task["stats"]["executed"]
+                for task in ask_worker("127.0.0.1", slots[0][1], node.token, "stats")["tasks"].values()
+                if task["component"] == "count"
+            )
+            == 4 * 2000
+        ),
+        what="the topology master knows every executed tuple",
+    )
+    document = ask_worker("127.0.0.1", slots[0][1], node.token, "stats")
+    assert set(document["tasks"]) == {"1", "2", "3", "4", "5", "6", "7"}
+    assert document["tasks"]["7"]["stats"]["acked"] == 2000
+    assert document["workers"][f"s1:{slots[0][1]}"]["pid"] == node.pid
+    assert "stacks" in ask_worker("127.0.0.1", slots[0][1], node.token, "stacks")
+    for process in rig.processes.values():
+        process.terminate()
+    assert [process.wait(10) for process in rig.processes.values()] == [0, 0]
+    assert rig.live() == {}
+    assert not list((rig.folder / "run").glob("worker-*"))
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_worker_is_restarted_and_nothing_is_lost(
+    make_rig: Callable[..., WorkerRig], slots, victim: int
+) -> None:
+    rig = make_rig({"rig.lines": 3000, "rig.pause": 0.0005, "topology.message.timeout.secs": 2})
+    start_two(rig, slots)
+    eventually(lambda: len(acked(rig)) > 300, what="some lines are acked")
+    rig.processes[slots[victim]].kill()
+    rig.processes[slots[victim]].wait()
+    # At once, although the session of the dead process still stands.
+    rig.start(*slots[victim])
+    eventually(lambda: len(acked(rig)) == 3000, timeout=60, what="all lines are acked")
+    assert counted(rig) == expected(3000)
+
+
+def test_a_tuple_that_breaks_a_bolt_is_replayed_and_shown(make_rig: Callable[..., WorkerRig], slots) -> None:
+    rig = make_rig({"rig.lines": 500}, splitter="Poison")
+    start_two(rig, slots)
+    pids = {slot: node.pid for slot, node in rig.live().items()}
+    eventually(lambda: len(acked(rig)) == 500, what="all lines are acked")
+    assert counted(rig) == expected(500)
+    errors = eventually(lambda: rig.cluster.errors(rig.topology_id), what="errors are recorded")
+    assert "poison" in errors[0].error and errors[0].task in (1, 2)
+    assert {slot: node.pid for slot, node in rig.live().items()} == pids
+
+
+def test_a_frozen_worker_pauses_before_it_goes_on(make_rig: Callable[..., WorkerRig], slots) -> None:
+    rig = make_rig({"rig.lines": 10**9, "rig.pause": 0.001, "topology.message.timeout.secs": 2})
+    start_two(rig, slots)
+    eventually(lambda: len(acked(rig)) > 50, what="some lines are acked")
+    process = rig.processes[slots[1]]
+    os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: slots[1] not in rig.live(), what="its session ends")
+    before = len(acked(rig))
+    os.kill(process.pid, signal.SIGCONT)
+    eventually(lambda: slots[1] in rig.live(), what="it claims its slot again")
+    assert process.poll() is None
+    eventually(lambda: len(acked(rig)) > before + 500, what="lines are acked again")
+    assert "the lease ended" in rig.log(*slots[1])
+
+
+def test_a_frozen_worker_whose_tasks_moved_exits(make_rig: Callable[..., WorkerRig], slots) -> None:
+    rig = make_rig({"rig.lines": 3000, "rig.pause": 0.001, "topology.message.timeout.secs": 2})
+    start_two(rig, slots)
+    eventually(lambda: len(acked(rig)) > 50, what="some lines are acked")
+    process = rig.processes[slots[1]]
+    os.kill(process.pid, signal.SIGSTOP)
+    rig.assign({slots[0]: "1-7"})
+    # While the frozen process's node stands, nobody else opens its tasks.
+    claims = eventually(
+        lambda: rig.live()[slots[0]].version == 1 and rig.live(), what="the new version is applied"
+    )
+    if slots[1] in claims:
+        assert claims[slots[0]].tasks == "1,3,5-7"
+    eventually(lambda: rig.live()[slots[0]].tasks == "1-7", what="the tasks have moved")
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.wait(20) == EXIT_SUPERSEDED
+    eventually(lambda: len(acked(rig)) == 3000, timeout=60, what="all lines are acked")
+    assert counted(rig) == expected(3000)
+
+
+def test_tasks_move_in_place(make_rig: Callable[..., WorkerRig], slots) -> None:
+    rig = make_rig({"rig.lines": 4000, "rig.pause": 0.0005, "topology.message.timeout.secs": 2})
+    start_two(rig, slots)
+    pids = {slot: node.pid for slot, node in rig.live().items()}
+    eventually(lambda: len(acked(rig)) > 100, what="some lines are acked")
+    rig.assign({slots[0]: "1-2,5-7", slots[1]: "3-4"})
+    eventually(rig.running, what="the new places are taken")
+    assert {slot: node.pid for slot, node in rig.live().items()} == pids
+    eventually(lambda: len(acked(rig)) == 4000, timeout=60, what="all lines are acked")
+    assert counted(rig) == expected(4000)
+
+
+def test_an_inactive_topology_emits_nothing(make_rig: Callable[..., WorkerRig], slots) -> None:
+    rig = make_rig({"rig.lines": 10**9, "rig.pause": 0.001})
+    one, two = slots
+    rig.assign({one: "1,3,5-7", two: "2,4"}, status="INACTIVE")
+    rig.start(*one)
+    rig.start(*two)
+    eventually(rig.running, what="both workers run")
+    assert acked(rig) == set()
+    rig.set_status("ACTIVE")
+    eventually(lambda: len(acked(rig)) > 50, what="lines are acked")
+    rig.set_status("INACTIVE")
+    eventually(lambda: "the topology is inactive" in rig.log(*one), what="the spout is told")
+    quiet = eventually(lambda: _unchanged(rig), what="nothing is emitted any more")
+    assert quiet
+
+
+def _unchanged(rig: WorkerRig) -> bool:
+    import time
+
+    before = len(acked(rig))
+    time.sleep(0.3)
+    return len(acked(rig)) == before
+
+
+def test_a_killed_topology_ends_its_workers(make_rig: Callable[..., WorkerRig], slots) -> None:
+    rig = make_rig()
+    start_two(rig, slots)
+    rig.cluster.remove_storm(rig.topology_id)
+    assert [process.wait(20) for process in rig.processes.values()] == [EXIT_SUPERSEDED, EXIT_SUPERSEDED]
+
+
+def test_frames_and_requests_of_strangers_are_dropped(make_rig: Callable[..., WorkerRig], slots) -> None:
+    import zmq
+
+    from storm_dagster.model.wire import Frame, encode_frame
+
+    rig = make_rig()
+    start_two(rig, slots)
+    node = rig.live()[slots[0]]
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.LINGER, 0)
+    socket.connect(f"tcp://127.0.0.1:{slots[0][1]}")
+    for payload in (
+        b"",
+        b"\x00" * 100,
+        b"\x80\x04\x95pickle",
+        b'{"op": "stats", "token": "wrong"}',
+        b"{" * 5000,
+        encode_frame(Frame("stranger", [(3, 1, "default", [(0, 0, [["x", 1, 1]])])])),
+    ):
+        socket.send(payload)
+    try:
+
+        def dropped() -> bool:
+            document = ask_worker("127.0.0.1", slots[0][1], node.token, "stats")
+            system = document["workers"][f"s1:{slots[0][1]}"]["system"]
+            return system["bad_frames"] >= 4 and system["unknown_frames"] >= 2
+
+        eventually(dropped, what="all of them are counted as dropped")
+    finally:
+        socket.close()
+        context.term()
+    assert "x" not in counted(rig)
+
+
+def test_the_lease_pauses_when_zookeeper_is_silent(
+    make_rig: Callable[..., WorkerRig], slots, zookeeper_server: str, tmp_path: Path
+) -> None:
+    from storm_dagster.zk.embedded import EmbeddedZooKeeper
+    from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+    with EmbeddedZooKeeper(tmp_path / "own-zk", durable=False) as server:
+        host, _, port = server.address.rpartition(":")
+        conf = {
+            "storm.zookeeper.servers": [host],
+            "storm.zookeeper.port": int(port),
+            "storm.zookeeper.root": "/own",
+            "storm.zookeeper.session.timeout": 2000,
+        }
+        with StormClusterState.open(conf, create_root=True) as cluster:
+            model = make_rig()
+            rig = WorkerRig(
+                tmp_path / "own",
+                cluster,
+                conf,
+                model.spec,
+                model.table,
+                conf={"rig.lines": 10**9, "rig.pause": 0.001, "topology.message.timeout.secs": 2},
+                code={"rig_code.py": (model.code_dir / "code" / "rig_code.py").read_text()},
+            )
+            try:
+                start_two(rig, slots)
+                # The spout writes where RIG_FOLDER says: the first rig's folder.
+                eventually(lambda: len(acked(model)) > 50, what="lines are acked")
+                pids = {slot: node.pid for slot, node in rig.live().items()}
+                os.kill(server.pid, signal.SIGSTOP)
+                try:
+                    eventually(
+                        lambda: all("the lease ended" in rig.log(*slot) for slot in slots), what="both pause"
+                    )
+                    assert _unchanged(model)
+                    assert all(process.poll() is None for process in rig.processes.values())
+                finally:
+                    os.kill(server.pid, signal.SIGCONT)
+                before = len(acked(model))
+                eventually(lambda: len(acked(model)) > before + 100, timeout=60, what="they go on")
+                assert {slot: node.pid for slot, node in rig.live().items()} == pids
+            finally:
+                rig.stop()
