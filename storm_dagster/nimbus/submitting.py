@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from storm_dagster.model.errors import AlreadyAlive, Conflict, InvalidRequest
+from storm_dagster.model.errors import AlreadyAlive, Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.nimbus.dagster_client import TOKEN_TAG
 from storm_dagster.nimbus.member import Nimbus
@@ -56,8 +56,14 @@ class Submissions:
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{field!r} of the submission must be true or false, got {value!r:.40}")
         with self._turns.take(token), self._turns.take(f"name {name}"):
-            run_id = self._earlier_run(token, name, epoch)
-            if run_id is None and not self._is_alive(name, token):
+            alive = self._is_alive(name, token)
+            try:
+                run_id = self._earlier_run(token, name, epoch)
+            except Unavailable:
+                if not alive:
+                    raise
+                run_id = None  # its topology runs: which run made it is not worth an error
+            if run_id is None and not alive:
                 handle = document.get("handle")
                 self._nimbus.uploads.require(handle)
                 run_id = self._launch(name, token, {"handle": handle, "token": token, **flags})
@@ -78,7 +84,12 @@ class Submissions:
     def _is_alive(self, name: str, token: str) -> bool:
         """Whether this very submission runs already; :class:`AlreadyAlive` when another one does."""
         for topology_id in self._nimbus.cluster.active_storms():
-            base = self._nimbus.cluster.storm_base(topology_id)
+            try:
+                base = self._nimbus.cluster.storm_base(topology_id)
+            except Corrupt:
+                if topology_id.rsplit("-", 2)[0] == name:
+                    raise
+                continue  # a damaged topology is in the way of its own name only
             if base is None or base.name != name:
                 continue
             if base.token == token:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -244,8 +244,19 @@ class Nimbuses:
 
 
 @pytest.fixture
-def nimbuses(zk_conf: dict[str, object], tmp_path: Path) -> Iterator[Nimbuses]:
-    made = Nimbuses(zk_conf, tmp_path / "home")
-    yield made
-    for nimbus in reversed(made.running):
-        nimbus.stop()
+def make_nimbuses(tmp_path: Path) -> Iterator[Callable[[dict[str, object]], Nimbuses]]:
+    made: list[Nimbuses] = []
+
+    def make(zk_conf: dict[str, object]) -> Nimbuses:
+        made.append(Nimbuses(zk_conf, tmp_path / "home"))
+        return made[-1]
+
+    yield make
+    for nimbuses in made:
+        for nimbus in reversed(nimbuses.running):
+            nimbus.stop()
+
+
+@pytest.fixture
+def nimbuses(make_nimbuses: Callable[..., Nimbuses], zk_conf: dict[str, object]) -> Nimbuses:
+    return make_nimbuses(zk_conf)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +17,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.embedded import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.zookeeper
 
@@ -227,3 +230,30 @@ def test_shared_store_needs_no_copies(nimbuses: Any, tmp_path: Any) -> None:
     with NimbusBlobClient(second.url) as blobs:
         blobs.delete(KEY)
         assert not blobs.exists(KEY)
+
+
+def test_a_leader_cut_off_from_zookeeper_takes_no_writes(tmp_path: Any, make_nimbuses: Any) -> None:
+    """J1, K1: the server stands still; the leader stops acting before its session ends, and leads again later."""
+    with EmbeddedZooKeeper(tmp_path / "zk", durable=False) as server:
+        host, _, port = server.address.rpartition(":")
+        conf = {
+            "storm.zookeeper.servers": [host],
+            "storm.zookeeper.port": int(port),
+            "storm.zookeeper.root": "/cut-off",
+            "storm.zookeeper.session.timeout": 4000,
+        }
+        nimbus = make_nimbuses(conf).start().await_leading()
+        epoch = nimbus.health()["epoch"]
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            eventually(lambda: not nimbus.leads(), what="the leader to stop acting")
+            refused = httpx.put(nimbus.url + "/v1/blobs/k", content=b"x", trust_env=False, timeout=30)
+            assert refused.status_code == 503 and refused.json()["error"]["type"] == "Unavailable"
+            assert nimbus.health()["status"] == "no connection to ZooKeeper"
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        nimbus.await_leading()
+        assert nimbus.health()["epoch"] >= epoch
+        with NimbusBlobClient(nimbus.url) as blobs:
+            assert blobs.put("k", b"x").size == 1
+        nimbus.stop()
