@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from storm_dagster.defs.handles import ClusterHandle, ZooKeeperResource
 from storm_dagster.model.errors import NotAlive, Unavailable
@@ -97,6 +98,13 @@ class WorkersResource(_Finder):
                 f"`storm-dagster logs {worker.name} --worker {worker.host}:{worker.port}`"
             ) from None
         return "\n".join(text.splitlines()[-lines:])
+
+    def stack_dump(self, worker: RunningWorker) -> dict[str, Any]:
+        """What every thread of the worker does now, asked of the worker itself; :class:`Unavailable` if silent."""
+        # zmq is not needed to load definitions.
+        from storm_dagster.operations.worker_requests import ask_worker
+
+        return ask_worker(worker.host, worker.port, worker.record.token, "stacks")
 
     def restart(self, worker: RunningWorker) -> int:
         """Let the worker end (SIGTERM), so that its supervisor starts it anew; the pid that was signalled.

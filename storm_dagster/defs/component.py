@@ -153,7 +153,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     def _nimbus(self) -> NimbusClient:
         conf_dir = Path(self.conf_dir) if self.conf_dir else None
         home = home_dir(self.home)
-        return NimbusClient.of_cluster(cluster_conf(home, conf_dir), home, conf_dir=conf_dir)
+        return NimbusClient.of_cluster(cluster_conf(home, conf_dir), home, conf_dir=conf_dir, patience=10.0)
 
 
 def _identifier(name: str) -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "StartClusterConfig",
     "StopClusterConfig",
     "SubmitConfig",
+    "UpdateConfig",
 ]
 
 
@@ -49,6 +50,29 @@ class SubmitConfig(dg.Config):
     token: str | None = Field(
         default=None,
         description="Client token: a submission repeated with it gives the same topology id. Empty: a new one.",
+    )
+
+
+class UpdateConfig(dg.Config):
+    """What takes the place of the running topology of that name (hot deploy)."""
+
+    name: str = Field(description="Name of the running topology.")
+    target: str | None = Field(
+        default=None,
+        description="For a run launched by hand: the new code, as for a submission. The run packs and uploads it.",
+    )
+    conf: dict = Field(
+        default_factory=dict, description="Topology conf that overrides the new topology's own."
+    )
+    allow_degraded: bool = Field(
+        default=False, description="Go on when the code has fewer copies than asked for."
+    )
+    handle: str | None = Field(
+        default=None,
+        description="Set by the command line and the services: the upload session that holds the code.",
+    )
+    token: str | None = Field(
+        default=None, description="Client token: an update repeated with it is done once. Empty: a new one."
     )
 
 

@@ -7,11 +7,15 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.forms import KillConfig, NameConfig
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.forms import KillConfig, NameConfig, UpdateConfig
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PARTITIONS_NAME, TOPOLOGY_TAG
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PARTITIONS_NAME, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
+from storm_dagster.defs.nimbus_resource import NimbusResource, upload_of
 from storm_dagster.defs.operating import Handles, operations
 from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.submission_metadata import stored_metadata
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.operations import lifecycle
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.reports import LifecycleReport
@@ -120,10 +124,54 @@ def kill_topology() -> None:
     kill_topology_op()
 
 
+_UPDATE = "Run new code in the place of the running topology (hot deploy): checked, stored and placed first."
+
+
+@dg.op(name="update_topology_op", description=_UPDATE, out=dg.Out(dg.Nothing))
+def update_topology_op(
+    context: dg.OpExecutionContext,
+    config: UpdateConfig,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+    nimbus: NimbusResource,
+) -> None:
+    """Upload if need be, then replace; the old topology is touched only when the new one stands ready."""
+    began = time.monotonic()
+    with step_errors():
+        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
+        if handle is None and config.token is None:
+            raise InvalidRequest(f"nothing to run in the place of {config.name!r}: give `target` in the form")
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        report = lifecycle.update(
+            ops,
+            config.name,
+            token=config.token or context.run.run_id,
+            handle=handle,
+            allow_degraded=config.allow_degraded,
+        )
+        found = ops.cluster.read_assignment(report.topology_id)
+        table = ops.cluster.read_tasks(report.topology_id)
+    _observe(context, "update", report, began)
+    if found is None or table is None:
+        return  # Killed in the meantime.
+    shown = stored_metadata(found[0], table.component_of(), report.name)
+    common = {"topology_id": report.topology_id, "status": report.status or "gone"}
+    for key, metadata in ((PUBLISHED_ASSIGNMENT, {**common, **shown}), (ACTIVE_TOPOLOGY, common)):
+        context.log_event(dg.AssetMaterialization(asset_key=key, partition=report.name, metadata=metadata))
+
+
+@dg.job(name="update_topology", description=_UPDATE, executor_def=dg.in_process_executor)
+def update_topology() -> None:
+    """The job of one op."""
+    update_topology_op()
+
+
 def build_lifecycle_jobs() -> list[dg.JobDefinition]:
-    """The jobs `kill_topology`, `activate_topology`, `deactivate_topology` and `restart_topology`."""
+    """The jobs that kill, activate, deactivate, restart and update a topology."""
     return [
         kill_topology,
+        update_topology,
         _verb_job("activate", "Let the topology's spouts emit.", lifecycle.activate),
         _verb_job("deactivate", "Stop the topology's spouts; its workers stay.", lifecycle.deactivate),
         _verb_job(

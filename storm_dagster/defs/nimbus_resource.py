@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
-from storm_dagster.client import NimbusClient
+from storm_dagster.client import NimbusClient, upload_target
 from storm_dagster.defs.handles import ClusterHandle
+from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["NimbusResource"]
+__all__ = ["NimbusResource", "upload_of"]
 
 
 class NimbusResource(ClusterHandle):
@@ -43,3 +46,30 @@ class NimbusResource(ClusterHandle):
         """Nimbuses, supervisors, and whether a healing sensor is armed."""
         with self.client() as client:
             return client.get("/v1/cluster")
+
+
+def upload_of(
+    log: logging.Logger,
+    nimbus: NimbusResource,
+    handle: str | None,
+    target: str | None,
+    conf: Mapping[str, Any],
+) -> str | None:
+    """The upload that a form means: the caller's ``handle``, else one made here of its TARGET; ``None`` without both.
+
+    :class:`InvalidRequest` when both are given; errors of packing and uploading otherwise.
+    """
+    if handle and target:
+        raise InvalidRequest("both handle and target are given: leave handle empty in a run launched by hand")
+    if handle or not target:
+        return handle
+    with nimbus.client() as client:
+        uploaded = upload_target(
+            client,
+            target,
+            conf=conf,
+            home=nimbus.home_path(),
+            progress=lambda step, state: log.info("%s: %s %s", target, step, state),
+        )
+    log.info("uploaded %d bytes, sha256 %s (sent: %s)", uploaded.size, uploaded.sha256, uploaded.sent)
+    return uploaded.handle

@@ -11,12 +11,11 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.client import upload_target
 from storm_dagster.defs import keys
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.nimbus_resource import NimbusResource
+from storm_dagster.defs.nimbus_resource import NimbusResource, upload_of
 from storm_dagster.defs.operating import Handles, operations, run_token, tag_run, token_for
 from storm_dagster.defs.rebalance_stages import plan_rebalance, publish_rebalance
 from storm_dagster.defs.spark_resource import SparkResource
@@ -76,24 +75,6 @@ def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) ->
     return run_token(context)
 
 
-def _source(context: dg.AssetExecutionContext, config: SubmitConfig, nimbus: NimbusResource) -> str | None:
-    """The upload that is submitted: the caller's handle, else one made here of the form's TARGET."""
-    if config.handle and config.target:
-        raise InvalidRequest("both handle and target are given: leave handle empty in a run launched by hand")
-    if config.handle or not config.target:
-        return config.handle
-    with nimbus.client() as client:
-        uploaded = upload_target(
-            client,
-            config.target,
-            conf=config.conf,
-            home=nimbus.home_path(),
-            progress=lambda step, state: context.log.info(f"{config.target}: {step} {state.lower()}"),
-        )
-    context.log.info(f"uploaded {uploaded.size} bytes, sha256 {uploaded.sha256} (sent: {uploaded.sent})")
-    return uploaded.handle
-
-
 def _asset(key: dg.AssetKey, description: str, kinds: set[str], *deps: dg.AssetKey) -> Any:
     """The decorator that all six share."""
     return dg.asset(
@@ -127,7 +108,7 @@ def topology_conf(
     with step_errors():
         name = _topology_of(context)
         token = config.token or _inherited_token(context, config)
-        handle = _source(context, config, nimbus)
+        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
     with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
         if token is None:
             # Launched by hand. Without anything to submit, what is staged for the name is validated again.

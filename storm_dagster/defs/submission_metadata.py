@@ -38,6 +38,7 @@ __all__ = [
     "placement_metadata",
     "planned_metadata",
     "published_metadata",
+    "stored_metadata",
     "tasks_metadata",
 ]
 

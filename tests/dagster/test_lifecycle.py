@@ -77,6 +77,23 @@ def test_restart_gives_a_new_id_and_the_same_shape(world) -> None:
     assert after.base.status == "ACTIVE"
 
 
+def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wrong(world) -> None:
+    world.submit("wc", conf={"topology.workers": 1})
+    before = world.topology("wc")
+    wrong = world.upload("wrong", topology={"spouts": {}, "bolts": {}})
+    result = world.run("update_topology", config=op("update_topology", name="wc", handle=wrong))
+    assert failure_type(result) == "InvalidTopology"
+    assert world.topology("wc") == before
+    handle = world.upload("new", conf={"topology.workers": 3})
+    assert world.run("update_topology", config=op("update_topology", name="wc", handle=handle)).success
+    after = world.topology("wc")
+    assert after.id != before.id
+    assert len(after.assignment.workers) == 3
+    assert len(world.materializations(keys.ACTIVE_TOPOLOGY)) == 2
+    nothing = world.run("update_topology", config=op("update_topology", name="wc"))
+    assert failure_type(nothing) == "InvalidRequest"
+
+
 def test_rebalance_materializes_plan_and_assignment_of_the_partition(world) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
@@ -194,6 +211,7 @@ def test_every_job_has_a_described_form(world) -> None:
         "activate_topology",
         "deactivate_topology",
         "restart_topology",
+        "update_topology",
         "rebalance_topology",
         "reassign_topologies",
         "start_local_cluster",
