@@ -161,7 +161,7 @@ def stop(invocation: Invocation) -> None:
             if record.role == "dev":
                 steps.begin("dev")
                 # Its own waits: workers, daemons, then ZooKeeper and Spark.
-                _stop_dev(record, 60.0)
+                _stop_dev(record, 60.0 if invocation.wait else 0.0)
                 steps.done("dev")
         if invocation.wait:
             left = end_cluster(home)

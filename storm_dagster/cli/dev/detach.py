@@ -70,8 +70,11 @@ def _install_signals(cluster: DevCluster, stop: threading.Event) -> None:
             cluster.hurry.set()
         stop.set()
 
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, handle)
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+    # Under nohup it is to survive the terminal.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, handle)
 
 
 def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> None:
