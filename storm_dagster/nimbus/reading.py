@@ -20,7 +20,7 @@ from storm_dagster.operations.context import OperationsContext, topology_by_name
 
 __all__ = ["AskTopologyMaster", "ClusterReader"]
 
-AskTopologyMaster = Callable[[OperationsContext, TopologyView], Mapping[str, Any] | None]
+AskTopologyMaster = Callable[[TopologyView], Mapping[str, Any] | None]
 """Statistics of a whole topology from the worker that runs its topology master; ``None`` without an answer."""
 
 _VIEW_SECS = 0.2
@@ -68,7 +68,7 @@ class ClusterReader:
         return status.show_document(
             view,
             topology.id,
-            self._stats_of(ctx, topology),
+            self._stats_of(topology),
             now_secs=int(time.time()),
             errors=status.errors_of(ctx, topology.id),
             launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
@@ -166,13 +166,13 @@ class ClusterReader:
         # Reading is fenced with nothing: any epoch will do.
         return self._nimbus.operations(epoch=-1)
 
-    def _stats_of(self, ctx: OperationsContext, topology: TopologyView) -> Mapping[str, Any] | None:
+    def _stats_of(self, topology: TopologyView) -> Mapping[str, Any] | None:
         now = time.monotonic()
         with self._stats_lock:
             cached = self._stats.get(topology.id)
             if cached is not None and now - cached[0] < _STATS_SECS:
                 return cached[1]
-        answer = self._ask(ctx, topology)
+        answer = self._ask(topology)
         if answer is None:
             return None  # not cached: a topology that is just starting is asked again at once
         with self._stats_lock:
