@@ -96,6 +96,10 @@ class TopologyContext:
             )
         return self._state
 
+    def restrict(self, owns: Callable[[], bool]) -> None:
+        """Let the state be written only while ``owns`` says so (for the worker, before it is opened)."""
+        self._owns = owns
+
     def close(self) -> None:
         """Close the state, when it was opened."""
         if self._state is not None:

@@ -153,13 +153,17 @@ class TopologyHarness:
         while quiet < 3:
             now = time.monotonic()
             if now > deadline:
-                raise TimeoutError(f"the topology still works after {timeout:g} s: does a spout never end?")
+                raise TimeoutError(
+                    f"the topology still works after {timeout:g} s: does a spout never end, or a component not start? "
+                    f"errors so far: {self.errors!r:.500}"
+                )
             for runner in self.engine.runners.values():
                 if isinstance(runner, SpoutBase):
                     runner.ask_now()
-            if self.engine.run(now) or not self.engine.drained():
+            starting = "starting" in self.engine.statuses().values()
+            if self.engine.run(now) or starting or not self.engine.drained():
                 quiet = 0
-                if any(runner.busy_elsewhere() for runner in self.engine.runners.values()):
+                if starting or any(runner.busy_elsewhere() for runner in self.engine.runners.values()):
                     time.sleep(0.001)
             else:
                 quiet += 1

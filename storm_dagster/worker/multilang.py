@@ -1,0 +1,182 @@
+"""Storm's multilang protocol: one program, its pipes, its messages (storm.md i).
+
+Each message is JSON text, a newline, ``end``, a newline. Reading and writing have threads of their own, so
+that a program that neither reads nor writes can hold up nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from storm_dagster.api.context import TopologyContext
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["LOG_LEVELS", "ShellProcess", "handshake", "read_message"]
+
+_log = logging.getLogger("storm_dagster.component")
+
+LOG_LEVELS = {0: 5, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
+"""Level numbers of the protocol; what has none is INFO."""
+MOST_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_decode = msgspec.json.Decoder().decode
+
+
+def read_message(stream: IO[bytes]) -> Any:
+    """The next message; ``EOFError`` at the end, ``ValueError`` for what is none."""
+    lines: list[bytes] = []
+    size = 0
+    while True:
+        line = stream.readline(MOST_MESSAGE_BYTES)
+        if not line:
+            raise EOFError("Pipe to subprocess seems to be broken")
+        if line.rstrip(b"\r\n") == b"end":
+            break
+        lines.append(line)
+        size += len(line)
+        if size >= MOST_MESSAGE_BYTES:
+            raise ValueError(f"a message of more than {MOST_MESSAGE_BYTES} bytes")
+    text = b"".join(lines)
+    try:
+        return _decode(text)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{text[:200]!r} is no JSON: {error}") from None
+
+
+def handshake(context: TopologyContext, conf: Mapping[str, Any], pid_dir: Path) -> dict[str, Any]:
+    """The first message to a program."""
+    spec, me = context.spec, context.component
+    part = spec.component(me)
+    targets: dict[str, dict[str, Any]] = {stream: {} for stream in context.streams}
+    for name, _, reading in spec.components():
+        for item in reading.inputs:
+            if item.component == me and item.stream in targets:
+                targets[item.stream][name] = _grouping(item.grouping)
+    sources: dict[str, dict[str, Any]] = {}
+    for item in part.inputs if part else ():
+        if not item.component.startswith("__"):
+            sources.setdefault(item.component, {})[item.stream] = _grouping(item.grouping)
+    return {
+        "conf": {key: value for key, value in conf.items() if value is not None},
+        "pidDir": str(pid_dir),
+        "context": {
+            "task->component": context["task->component"],
+            "taskid": context.task_id,
+            "componentid": me,
+            "stream->target->grouping": targets,
+            "streams": context.streams,
+            "stream->outputfields": context["stream->outputfields"],
+            "source->stream->grouping": sources,
+            "source->stream->fields": context["source->stream->fields"],
+        },
+    }
+
+
+def _grouping(grouping: Any) -> dict[str, Any]:
+    return {"type": grouping.type.upper(), "fields": list(grouping.fields)}
+
+
+class ShellProcess:
+    """One run of a program. ``heard`` is called by the reader's thread with each message, ``ended`` with the
+    reason when nothing more will come."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        folder: Path,
+        pid_dir: Path,
+        first: Mapping[str, Any],
+        heard: Callable[[ShellProcess, Any], None],
+        ended: Callable[[ShellProcess, str], None],
+        name: str,
+    ) -> None:
+        pid_dir.mkdir(parents=True, exist_ok=True)
+        self.pid_dir = pid_dir
+        self.name = name
+        self._heard = heard
+        self._ended = ended
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        try:
+            self.process = subprocess.Popen(
+                list(command),
+                cwd=folder if folder.is_dir() else None,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise InvalidRequest(f"shell component: {command[0]!r} cannot be started: {error}") from None
+        self.said_pid: int | None = None
+        self.send(first)
+        for role, target in (("in", self._read), ("out", self._write), ("log", self._log_errors)):
+            threading.Thread(target=target, name=f"{name}-{role}", daemon=True).start()
+
+    def send(self, message: Mapping[str, Any] | list[int]) -> None:
+        """Queue a message for the program; any thread."""
+        self._outgoing.put(_encode(message) + b"\nend\n")
+
+    def end(self) -> None:
+        """Kill the program with everything that it started."""
+        self._outgoing.put(None)
+        if self.process.poll() is None:
+            try:
+                os.killpg(self.process.pid, 9)
+            except ProcessLookupError:
+                pass
+        self.process.wait()
+        try:
+            (self.pid_dir / str(self.said_pid or self.process.pid)).unlink(missing_ok=True)
+        except OSError as error:
+            _log.debug("%s: %s", self.name, error)
+
+    def _read(self) -> None:
+        stream = self.process.stdout
+        assert stream is not None
+        reason = "its output ended"
+        try:
+            while True:
+                message = read_message(stream)
+                if isinstance(message, dict) and "pid" in message and self.said_pid is None:
+                    self.said_pid = int(message["pid"])
+                    continue
+                self._heard(self, message)
+        except EOFError as error:
+            code = self.process.poll()
+            reason = f"{error} (exit code {code})" if code is not None else str(error)
+        except (OSError, ValueError, TypeError) as error:
+            reason = str(error)
+        self._ended(self, reason)
+
+    def _write(self) -> None:
+        stream = self.process.stdin
+        assert stream is not None
+        try:
+            while (raw := self._outgoing.get()) is not None:
+                stream.write(raw)
+                if self._outgoing.empty():
+                    stream.flush()
+        except OSError as error:
+            # The reader sees the end of the program too, and reports it.
+            _log.debug("%s: writing: %s", self.name, error)
+        finally:
+            try:
+                stream.close()
+            except OSError:
+                pass
+
+    def _log_errors(self) -> None:
+        stream = self.process.stderr
+        assert stream is not None
+        for line in stream:
+            _log.info("%s: %s", self.name, line.decode("utf-8", "replace").rstrip())

@@ -1,0 +1,175 @@
+"""Shell components: programs written with pystorm, and programs that misbehave."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from storm_dagster.api import Bolt, Grouping, ShellBolt, ShellSpout, Spout, Topology, Tuple
+from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.worker.multilang import read_message
+
+SPLIT = """
+from pystorm import Bolt
+
+class Split(Bolt):
+    auto_ack = True
+    def initialize(self, conf, context):
+        assert context["componentid"] == "split"
+        assert context["stream->outputfields"] == {"default": ["word"]}
+        self.log("split is ready")
+    def process(self, tup):
+        for word in tup.values[0].split():
+            self.emit([word])
+
+Split().run()
+"""
+
+WORDS = """
+from pystorm import Spout
+
+class Words(Spout):
+    def initialize(self, conf, context):
+        self.waiting = [(n, ["a b", "b c", "a"][n]) for n in range(3)]
+    def next_tuple(self):
+        if self.waiting:
+            n, text = self.waiting.pop()
+            self.emit([text], tup_id=n, need_task_ids=False)
+    def ack(self, tup_id):
+        with open("acked", "a") as out:
+            out.write(f"{tup_id}\\n")
+
+Words().run()
+"""
+
+# Plain protocol, no library: dies at the first tuple of its first run.
+DIES = """
+import json, os, sys
+def read():
+    lines = []
+    while True:
+        line = sys.stdin.readline()
+        if not line: sys.exit()
+        if line == "end\\n": return json.loads("".join(lines))
+        lines.append(line)
+def send(message):
+    sys.stdout.write(json.dumps(message) + "\\nend\\n"); sys.stdout.flush()
+first = read()
+pid = os.getpid()
+open(os.path.join(first["pidDir"], str(pid)), "w").close()
+send({"pid": pid})
+while True:
+    tup = read()
+    if isinstance(tup, list): continue
+    if tup["stream"] == "__heartbeat":
+        send({"command": "sync"}); continue
+    if not os.path.exists("died"):
+        open("died", "w").close()
+        MISBEHAVE
+    send({"command": "emit", "anchors": [tup["id"]], "tuple": tup["tuple"], "need_task_ids": False})
+    send({"command": "metrics", "name": "seen", "params": 1})
+    send({"command": "ack", "id": tup["id"]})
+"""
+
+
+class Sentences(Spout):
+    outputs = ["sentence"]
+
+
+class Count(Bolt):
+    def initialize(self, conf, context) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def process(self, tup: Tuple) -> None:
+        self.counts[tup.values[0]] += 1
+
+
+class WithShellBolt(Topology):
+    sentences = Sentences.spec()
+    split = ShellBolt.spec(command=sys.executable, script="split.py", inputs=[sentences], outputs=["word"])
+    count = Count.spec(inputs={split: Grouping.fields("word")})
+
+
+class WithShellSpout(Topology):
+    words = ShellSpout.spec(command=sys.executable, script="words.py", outputs=["sentence"])
+    count = Count.spec(inputs={words: Grouping.fields("sentence")})
+
+
+def archive(tmp_path: Path, **scripts: str) -> Path:
+    (tmp_path / "resources").mkdir()
+    for name, text in scripts.items():
+        (tmp_path / "resources" / f"{name}.py").write_text(text)
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "worker"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+
+def test_a_pystorm_bolt_runs_unchanged(tmp_path: Path) -> None:
+    given = {"sentences": [["a b a"], ["c"]]}
+    with TopologyHarness(WithShellBolt, given, archive=archive(tmp_path, split=SPLIT)) as harness:
+        result = harness.run(timeout=30)
+        assert harness.tasks("count")[0].counts == {"a": 2, "b": 1, "c": 1}
+    assert sorted(result.acked["sentences"]) == [0, 1]
+    assert result.errors == []
+
+
+def test_a_pystorm_spout_runs_unchanged_and_hears_its_acks(tmp_path: Path) -> None:
+    import time
+
+    root = archive(tmp_path, words=WORDS)
+    with TopologyHarness(WithShellSpout, archive=root) as harness:
+        deadline = time.monotonic() + 30
+        done: list[str] = []
+        while len(done) < 3 and time.monotonic() < deadline:
+            harness.engine.run(time.monotonic())
+            path = root / "resources" / "acked"
+            done = path.read_text().split() if path.exists() else []
+        assert sorted(done) == ["0", "1", "2"]
+        assert harness.tasks("count")[0].counts == {"a b": 1, "b c": 1, "a": 1}
+
+
+@pytest.mark.parametrize(
+    "misbehave",
+    [
+        "sys.exit(1)",
+        "import time; time.sleep(600)",
+        'sys.stdout.write("no json\\nend\\n"); sys.stdout.flush()',
+        'send({"command": "ack", "id": "unknown"})',
+        'send({"command": "emit", "anchors": ["unknown"], "tuple": ["x"]})',
+        'send({"command": "emit", "anchors": [], "tuple": ["too", "many"]})',
+    ],
+)
+def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(
+    tmp_path: Path, misbehave: str
+) -> None:
+    root = archive(tmp_path, split=DIES.replace("MISBEHAVE", misbehave))
+    given = {"sentences": [["a"], ["b"]]}
+    conf = {"topology.subprocess.timeout.secs": 1}
+    with TopologyHarness(WithShellBolt, given, archive=root, replays=3, conf=conf) as harness:
+        result = harness.run(timeout=60)
+        counts = harness.tasks("count")[0].counts
+        split = next(one for one in harness.engine.runners.values() if one.component == "split")
+        assert split.stats.metrics == {"seen": 1}
+    assert sorted(set(result.acked["sentences"])) == [0, 1]
+    assert result.failed["sentences"], "the tuples of the dead program fail"
+    assert counts["a"] >= 1 and counts["b"] >= 1
+    assert any("replaced" in str(error) for _, error in result.errors)
+
+
+def test_messages_are_framed_by_end() -> None:
+    stream = io.BytesIO(b'{"a":\n1}\nend\n[1, 2]\nend\n')
+    assert read_message(stream) == {"a": 1}
+    assert read_message(stream) == [1, 2]
+    with pytest.raises(EOFError):
+        read_message(stream)
+    with pytest.raises(ValueError):
+        read_message(io.BytesIO(b"nonsense\nend\n"))

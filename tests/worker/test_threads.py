@@ -1,0 +1,151 @@
+"""Components that block, and async ones."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
+from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
+
+LOOP_THREAD: list[int] = []
+
+
+class Numbers(Spout):
+    outputs = ["n"]
+
+
+class Blocks(Bolt):
+    blocking = True
+    outputs = ["n", "thread"]
+
+    def process(self, tup: Tuple) -> None:
+        n = tup.values[0]
+        if n == 3:
+            raise ValueError("three")
+        time.sleep(0.001)
+        tasks = self.emit([n, threading.get_ident()], need_task_ids=True)
+        assert tasks
+
+
+class Keeps(Bolt):
+    def initialize(self, conf, context) -> None:
+        self.kept: list[list[int]] = []
+
+    def process(self, tup: Tuple) -> None:
+        self.kept.append([*tup.values, threading.get_ident()])
+
+
+class BlockingTopology(Topology):
+    numbers = Numbers.spec()
+    blocks = Blocks.spec(inputs=[numbers], par=2)
+    keeps = Keeps.spec(inputs={blocks: Grouping.GLOBAL})
+
+
+def test_blocking_bolts_run_in_their_own_threads() -> None:
+    with TopologyHarness(BlockingTopology, {"numbers": [[n] for n in range(20)]}) as harness:
+        result = harness.run()
+        kept = harness.tasks("keeps")[0].kept
+    assert sorted(n for n, _, _ in kept) == [n for n in range(20) if n != 3]
+    threads = {thread for _, thread, _ in kept}
+    assert len(threads) == 2
+    assert {here for _, _, here in kept} == {threading.get_ident()} and threading.get_ident() not in threads
+    assert sorted(result.acked["numbers"]) == [n for n in range(20) if n != 3]
+    assert result.failed["numbers"] == [3]
+
+
+class BlockingNumbers(Spout):
+    blocking = True
+    outputs = ["n"]
+
+    def initialize(self, conf, context) -> None:
+        self.next = 0
+        self.acked: list[int] = []
+        self.thread = threading.get_ident()
+
+    def next_tuple(self) -> None:
+        assert threading.get_ident() == self.thread
+        if self.next < 50:
+            self.emit([self.next], tup_id=self.next)
+            self.next += 1
+
+    def ack(self, tup_id: int) -> None:
+        assert threading.get_ident() == self.thread
+        self.acked.append(tup_id)
+
+
+class BlockingSource(Topology):
+    numbers = BlockingNumbers.spec(config={"topology.max.spout.pending": 5})
+    keeps = Keeps.spec(inputs=[numbers])
+
+
+def test_a_blocking_spout_respects_max_pending_and_hears_its_acks() -> None:
+    with TopologyHarness(BlockingSource) as harness:
+        spout = None
+        deadline = time.monotonic() + 20
+        most = 0
+        while time.monotonic() < deadline:
+            harness.engine.run(time.monotonic())
+            runner = next(one for one in harness.engine.runners.values() if one.component == "numbers")
+            most = max(most, len(runner.pending))
+            spout = runner.instance
+            if spout is not None and len(spout.acked) == 50:
+                break
+        assert spout is not None and sorted(spout.acked) == list(range(50))
+        assert most <= 5
+
+
+class Async(Bolt):
+    outputs = ["n"]
+    async_window = 10
+
+    def initialize(self, conf, context) -> None:
+        self.now = 0
+        self.most = 0
+
+    async def process(self, tup: Tuple) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.01)
+        self.now -= 1
+        if tup.values[0] == 7:
+            raise ValueError("seven")
+        self.emit(tup.values)
+
+
+class AsyncTopology(Topology):
+    numbers = Numbers.spec()
+    work = Async.spec(inputs=[numbers])
+    keeps = Keeps.spec(inputs=[work])
+
+
+def test_async_bolts_overlap_and_anchor_to_their_own_tuple() -> None:
+    with TopologyHarness(AsyncTopology, {"numbers": [[n] for n in range(40)]}) as harness:
+        result = harness.run()
+        assert 2 <= harness.tasks("work")[0].most <= 10
+    assert sorted(result.acked["numbers"]) == [n for n in range(40) if n != 7]
+    assert result.failed["numbers"] == [7]
+
+
+class BadStart(Bolt):
+    tries = 0
+
+    def initialize(self, conf, context) -> None:
+        type(self).tries += 1
+        if type(self).tries == 1:
+            raise OSError("not yet")
+
+    def process(self, tup: Tuple) -> None:
+        pass
+
+
+class BadStartTopology(Topology):
+    numbers = Numbers.spec()
+    bad = BadStart.spec(inputs=[numbers])
+
+
+def test_a_component_that_cannot_initialize_is_tried_again() -> None:
+    result = run_topology(BadStartTopology, {"numbers": [[1]]}, timeout=20)
+    assert [type(error).__name__ for _, error in result.errors] == ["OSError"]
+    assert result.acked["numbers"] == [0]
