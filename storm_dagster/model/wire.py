@@ -42,9 +42,9 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     status: Literal["starting", "running"]
     component: str = ""
     uptime_secs: int = 0
-    stats: dict[str, float] = {}
+    stats: dict[str, int | float] = {}
     """All time: emitted, transferred, executed, acked, failed, execute_ms, process_ms, complete_ms."""
-    windows: dict[str, dict[str, float]] = {}
+    windows: dict[str, dict[str, int | float]] = {}
     """``"600"``, ``"10800"``, ``"86400"``, ``":all-time"`` -> the same figures over that many seconds."""
     streams: dict[str, dict[str, int]] = {}
     """``emitted``, ``transferred``: by stream; ``executed``: by ``component:stream`` of the input."""
@@ -66,7 +66,7 @@ class WorkerReport(msgspec.Struct, omit_defaults=True):
     """Version of the assignment that it applies."""
     status: str
     tasks: dict[str, TaskReport]
-    system: dict[str, float] = {}
+    system: dict[str, int | float] = {}
     """Of the worker itself (``__system``): frames dropped, queue lengths, memory."""
 
 

@@ -13,10 +13,14 @@ from storm_dagster.worker.runner import Runner, make_component
 from storm_dagster.worker.sending import check_values, remote, route_of, spread
 from storm_dagster.worker.tree import anchor_tree, next_tuple_id
 
-__all__ = ["SLICE", "BoltRunner", "count_inputs"]
+__all__ = ["PASS_NANOS", "SLICE", "BoltRunner", "count_inputs"]
 
 SLICE = 64
-"""Tuples between two looks at the lease."""
+"""Tuples between two looks at the lease and the clock."""
+PASS_NANOS = 10_000_000
+"""Time that one bolt task may take of a pass."""
+SLOW_NANOS = 100_000
+"""Mean time for a tuple from which on slices are made shorter."""
 
 _source = attrgetter("component", "stream")
 
@@ -168,22 +172,22 @@ class BoltRunner(Runner):
         owns, execute, stats = self.shared.owns, self._execute, self.stats
         clock = time.perf_counter_ns
         begin = clock()
+        until = begin + PASS_NANOS
         total = len(batch)
-        if total <= SLICE:
-            if not owns():
-                queue[:0] = batch
-                return False
-            execute(batch)
-            count_inputs(self, batch)
-        else:
-            for start in range(0, total, SLICE):
-                if not owns():
-                    queue[:0] = batch[start:]
-                    total = start
-                    break
-                part = batch[start : start + SLICE]
-                execute(part)
-                count_inputs(self, part)
+        size = SLICE
+        if stats.execute_ns > SLOW_NANOS * stats.timed:
+            size = max(1, PASS_NANOS * stats.timed // stats.execute_ns)
+        for start in range(0, total, size):
+            # The rest waits for the next pass, in which frames and clocks had their turn.
+            if not owns() or (start and clock() > until):
+                queue[:0] = batch[start:]
+                total = start
+                break
+            part = batch[start : start + size] if total > size else batch
+            execute(part)
+            count_inputs(self, part)
+        if not total:
+            return False
         spent = clock() - begin
         stats.execute_ns += spent
         stats.timed += total

@@ -32,6 +32,9 @@ _CLOCK_SECS = 0.1
 _PRESSURE_REPEAT_SECS = 1.0
 _PRESSURE_VALID_SECS = 4.0
 """Back pressure that a peer does not repeat is over: the peer may have died."""
+_BACKLOG_SECS = 1.0
+"""Work waiting for one task, in seconds, that stops the spouts: long before tuples time out in a queue."""
+_FEW_TUPLES = 16
 _MOST_HELD = 10_000
 """Tuples kept for a task that is assigned here but still open elsewhere."""
 _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.system:Acker"))
@@ -444,8 +447,12 @@ class NativeEngine:
 
     def _watch_pressure(self, now: float) -> None:
         # Between the two marks the state stays, so that it does not flutter.
-        mark = self._high // 2 if self._own_pressure else self._high
-        full = any(runner.waiting() > mark for runner in self._order)
+        share = 0.5 if self._own_pressure else 1.0
+        mark, secs = self._high * share, _BACKLOG_SECS * share
+        full = any(
+            (waiting := runner.waiting()) > mark or (waiting > _FEW_TUPLES and runner.backlog_secs() > secs)
+            for runner in self._order
+        )
         transport = self.transport
         pressure = full or (transport is not None and transport.busy())
         changed = pressure != self._own_pressure

@@ -91,6 +91,8 @@ def run_worker(path: Path) -> int:
         sys.path.insert(0, archive)
     # Measured: default thresholds make decoding of big batches three times slower.
     gc.set_threshold(int(conf.get("worker.gc.threshold") or 100_000), 50, 100)
+    # The loop shares the interpreter with the keeper and kazoo; 5 ms is too long a turn for its latency.
+    sys.setswitchinterval(0.001)
     transport = _bind(spec, int(conf.get("topology.transfer.batch.size") or 100))
     run_file = RunFile.write(Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port})
     try:

@@ -126,6 +126,11 @@ class Runner:
         """Tuples that wait for this task, in whatever queue."""
         return len(self.queue)
 
+    def backlog_secs(self) -> float:
+        """How long the tuples that wait will take, as far as one can tell."""
+        stats = self.stats
+        return self.waiting() * stats.execute_ns / stats.timed / 1e9 if stats.timed else 0.0
+
     def busy_elsewhere(self) -> bool:
         """Whether a thread or process of the task is at work, so that the loop may wait for it."""
         return False

@@ -1,0 +1,67 @@
+"""A slow bolt slows its spouts; queues stay short."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from storm_dagster.api import Bolt, Spout, Topology, Tuple
+from storm_dagster.testing.topology_harness import TopologyHarness
+
+
+class Flood(Spout):
+    outputs = ["n"]
+
+    def initialize(self, conf, context) -> None:
+        self.n = 0
+
+    def next_tuple(self) -> None:
+        self.n += 1
+        self.emit([self.n])
+
+
+class SlowThread(Bolt):
+    blocking = True
+
+    def process(self, tup: Tuple) -> None:
+        time.sleep(0.001)
+
+
+class SlowLoop(Bolt):
+    def process(self, tup: Tuple) -> None:
+        time.sleep(0.002)
+
+
+class ThreadTopology(Topology):
+    flood = Flood.spec()
+    slow = SlowThread.spec(inputs=[flood])
+
+
+class LoopTopology(Topology):
+    flood = Flood.spec()
+    slow = SlowLoop.spec(inputs=[flood])
+
+
+@pytest.mark.parametrize(("topology", "most"), [(ThreadTopology, 400), (LoopTopology, 1200)])
+def test_a_slow_bolt_stops_the_spout(topology: type[Topology], most: int) -> None:
+    with TopologyHarness(topology, conf={"topology.executor.queue.size": 400}) as harness:
+        longest = 0
+        deadline = time.monotonic() + 1.5
+        while time.monotonic() < deadline:
+            harness.engine.run(time.monotonic())
+            slow = next(one for one in harness.engine.runners.values() if one.component == "slow")
+            longest = max(longest, slow.waiting())
+            time.sleep(0.0005)
+        assert 0 < longest <= most
+        assert slow.stats.executed > 100
+
+
+def test_without_a_limit_on_trees_the_time_that_waits_is_limited() -> None:
+    with TopologyHarness(LoopTopology) as harness:
+        deadline = time.monotonic() + 2
+        while time.monotonic() < deadline:
+            harness.engine.run(time.monotonic())
+        slow = next(one for one in harness.engine.runners.values() if one.component == "slow")
+        # Far below the default of 32768 tuples, which would take over a minute.
+        assert slow.waiting() < 5000
