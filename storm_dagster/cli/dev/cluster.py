@@ -246,6 +246,7 @@ class DevCluster:
             return False
 
         self._wait(loaded, "dagster", [code, *others], lambda: seen[0] if seen else "")
+        readiness.warm_up_dagster(plan.web_url)
         self._reporter.done("dagster")
 
     # -- daemons ------------------------------------------------------------------------------------------

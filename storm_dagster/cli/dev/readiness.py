@@ -11,7 +11,15 @@ import httpx
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.model.home_conf import cluster_conf
 
-__all__ = ["code_location_error", "get_json", "leader_url", "listens", "prepare_root", "registered"]
+__all__ = [
+    "code_location_error",
+    "get_json",
+    "leader_url",
+    "listens",
+    "prepare_root",
+    "registered",
+    "warm_up_dagster",
+]
 
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:
@@ -87,6 +95,25 @@ def code_location_error(web_url: str) -> tuple[bool, str] | None:
             return True, str(loaded.get("message", "the code location failed to load")).strip()[:1500]
         return False, f"code location storm is {str(entry.get('loadStatus')).lower()}"
     return False, "the workspace names no code location storm"
+
+
+_WARM_UP = """
+{ runsOrError(limit: 1) { __typename }
+  executionPlanOrError(mode: "default", pipeline: {
+    repositoryLocationName: "storm", repositoryName: "__repository__", pipelineName: "submit_topology"
+  }) { __typename } }
+"""
+
+
+def warm_up_dagster(web_url: str) -> None:
+    """Ask Dagster what a launch will ask, so that the first submission does not pay for its first imports.
+
+    A launch has to be answered within five seconds. Failures are left to the launch itself.
+    """
+    try:
+        httpx.post(f"{web_url}/graphql", json={"query": _WARM_UP}, timeout=60.0, trust_env=False)
+    except httpx.HTTPError:
+        pass
 
 
 def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
