@@ -7,12 +7,12 @@ without a cluster. Connections are opened inside ``with`` blocks, in the process
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
@@ -55,42 +55,71 @@ class ClusterHandle(dg.ConfigurableResource):
 
 
 class ZooKeeperResource(ClusterHandle):
-    """Cluster state. Each ``with cluster()`` is a session of its own."""
+    """Cluster state: one session for a whole run or tick, opened at first use."""
+
+    _held: ExitStack | None = PrivateAttr(default=None)
+    _cluster: StormClusterState | None = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """From now until the end of the run or tick, one session serves every step."""
+        self._held = ExitStack()
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Close the session; its ephemeral nodes vanish."""
+        held, self._held, self._cluster = self._held, None, None
+        if held is not None:
+            held.close()
 
     @contextmanager
     def cluster(self) -> Iterator[StormClusterState]:
-        """Open the cluster's state, close it at the end.
+        """The cluster's state; outside of a run or tick a session of its own, closed at the end.
 
         :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist: it is never created
         from here.
         """
-        state = StormClusterState.open(self.conf().values)
-        try:
-            yield state
-        finally:
-            state.disconnect()
+        if self._held is None:
+            with StormClusterState.open(self.conf().values) as cluster:
+                yield cluster
+            return
+        if self._cluster is None:
+            self._cluster = self._held.enter_context(StormClusterState.open(self.conf().values))
+        yield self._cluster
 
 
 class BlobStoreResource(ClusterHandle):
-    """Blobs: a client of the leading nimbus."""
+    """Blobs: a client of the leading nimbus, one for a whole run or tick."""
 
     local_dir: str | None = Field(
         default=None,
         description="Use the local blob store in this folder instead, without a nimbus (tests, repairs).",
     )
+    _held: ExitStack | None = PrivateAttr(default=None)
+    _client: tuple[StormClusterState, NimbusBlobClient] | None = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """From now until the end of the run or tick, one client serves every step."""
+        self._held = ExitStack()
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Close the client's connections."""
+        held, self._held, self._client = self._held, None, None
+        if held is not None:
+            held.close()
 
     @contextmanager
-    def blobs(
-        self, cluster: StormClusterState, *, epoch: int | None = None, allow_degraded: bool = False
-    ) -> Iterator[BlobStore]:
-        """The store. Writes carry ``epoch``, so that a run whose leader was deposed gets ``Fenced``."""
+    def blobs(self, cluster: StormClusterState) -> Iterator[BlobStore]:
+        """The store of ``cluster``: its leader is looked up before each request."""
         if self.local_dir:
             yield LocalBlobStore(Path(self.local_dir))
-            return
-        with NimbusBlobClient(
-            lambda: leader_http(cluster), epoch=epoch, allow_degraded=allow_degraded
-        ) as client:
-            yield client
+        elif self._held is None:
+            with NimbusBlobClient(lambda: leader_http(cluster)) as client:
+                yield client
+        else:
+            # A client that was made for another session would ask a closed one for its leader.
+            if self._client is None or self._client[0] is not cluster:
+                client = self._held.enter_context(NimbusBlobClient(lambda: leader_http(cluster)))
+                self._client = (cluster, client)
+            yield self._client[1]
 
 
 def leader_http(cluster: StormClusterState) -> str:

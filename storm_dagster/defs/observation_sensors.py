@@ -133,7 +133,9 @@ def supervisor_sensor(
     if checks != cursor.get("checks"):
         events.extend(check_evaluations(findings, len(view.topologies)))
     return dg.SensorResult(
-        asset_events=events, cursor=json.dumps({"state": state, "checks": checks, "at": now})
+        skip_reason=dg.SkipReason(f"observed {len(view.supervisors)} supervisors"),
+        asset_events=events,
+        cursor=json.dumps({"state": state, "checks": checks, "at": now}),
     )
 
 
@@ -172,7 +174,11 @@ def leader_sensor(
             "cluster_id": cluster_id,
         },
     )
-    return dg.SensorResult(asset_events=[observation], cursor=json.dumps({"state": state, "at": now}))
+    return dg.SensorResult(
+        skip_reason=dg.SkipReason(f"observed that {leader or 'nobody'} leads, epoch {epoch}"),
+        asset_events=[observation],
+        cursor=json.dumps({"state": state, "at": now}),
+    )
 
 
 def build_observation_sensors() -> list[dg.SensorDefinition]:
