@@ -45,10 +45,10 @@ class Demo:
     def say(self, text: str = "") -> None:
         print(f"[{time.monotonic() - self._started:6.1f} s] {text}" if text else "", flush=True)
 
-    def cli(self, *args: str) -> Any:
+    def cli(self, verb: str, *args: str) -> Any:
         """The JSON document of a ``storm-dagster`` verb; its progress goes to the terminal."""
         done = subprocess.run(
-            [sys.executable, "-m", "storm_dagster", *args, "--json", "--home", str(self.home)],
+            [sys.executable, "-m", "storm_dagster", verb, "--json", "--home", str(self.home), *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
@@ -61,7 +61,7 @@ class Demo:
             except (ValueError, KeyError, TypeError):
                 said = done.stdout[-1000:]
             raise DemoFailure(
-                f"storm-dagster {' '.join(args)} failed with exit code {done.returncode}: {said}"
+                f"storm-dagster {verb} {' '.join(args)} failed with exit code {done.returncode}: {said}"
             )
         return json.loads(done.stdout)
 
@@ -92,6 +92,11 @@ def start(demo: Demo) -> None:
 
 def submit_wordcount(demo: Demo) -> None:
     """Submit through Dagster: describe, pack, upload, six assets, all tasks running."""
+    lines = list(wordcount.read_lines(FILES, LIMIT))
+    size = sum(len(line.encode("utf-8")) for _, line in lines)
+    demo.say(
+        f"the input: {len(lines)} lines, {size / 1e6:.2f} MB, of the source text of Python's own standard library"
+    )
     demo.say(f"submitting {NAME} on {WORKERS} workers")
     done = demo.cli(
         "submit", str(HERE / "wordcount.py"), "--name", NAME,
@@ -236,6 +241,72 @@ def show_placement(demo: Demo) -> None:
         print(f"    {task['id']:>4}  {task['component']:<18}  {task['host']}:{task['port']} ({task['node']})")
 
 
+# -- the pipeline on Spark -----------------------------------------------------------------------------
+
+
+def run_spark_pipeline(demo: Demo, timeout: float = 180.0) -> None:
+    """Submit the Spark example, wait until every line of its files is acked, check the Parquet it wrote."""
+    import pyarrow.parquet as parquet
+    import spark_pipeline
+
+    out = demo.home / "keywords"
+    files = spark_pipeline.source_files()
+    lines = sum(_spark_lines(path) for path in files)
+    expected: Counter[str] = Counter()
+    for path in files:
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            expected.update(spark_pipeline.keywords_of(line))
+    size = sum(path.stat().st_size for path in files)
+    demo.say(f"submitting the pipeline on Spark over {len(files)} files, {size / 1e6:.1f} MB, {lines} lines")
+    demo.cli("submit", f"{HERE / 'spark_pipeline.py'}:pipeline", "--name", "keywords", "--", str(out))
+    deadline = time.monotonic() + timeout
+    said_at = time.monotonic()
+    while True:
+        document = demo.show("keywords")
+        acked = sum(int(t["stats"]["acked"]) for t in document["tasks"] if t["component"] == "lines")
+        if acked >= lines:
+            break
+        if time.monotonic() - said_at > 3:
+            said_at = time.monotonic()
+            demo.say(f"{acked} of {lines} lines went through Spark, were counted, written and acked")
+        check(time.monotonic() < deadline, f"{acked} of {lines} lines were acked within {timeout:g} s")
+        time.sleep(0.3)
+    for worker in document["workers"]:
+        check(not _has_java(worker["pid"]), f"a Spark of its own runs in worker {worker['pid']}")
+    failed = sum(int(task["stats"]["failed"]) for task in document["tasks"])
+    check(not document["errors"] and not failed, f"{failed} tuples failed, errors: {document['errors'][:2]}")
+    written: Counter[str] = Counter()
+    parts = sorted(out.glob("*.parquet"))
+    for part in parts:
+        for row in parquet.read_table(part).to_pylist():
+            written[row["keyword"]] += row["times"]
+    check(
+        written == expected,
+        f"the Parquet says {written.most_common(3)}, it must be {expected.most_common(3)}",
+    )
+    demo.say(
+        f"{len(parts)} Parquet files by micro-batches on the cluster's Spark: equal to the independent count"
+    )
+    for word, times in written.most_common(5):
+        print(f"    {word:<16}{times:>8}")
+
+
+def _spark_lines(path: Path) -> int:
+    """Lines of a file as Spark's text source splits it: at line feeds, a last empty one not counted."""
+    raw = path.read_bytes().replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    return raw.count(b"\n") + (not raw.endswith(b"\n") and bool(raw))
+
+
+def _has_java(pid: int) -> bool:
+    """Whether the process has a Java process below it."""
+    import psutil
+
+    try:
+        return any("java" in child.name() for child in psutil.Process(pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return False
+
+
 # -- the whole -----------------------------------------------------------------------------------------
 
 SECTIONS: list[tuple[str, Callable[[Demo], None]]] = [
@@ -244,6 +315,7 @@ SECTIONS: list[tuple[str, Callable[[Demo], None]]] = [
     ("run", run_wordcount),
     ("counts", compare_counts),
     ("placement", show_placement),
+    ("spark", run_spark_pipeline),
 ]
 """What the demo does, in order; each raises :class:`DemoFailure`."""
 

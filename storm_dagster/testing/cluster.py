@@ -141,9 +141,12 @@ class LocalCluster:
         return NimbusClient.of_cluster(self.conf, self.home, patience=patience)
 
     # -- using it -----------------------------------------------------------------------------------------
-    def cli(self, *args: str, cwd: Path | None = None, check: bool = True, timeout: float = 330.0) -> Any:
+    def cli(
+        self, verb: str, *args: str, cwd: Path | None = None, check: bool = True, timeout: float = 330.0
+    ) -> Any:
         """The JSON document of a verb; its typed error unless ``check`` is off (then a CommandResult)."""
-        done = run_cli(*args, "--json", home=self.home, cwd=cwd, timeout=timeout)
+        # Right after the verb: what follows a `--` belongs to the target.
+        done = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
         return done.check().document if check else done
 
     def show(self, name: str) -> dict[str, Any]:
