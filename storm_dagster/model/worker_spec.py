@@ -48,7 +48,7 @@ class WorkerSpec(BaseModel):
     heartbeat_path: str
     """File that the worker's heartbeat thread replaces every ``worker.heartbeat.frequency.secs``."""
     log_path: str
-    """Log file, rotated by the worker at ``worker.log.max.bytes``."""
+    """Log file; the worker appends to it, the supervisor rotates it at ``worker.log.max.bytes``."""
 
     @property
     def archive_root(self) -> Path:

@@ -138,7 +138,6 @@ class Keeper:
             pause = interval
             try:
                 session.ping()
-                self.lease.refresh()
                 now = time.monotonic()
                 due = now - self._refreshed >= (_BLOCKED_SECS if blocked else poll)
                 if self._stale.is_set() or due or not self.lease.granted:

@@ -1,7 +1,7 @@
 """The worker's right to run its tasks: as long as its ZooKeeper session certainly lives (design 4).
 
-Once the lease has ended it stays ended until the keeper has read the assignment again and renews it, even
-when the session survived: a worker that was frozen must look before it goes on.
+Once it has been seen to end it stays ended until the keeper has read the assignment again and grants it anew,
+even when the session survived: a worker that was cut off or frozen looks before it goes on.
 """
 
 from __future__ import annotations
@@ -49,25 +49,18 @@ class Lease:
         return self._owner != 0
 
     def valid(self) -> bool:
-        """Whether tasks may be run at this moment. The first look after its end ends it for good."""
+        """Whether tasks may be run at this moment. The first look after its end revokes it."""
         owner = self._owner
         if not owner:
             return False
         now = time.clock_gettime(time.CLOCK_BOOTTIME)
         if now < self._until:
             return True
-        # What was known is over: the session may have been heard of since, but a gap in between, in which
-        # it was over, must not be missed. Refreshing happens in time (see refresh), so this is the end.
+        # The session may have been heard of since. As long as it is the same one, its node has stood all the
+        # time, and nobody else can have opened the tasks.
+        self._until = end = self._session.lease_end(owner)
+        if now < end:
+            return True
         self._owner = 0
         self.pauses += 1
         return False
-
-    def refresh(self) -> None:
-        """Take over how far the session's newest answer reaches. Called often, before the old end.
-
-        Looks at the old end first, with :meth:`valid`, so that an answer that comes too late renews nothing.
-        """
-        if self.valid():
-            end = self._session.lease_end(self._owner)
-            if end > self._until:
-                self._until = end

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import logging.handlers
 import signal
 import sys
 import time
@@ -35,12 +34,8 @@ _BIND_SECS = 5.0
 
 
 def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
-    handler = logging.handlers.RotatingFileHandler(
-        spec.log_path,
-        maxBytes=int(conf.get("worker.log.max.bytes") or 10485760),
-        backupCount=int(conf.get("worker.log.backups") or 0),
-        encoding="utf-8",
-    )
+    # Appended to, and rotated by the supervisor, because standard error goes to the same file.
+    handler = logging.FileHandler(spec.log_path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -1,0 +1,169 @@
+"""What authors write, and what they are told when it is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from storm_dagster.api import (
+    BatchingBolt,
+    Bolt,
+    Grouping,
+    ShellBolt,
+    ShellSpout,
+    Spout,
+    Stream,
+    TicklessBatchingBolt,
+    Topology,
+    TopologyBuilder,
+)
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.topology import decode_topology
+
+
+class Words(Spout):
+    outputs = ["word"]
+
+
+class Count(Bolt):
+    outputs = ["word", "count"]
+    config = {"topology.tick.tuple.freq.secs": 2}
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+
+
+class Two(Bolt):
+    outputs = [Stream(["a"], "left"), Stream(["b"], "right", direct=True)]
+
+
+class WordCount(Topology):
+    config = {"topology.workers": 2}
+    words = Words.spec(par=2)
+    count = Count.spec(
+        inputs={words: Grouping.fields("word")}, par=3, config={"my.key": 1}, args={"start": 5}
+    )
+
+
+def test_a_topology_class_becomes_its_document() -> None:
+    spec = WordCount.to_spec()
+    assert list(spec.spouts) == ["words"] and list(spec.bolts) == ["count"]
+    assert spec.conf == {"topology.workers": 2}
+    count = spec.bolts["count"]
+    assert count.object.python == f"{__name__}:Count" and count.object.args == {"start": 5}
+    assert count.parallelism == 3
+    assert count.conf == {"topology.tick.tuple.freq.secs": 2, "my.key": 1}
+    assert count.inputs[0].component == "words" and count.inputs[0].grouping.fields == ("word",)
+    assert decode_topology(spec.to_json()) == spec
+
+
+def test_the_builder_makes_the_same_document() -> None:
+    builder = TopologyBuilder(config={"topology.workers": 2})
+    words = builder.set_spout("words", Words, par=2)
+    builder.set_bolt(
+        "count",
+        Count,
+        inputs={words: Grouping.fields("word")},
+        par=3,
+        config={"my.key": 1},
+        args={"start": 5},
+    )
+    assert builder.build() == WordCount.to_spec()
+
+
+def test_inheritance_names_and_streams() -> None:
+    class Base(Topology):
+        words = Words.spec()
+
+    class Derived(Base):
+        two = Two.spec(name="pair", inputs=[Base.words])
+        left = Count.spec(inputs=[two["left"]])
+        right = Count.spec(inputs={two["right"]: Grouping.DIRECT})
+
+    spec = Derived.to_spec()
+    assert list(spec.bolts) == ["pair", "left", "right"]
+    assert spec.bolts["left"].inputs[0].stream == "left"
+    assert spec.bolts["right"].inputs[0].component == "pair"
+    assert spec.bolts["pair"].outputs["right"].direct
+
+
+def test_shell_and_batching_components() -> None:
+    class Mixed(Topology):
+        words = ShellSpout.spec(command="python", script="words.py", outputs=["word"])
+        split = ShellBolt.spec(command=["ruby", "-W0"], script="split.rb", inputs=[words], outputs=["w"])
+        batch = TicklessBatchingBolt.spec(inputs=[split])
+
+    spec = Mixed.to_spec()
+    assert spec.spouts["words"].object.shell == ("python", "words.py")
+    assert spec.bolts["split"].object.shell == ("ruby", "-W0", "split.rb")
+    assert spec.bolts["batch"].conf == {"topology.tick.tuple.freq.secs": 2}
+    assert issubclass(TicklessBatchingBolt, BatchingBolt)
+
+
+def nested() -> type[Bolt]:
+    class Hidden(Bolt):
+        pass
+
+    return Hidden
+
+
+class FromMain(Bolt):
+    pass
+
+
+FromMain.__module__ = "__main__"
+
+
+def _builder() -> TopologyBuilder:
+    builder = TopologyBuilder()
+    builder.set_spout("words", Words)
+    return builder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"component": nested()}, "inside a function"),
+        ({"component": FromMain}, "__main__"),
+        ({"component": "no_colon"}, "module:name"),
+        ({"component": lambda: None}, "class"),
+        ({"inputs": "nobody"}, "nobody"),
+        ({"inputs": None}, "no inputs"),
+        ({"inputs": {"words": Grouping.fields("wrod")}}, "wrod"),
+        ({"inputs": {"words": "shuffle"}}, "Grouping"),
+        ({"inputs": [Words.spec()]}, "not part of this topology"),
+        ({"par": 0}, "par"),
+        ({"par": True}, "par"),
+        ({"args": {"x": object()}}, "JSON"),
+        ({"config": {1: 2}}, "texts"),
+        ({"component_id": "__acker"}, "__"),
+        ({"component_id": "a b"}, "a b"),
+        ({"component_id": "words"}, "twice"),
+        ({"component": Words}, "set_spout"),
+        ({"outputs": "word"}, "list"),
+        ({"outputs": ["a", "a"]}, "twice"),
+        ({"outputs": ["a", Stream(["b"])]}, "mix"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict, says: str) -> None:
+    builder = _builder()
+    given = {"component_id": "bolt", "component": Count, "inputs": "words", **arguments}
+    with pytest.raises(InvalidTopology, match=says):
+        builder.set_bolt(given.pop("component_id"), given.pop("component"), **given)
+        builder.build()
+
+
+def test_a_custom_grouping_that_is_a_lambda_is_refused() -> None:
+    with pytest.raises(InvalidTopology, match="lambda"):
+        Grouping.custom(lambda context, component, stream, tasks: None)
+    with pytest.raises(InvalidTopology, match="spout"):
+        TopologyBuilder().build()
+
+
+def test_two_attributes_with_one_id_are_refused() -> None:
+    class Doubled(Topology):
+        words = Words.spec()
+        one = Count.spec(name="count", inputs=[words])
+        two = Count.spec(name="count", inputs=[words])
+
+    with pytest.raises(InvalidTopology, match="count"):
+        Doubled.to_spec()

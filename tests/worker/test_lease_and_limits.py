@@ -1,0 +1,92 @@
+"""The lease's arithmetic, throttled errors, durable state, and what a worker imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from storm_dagster.api import TaskState
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.worker.errors import ErrorReporter
+from storm_dagster.worker.lease import Lease, boot_clock
+
+
+class Session:
+    """A session whose end the test sets."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, float] = {}
+
+    def lease_end(self, session_id: int | None = None) -> float:
+        return self.ends.get(session_id or 0, 0.0)
+
+
+def test_a_lease_that_ended_stays_ended_until_it_is_granted() -> None:
+    session = Session()
+    lease = Lease(session)
+    assert not lease.valid()
+    session.ends[1] = boot_clock() + 100
+    lease.grant(1)
+    assert lease.valid() and lease.granted
+    session.ends[1] = boot_clock() - 1
+    assert lease.valid(), "what was answered before still holds"
+    lease.grant(1)
+    assert not lease.valid() and lease.pauses == 1
+    session.ends[1] = boot_clock() + 100
+    assert not lease.valid(), "the assignment must be read first"
+    lease.grant(1)
+    assert lease.valid()
+
+
+def test_a_new_session_does_not_renew_the_lease_of_the_old_one() -> None:
+    session = Session()
+    session.ends[1] = boot_clock() + 100
+    lease = Lease(session)
+    lease.grant(1)
+    session.ends = {2: boot_clock() + 1000}
+    lease._until = boot_clock() - 1
+    assert not lease.valid()
+
+
+def test_errors_are_throttled_by_task() -> None:
+    now = [0.0]
+    seen: list[int] = []
+    conf = {"topology.error.throttle.interval.secs": 10, "topology.max.error.report.per.interval": 2}
+    report = ErrorReporter(conf, lambda task, component, text, secs: seen.append(task), lambda: now[0])
+    for _ in range(5):
+        report(1, "a", ValueError("x"), "process")
+    report(2, "b", ValueError("x"), "process")
+    assert seen == [1, 1, 2]
+    now[0] = 10.5
+    report(1, "a", ValueError("x"), "process")
+    assert seen == [1, 1, 2, 1]
+
+
+def test_state_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
+    owns = [True]
+    state = TaskState.open(tmp_path, "wc", "count/er..", 4, lambda: owns[0])
+    state.save({"a": 1, "b": [1, {"x": None}]}, applied=["line-1", 2])
+    with pytest.raises(TypeError):
+        state.save({"a": 2, "c": object()}, applied=["line-2"])
+    owns[0] = False
+    with pytest.raises(Unavailable):
+        state.save({"a": 3}, applied=["line-3"])
+    state.close()
+    again = TaskState.open(tmp_path, "wc", "count/er..", 4)
+    assert dict(again.items()) == {"a": 1, "b": [1, {"x": None}]}
+    assert again.applied_ids() == {"line-1", "2"} and again.applied(2) and not again.applied("line-3")
+    again.save({"c": 1}, remove=["a"], forget=[2], sync=True)
+    assert dict(again.items("c")) == {"c": 1} and len(again) == 2 and not again.applied(2)
+    assert again.path.is_relative_to(tmp_path / "wc") and len(again.path.relative_to(tmp_path).parts) == 3
+
+
+def test_a_worker_imports_no_heavy_package() -> None:
+    code = (
+        "import sys, storm_dagster.worker.__main__, storm_dagster.worker.threads, storm_dagster.worker.shells\n"
+        "bad = {'dagster', 'pyspark', 'pandas', 'pyarrow', 'numpy', 'httpx', 'grpc'} & set(sys.modules)\n"
+        "assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
