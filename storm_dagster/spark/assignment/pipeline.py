@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["plan_many_with_spark", "plan_with_spark"]
 
-_PARTITIONS = 4
+_MOST_PARTITIONS = 32
 _TOPOLOGY = ("cluster", "topology")
 
 
@@ -45,9 +45,9 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
 
 
 def _partitions(batches: Sequence[PlacementBatch]) -> int:
-    """Two for a single topology, more with more of them: a partition costs about as much as forty topologies."""
+    """Two at least; a partition costs about as much as two hundred topologies."""
     topologies = sum(len(batch.topologies) for batch in batches)
-    return max(2, min(_PARTITIONS * 8, topologies // 40))
+    return max(2, min(_MOST_PARTITIONS, topologies // 250))
 
 
 def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame:

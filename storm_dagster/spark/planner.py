@@ -1,0 +1,207 @@
+"""The planner of operations: placement on Spark, over a pinned Connect session or a classic master."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.spark.pinned import (
+    ClusterSessionIds,
+    FixedSessionIds,
+    SessionIds,
+    pinned_id,
+    remote_with_session,
+)
+from storm_dagster.spark.session import (
+    as_unavailable,
+    check_reachable,
+    forget_session,
+    host_and_port,
+    is_session_gone,
+    open_classic,
+    open_connect,
+    within,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ClassicPlanner", "ConnectPlanner", "local_planner", "plan_on_cluster", "planner_for"]
+
+_log = logging.getLogger(__name__)
+
+OpenSession = Callable[[Mapping[str, str]], "SparkSession"]
+"""Opens the session of a Spark conf: ``{"spark.remote": url}`` or ``{"spark.master": url}``."""
+
+DEADLINE_SECS = 120.0
+
+
+class _Conf(Protocol):
+    def get(self, key: str, default: Any = None, /) -> Any: ...
+
+
+class ConnectPlanner:
+    """Plans over Spark Connect, in the pinned session; callable with a batch, from any thread.
+
+    The first call opens the session, later ones use it on. A session that the server has dropped is
+    replaced once. Raises :class:`Unavailable` when Spark is out of reach, fails, or takes longer than
+    ``deadline_secs``.
+    """
+
+    def __init__(
+        self,
+        remote: str,
+        ids: SessionIds,
+        *,
+        open_session: OpenSession | None = None,
+        deadline_secs: float = DEADLINE_SECS,
+    ) -> None:
+        self.remote = remote
+        self.ids = ids
+        self._open_session = open_session
+        self._deadline_secs = deadline_secs
+        self._lock = threading.Lock()
+        self._session: tuple[str, SparkSession] | None = None
+
+    def __call__(self, batch: PlacementBatch) -> PlacementResult:
+        """Places the batch on Spark."""
+        what = f"Spark at {self.remote}"
+        check_reachable(self.remote)
+        with self._lock:
+            try:
+                return within(self._deadline_secs, what, lambda: self._plan(batch))
+            except Exception as error:
+                self.close()
+                raise as_unavailable(error, what) from error
+
+    def close(self, *, release: bool = False) -> None:
+        """Closes this process's side of the session; with ``release`` the server's side too."""
+        if self._session is not None:
+            forget_session(self._session[1], release=release)
+            self._session = None
+
+    def _plan(self, batch: PlacementBatch) -> PlacementResult:
+        # Imports are neither the session's time nor the assignment's.
+        from storm_dagster.spark.assignment.pipeline import plan_with_spark
+
+        gone: str | None = None
+        for attempt in (1, 2):
+            started = time.monotonic()
+            session_id = pinned_id(self.ids, gone=gone)
+            try:
+                session = self._attached(session_id)
+                session_secs = time.monotonic() - started
+                result = plan_with_spark(session, batch)
+                return result.model_copy(update={"session_secs": session_secs})
+            except Exception as error:
+                if attempt == 2 or not is_session_gone(error):
+                    raise
+                _log.warning("the pinned Spark session %s is gone, a new one is opened", session_id)
+                self.close()
+                gone = session_id
+        raise AssertionError("unreachable")
+
+    def _attached(self, session_id: str) -> SparkSession:
+        if self._session is not None and self._session[0] == session_id:
+            return self._session[1]
+        self.close()
+        url = remote_with_session(self.remote, session_id)
+        session = self._open_session({"spark.remote": url}) if self._open_session else open_connect(url)
+        if f"session_id={session_id}" in url and getattr(session, "session_id", None) != session_id:
+            # The opener handed out a session that the process had already, which is somebody else's.
+            session = open_connect(url)
+        _ship_package(session, self.remote)
+        self._session = (session_id, session)
+        return session
+
+
+def _ship_package(session: SparkSession, remote: str) -> None:
+    """Sends this package to a server elsewhere, whose Python workers cannot import it; loopback shares ours."""
+    if host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
+        return
+    from storm_dagster.spark.shipping import package_archive
+
+    session.addArtifacts(str(package_archive()), pyfile=True)
+
+
+class ClassicPlanner:
+    """Plans with a classic session, whose driver is in this process."""
+
+    def __init__(self, get_session: Callable[[], SparkSession], deadline_secs: float = DEADLINE_SECS) -> None:
+        self._get_session = get_session
+        self._deadline_secs = deadline_secs
+
+    def __call__(self, batch: PlacementBatch) -> PlacementResult:
+        """Places the batch on Spark; :class:`Unavailable` when it fails or takes too long."""
+
+        def plan() -> PlacementResult:
+            from storm_dagster.spark.assignment.pipeline import plan_with_spark
+
+            started = time.monotonic()
+            session = self._get_session()
+            opened = time.monotonic() - started
+            return plan_with_spark(session, batch).model_copy(update={"session_secs": opened})
+
+        try:
+            return within(self._deadline_secs, "Spark", plan)
+        except Exception as error:
+            raise as_unavailable(error, "Spark") from error
+
+
+_planners: dict[tuple[int, str], ConnectPlanner] = {}
+
+
+def plan_on_cluster(
+    conf: _Conf, cluster: Any, batch: PlacementBatch, *, open_session: OpenSession | None = None
+) -> PlacementResult:
+    """Places the batch where the cluster's conf says: ``spark.remote``, else ``spark.master``.
+
+    ``cluster`` is the :class:`StormClusterState` whose ``state`` keeps the pinned session's id;
+    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does). A process attaches
+    once. Raises :class:`Unavailable`, also when the conf names no Spark.
+    """
+    remote, master = conf.get("spark.remote"), conf.get("spark.master")
+    if remote:
+        ids = ClusterSessionIds(cluster.state)
+        # Keyed by process: a gRPC channel does not survive a fork.
+        planner = _planners.setdefault(
+            (os.getpid(), str(remote)), ConnectPlanner(str(remote), ids, open_session=open_session)
+        )
+        planner.ids = ids
+        return planner(batch)
+    if master:
+        where = {"spark.master": str(master)}
+        return ClassicPlanner(lambda: open_session(where) if open_session else open_classic(str(master)))(
+            batch
+        )
+    raise Unavailable(
+        "the cluster's conf names no Spark: set spark.remote (sc://host:port) or spark.master, "
+        "or run storm-dagster dev, which starts one"
+    )
+
+
+def local_planner() -> ClassicPlanner:
+    """Plans in this process, without a cluster: a classic session on all cores."""
+    return ClassicPlanner(lambda: open_classic("local[*]"))
+
+
+def planner_for(conf: _Conf) -> Callable[[PlacementBatch], PlacementResult]:
+    """The planner of ``plan``: the cluster's Spark when there is one, else one in this process.
+
+    What-if planning keeps a session of its own on the cluster's Spark, under an id that all users of that
+    server's URL agree on, so that it is warm from the second call on and nothing is written anywhere.
+    """
+    remote = conf.get("spark.remote")
+    if remote:
+        agreed = uuid.uuid5(uuid.NAMESPACE_URL, f"{remote}#storm-dagster-plan")
+        return ConnectPlanner(str(remote), FixedSessionIds(str(agreed)))
+    if conf.get("spark.master"):
+        return ClassicPlanner(lambda: open_classic(str(conf.get("spark.master"))))
+    return local_planner()

@@ -1,0 +1,134 @@
+"""Spark sessions: opening them, telling a lost one, and never waiting for one without a deadline."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from storm_dagster.model.errors import StormDagsterError, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = [
+    "check_reachable",
+    "forget_session",
+    "host_and_port",
+    "is_session_gone",
+    "open_classic",
+    "open_connect",
+    "within",
+]
+
+T = TypeVar("T")
+
+_GONE = ("SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "incorrect server side session identifier")
+_DEFAULT_PORT = 15002
+
+
+def host_and_port(remote: str) -> tuple[str, int]:
+    """Where a Spark Connect URL points; :class:`Unavailable` when it is none."""
+    address = remote.removeprefix("sc://").partition("/")[0].partition(";")[0]
+    host, colon, port = address.rpartition(":")
+    if not remote.startswith("sc://") or not address or (colon and not port.isdigit()):
+        raise Unavailable(f"spark.remote {remote!r} is no Spark Connect URL: write sc://host:port")
+    return (host, int(port)) if colon else (address, _DEFAULT_PORT)
+
+
+def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
+    """Returns when somebody listens at the URL; else :class:`Unavailable`.
+
+    gRPC alone would go on trying for ten minutes.
+    """
+    host, port = host_and_port(remote)
+    try:
+        socket.create_connection((host.strip("[]"), port), timeout=timeout_secs).close()
+    except OSError as error:
+        raise Unavailable(
+            f"Spark at {remote} is out of reach ({error}): start it (storm-dagster dev, storm-dagster spark), "
+            "or correct spark.remote"
+        ) from None
+
+
+def open_connect(remote: str) -> SparkSession:
+    """A session at the URL that is not made the process's default: nobody else comes to use it by accident."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    session = ConnectSession(connection=remote)
+    session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+    # Stopping it in one process must not end it for the others.
+    session.release_session_on_close = False
+    return session  # pyright: ignore[reportReturnType]
+
+
+def open_classic(master: str) -> SparkSession:
+    """The process's classic session on a master URL; starts a driver in this process when there is none."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master(master).appName("storm-dagster")  # pyright: ignore[reportAttributeAccessIssue]
+    settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+    if master.startswith("local"):
+        settings |= {"spark.sql.shuffle.partitions": "4", "spark.driver.bindAddress": "127.0.0.1"}
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def forget_session(session: SparkSession | None, *, release: bool = False) -> None:
+    """Closes this process's side of a session; the server's side lives on unless it is released."""
+    client = getattr(session, "client", None)
+    if client is not None:
+        try:
+            if release:
+                client.release_session()
+            client.close()
+        except Exception:
+            # It is being thrown away because it does not work.
+            pass
+
+
+def is_session_gone(error: BaseException) -> bool:
+    """Whether the server has dropped the session, so that only another id helps."""
+    text = str(error)
+    return any(sign in text for sign in _GONE)
+
+
+def within(seconds: float, what: str, function: Callable[[], T]) -> T:
+    """The function's result or error; :class:`Unavailable` after that many seconds.
+
+    The function goes on in a thread of its own, which nothing waits for any more.
+    """
+    outcome: list[tuple[T | None, BaseException | None]] = []
+
+    def call() -> None:
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=call, name="storm-spark-call", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if not outcome:
+        raise Unavailable(
+            f"{what} did not answer within {seconds:g} s: look at the Spark server's log, try again"
+        )
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result  # pyright: ignore[reportReturnType]
+
+
+def as_unavailable(error: Exception, what: str) -> StormDagsterError:
+    """A typed error for whatever Spark raised."""
+    if isinstance(error, StormDagsterError):
+        return error
+    lines: list[Any] = str(error).strip().splitlines() or [type(error).__name__]
+    return Unavailable(f"{what} failed ({lines[0]:.300}): look at the Spark server's log, try again")

@@ -1,0 +1,65 @@
+"""The first jobs on a fresh Spark server, so that nobody's submission pays for them."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from storm_dagster.model.placement import (
+    PlacedWorker,
+    PlacementBatch,
+    PlacementResult,
+    SupervisorSlots,
+    TopologyToPlace,
+)
+from storm_dagster.spark.pinned import FixedSessionIds
+from storm_dagster.spark.planner import ConnectPlanner, plan_on_cluster
+
+__all__ = ["WARM_BATCH", "warm_cluster", "warm_planner", "warm_up"]
+
+
+def _topology(name: str, **more: object) -> TopologyToPlace:
+    tasks = {1: "split", 2: "split", 3: "__acker", 4: "__topology_master", 5: "lines"}
+    return TopologyToPlace.model_validate(
+        {
+            "name": name,
+            "tasks": tasks,
+            "inputs": {"split": ("lines",)},
+            "parallelism": {"split": 2, "__acker": 1, "lines": 1},
+            **more,
+        }
+    )
+
+
+_OLD = PlacedWorker(node="warm", host="warm", port=1, tasks=(1, 2, 3, 4, 5))
+WARM_BATCH = PlacementBatch(
+    supervisors=(SupervisorSlots(id="warm", host="warm", ports=(1, 2, 3, 4)),),
+    topologies=(_topology("a"), _topology("b", event="rebalance", workers=2, old=(_OLD,))),
+)
+"""One topology of each kind of computation: new, and with a past."""
+
+
+def warm_planner(planner: Callable[[PlacementBatch], PlacementResult], rounds: int = 2) -> None:
+    """Runs the assignment through every stage; with the cluster's planner its pinned session becomes warm."""
+    plain = PlacementBatch(supervisors=WARM_BATCH.supervisors, topologies=WARM_BATCH.topologies[:1])
+    for _ in range(rounds):
+        planner(WARM_BATCH)
+        planner(plain)
+
+
+def warm_up(remote: str, deadline_secs: float = 180.0) -> None:
+    """Runs the first jobs on the server at the URL: its JVM has compiled what placements use afterwards.
+
+    A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`.
+    """
+    planner = ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=deadline_secs)
+    try:
+        warm_planner(planner)
+    finally:
+        planner.close(release=";session_id=" not in remote)
+
+
+def warm_cluster(conf: Any, cluster: Any) -> None:
+    """Warms the pinned session in which the cluster's placements run; see :func:`plan_on_cluster`."""
+    warm_planner(lambda batch: plan_on_cluster(conf, cluster, batch))
