@@ -1,0 +1,181 @@
+"""``make bench``: the figures of the README, measured side by side in one run on a whole local cluster.
+
+Medians; no figure is asserted. ``make bench ARGS=--quick`` takes fewer samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from multilang_chain import sentences_per_second
+
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.testing.cluster import LocalCluster, run_cli
+from storm_dagster.testing.waiting import eventually
+
+SENTENCES = str(Path(__file__).with_name("sentences.py"))
+
+
+def row(figure: str, reference: str, ours: str) -> None:
+    """One row of the report."""
+    print(f"| {figure} | {reference} | {ours} |", flush=True)
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size of a process, MB."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise LookupError(pid)
+
+
+def spout_totals(document: dict[str, Any]) -> tuple[int, int]:
+    """(emitted, acked) of the spout's tasks."""
+    tasks = [task for task in document["tasks"] if task["component"] == "sentences"]
+    return sum(t["stats"]["emitted"] for t in tasks), sum(t["stats"]["acked"] for t in tasks)
+
+
+def complete_ms(document: dict[str, Any]) -> float:
+    """Mean complete latency of the spout's tasks, milliseconds."""
+    tasks = [task for task in document["tasks"] if task["component"] == "sentences"]
+    return statistics.fmean(task["stats"]["complete_ms"] for task in tasks)
+
+
+def word_rate(document: dict[str, Any]) -> int:
+    """Words counted so far."""
+    return sum(t["stats"]["executed"] for t in document["tasks"] if t["component"] == "count")
+
+
+def submit(cluster: LocalCluster, name: str, *conf: str) -> float:
+    """Seconds from the shell command until all tasks run."""
+    pairs = [part for pair in conf for part in ("--conf", pair)]
+    began = time.monotonic()
+    run_cli("submit", SENTENCES, "--name", name, *pairs, "--json", home=cluster.home).check()
+    return time.monotonic() - began
+
+
+def kill(cluster: LocalCluster, name: str) -> None:
+    """Remove a topology and wait until its slots are free."""
+    cluster.cli("kill", name, "-w", "0")
+    eventually(lambda: not cluster.processes("worker"), 60, "the end of its workers")
+
+
+def measure_submit(cluster: LocalCluster, samples: int) -> None:
+    """Submit to all tasks running, four workers."""
+    taken = []
+    for number in range(samples):
+        taken.append(submit(cluster, f"s{number}", "topology.workers=4", "bench.rate=10"))
+        kill(cluster, f"s{number}")
+    row(
+        "submit -> all tasks running, 4 workers",
+        "Storm: up to 10 s + worker start",
+        f"{statistics.median(taken):.2f} s",
+    )
+
+
+def measure_recovery(cluster: LocalCluster, samples: int) -> None:
+    """A worker killed with -9 until its tasks run again."""
+    submit(cluster, "recover", "topology.workers=2", "bench.rate=10")
+    taken = []
+    for number in range(samples):
+        workers = cluster.show("recover")["workers"]
+        victim = workers[number % len(workers)]
+        began = time.monotonic()
+        os.kill(victim["pid"], signal.SIGKILL)
+
+        def again(victim: dict[str, Any] = victim) -> bool:
+            document = cluster.show("recover")
+            pids = {(w["node"], w["port"]): w["pid"] for w in document["workers"]}
+            fresh = pids.get((victim["node"], victim["port"])) not in (None, victim["pid"])
+            return fresh and all(task["status"] == "running" for task in document["tasks"])
+
+        eventually(again, 60, "the worker again", ignore=(StormDagsterError,), interval=0.02)
+        taken.append(time.monotonic() - began)
+        time.sleep(1)
+        if number % len(workers) == len(workers) - 1 and number + 1 < samples:
+            time.sleep(60)  # a second crash within a minute would wait out its back-off
+    kill(cluster, "recover")
+    row("worker kill -9 -> its tasks run again", "Storm: 30-40 s", f"{statistics.median(taken):.2f} s")
+
+
+def measure_rate(cluster: LocalCluster, seconds: float, *conf: str) -> float:
+    """Sentences counted per second."""
+    submit(cluster, "rate", *conf)
+    time.sleep(4)
+    first, began = word_rate(cluster.show("rate")), time.monotonic()
+    time.sleep(seconds)
+    rate = (word_rate(cluster.show("rate")) - first) / 10 / (time.monotonic() - began)
+    kill(cluster, "rate")
+    return rate
+
+
+def measure_throughput(cluster: LocalCluster, seconds: float) -> None:
+    """Word count acked and not, against the multilang chain in the same run."""
+    baseline = sentences_per_second(seconds)
+    acked = measure_rate(cluster, seconds, "bench.acked=true")
+    unacked = measure_rate(cluster, seconds, "bench.acked=false")
+    row("multilang chain (pystorm), sentences/s", f"{baseline:,.0f}", "1x")
+    row(
+        "word count, acked, 2 workers, sentences/s",
+        f"{baseline:,.0f}",
+        f"{acked:,.0f} ({acked / baseline:.1f}x)",
+    )
+    row("word count, not acked, 2 workers", f"{baseline:,.0f}", f"{unacked:,.0f} ({unacked / baseline:.1f}x)")
+
+
+def measure_latency(cluster: LocalCluster) -> None:
+    """Complete latency at 1,000 sentences/s, and the memory of its workers when idle."""
+    submit(cluster, "latency", "bench.rate=500", "topology.metric.sample.rate=1.0")
+    time.sleep(15)
+    document = cluster.show("latency")
+    row("complete latency at 1,000 sentences/s, mean", "-", f"{complete_ms(document):.2f} ms")
+    kill(cluster, "latency")
+    submit(cluster, "idle", "bench.rate=0.001")
+    time.sleep(5)
+    sizes = [pss_mb(worker["pid"]) for worker in cluster.show("idle")["workers"]]
+    row("idle worker memory (PSS)", "Storm: 768 MB heap", f"{statistics.median(sizes):.0f} MB")
+    kill(cluster, "idle")
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer samples")
+    parser.add_argument("--only", choices=["submit", "recovery", "throughput", "latency", "assignment"])
+    options = parser.parse_args()
+    samples, seconds = (2, 4.0) if options.quick else (7, 15.0)
+    print("| figure | reference | ours |\n|---|---|---|", flush=True)
+    parts: dict[str, Callable[[LocalCluster], None]] = {
+        "submit": lambda cluster: measure_submit(cluster, samples),
+        "recovery": lambda cluster: measure_recovery(cluster, 2 if options.quick else 6),
+        "throughput": lambda cluster: measure_throughput(cluster, seconds),
+        "latency": measure_latency,
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        LocalCluster(Path(folder) / "home") as cluster,
+    ):
+        for name, part in parts.items():
+            if options.only in (None, name):
+                part(cluster)
+        remote = cluster.endpoints.spark.remote if cluster.endpoints.spark else None
+        if options.only in (None, "assignment") and remote:
+            from assignment import report
+
+            for figure, reference, ours in report(remote, quick=options.quick):
+                row(figure, reference, ours)
+
+
+if __name__ == "__main__":
+    main()

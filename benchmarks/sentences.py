@@ -1,0 +1,66 @@
+"""The word count of the benchmarks: ten-word sentences over 5,000 words, counted in memory.
+
+``bench.rate`` (sentences a second of each spout, 0: as fast as it goes) and ``bench.acked`` are conf keys.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
+
+VOCABULARY = [f"word{number}" for number in range(5_000)]
+
+
+class SentenceSpout(Spout):
+    """Ten random words each time."""
+
+    outputs = ["sentence"]
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        draw = random.Random(context.task_id)
+        # Made beforehand, so that the benchmark does not measure random.choices.
+        self._sentences = [" ".join(draw.choices(VOCABULARY, k=10)) for _ in range(2_000)]
+        self._rate = float(conf.get("bench.rate", 0))
+        self._acked = bool(conf.get("bench.acked", True))
+        self._count = 0
+        self._began = time.monotonic()
+
+    def next_tuple(self) -> None:
+        if self._rate and self._count >= (time.monotonic() - self._began) * self._rate:
+            return
+        self._count += 1
+        self.emit([self._sentences[self._count % 2_000]], tup_id=self._count if self._acked else None)
+
+
+class SplitBolt(Bolt):
+    """One tuple for each word."""
+
+    outputs = ["word"]
+
+    def process(self, tup: Tuple) -> None:
+        for word in tup.values[0].split():
+            self.emit([word])
+
+
+class CountBolt(Bolt):
+    """Counts words."""
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self._counts: dict[str, int] = {}
+
+    def process(self, tup: Tuple) -> None:
+        word = tup.values[0]
+        self._counts[word] = self._counts.get(word, 0) + 1
+
+
+class Sentences(Topology):
+    """sentences -> split -> count."""
+
+    config = {"topology.max.spout.pending": 1_000, "topology.workers": 2, "topology.acker.executors": 2}
+
+    sentences = SentenceSpout.spec(par=2)
+    split = SplitBolt.spec(inputs=[sentences], par=2)
+    count = CountBolt.spec(inputs={split: Grouping.fields("word")}, par=2)
