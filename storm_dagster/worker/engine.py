@@ -10,11 +10,12 @@ from typing import Any
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.acking import Verdicts
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.wire import Frame, TaskReport
+from storm_dagster.worker.acks import AckExchange
 from storm_dagster.worker.contract import Placement
+from storm_dagster.worker.pressure import Pressure
 from storm_dagster.worker.routes import LocalLink, RemoteLink, build_routes
 from storm_dagster.worker.runner import Runner, Shared
 from storm_dagster.worker.runners import make_runner
@@ -29,12 +30,6 @@ _log = logging.getLogger(__name__)
 
 _CLOCK_SECS = 0.1
 """Pause between two looks at ticks and timeouts."""
-_PRESSURE_REPEAT_SECS = 1.0
-_PRESSURE_VALID_SECS = 4.0
-"""Back pressure that a peer does not repeat is over: the peer may have died."""
-_BACKLOG_SECS = 1.0
-"""Work waiting for one task, in seconds, that stops the spouts: long before tuples time out in a queue."""
-_FEW_TUPLES = 16
 _MOST_HELD = 10_000
 """Tuples kept for a task that is assigned here but still open elsewhere."""
 _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.system:Acker"))
@@ -67,11 +62,8 @@ class NativeEngine:
         self.state_dir = state_dir
         self.placement: Placement | None = None
         self.runners: dict[int, Runner] = {}
-        self.misdirected = 0
-        """Tuples that came for tasks which are not here; they were failed at once."""
+        self.exchange = AckExchange(shared, transport, self.runners)
         self._order: list[Runner] = []
-        self._spouts: list[SpoutBase] = []
-        self._ackers: dict[int, Acker] = {}
         self.master: TopologyMaster | None = None
         self._held: dict[int, list[Tuple]] = {}
         self._next_clock = 0.0
@@ -79,17 +71,14 @@ class NativeEngine:
         self._released = False
         """Whether spouts may start: every worker was ready once, or the wait was over."""
         self._release_at = time.monotonic() + 10.0
-        self._pressed: dict[tuple[str, int], float] = {}
-        self._own_pressure = False
-        self._pressure_sent = 0.0
-        self._high = max(2, int(conf.get("topology.executor.queue.size") or 32768) // 2)
-        self._use_pressure = conf.get("topology.backpressure.enable") is not False
+        self._pressure = Pressure(conf, transport)
 
     # -- placement --------------------------------------------------------------------------------------
 
     def place(self, placement: Placement) -> None:
         """See the contract."""
         previous, self.placement = self.placement, placement
+        self.exchange.placement = placement
         self.close_tasks(self.runners.keys() - placement.open)
         same_places = (
             previous is not None
@@ -145,7 +134,7 @@ class NativeEngine:
         )
         runner: Runner
         if component == ACKER:
-            runner = self._ackers[task] = Acker(self.shared, context, part)
+            runner = self.exchange.ackers[task] = Acker(self.shared, context, part)
         elif component == TOPOLOGY_MASTER:
             runner = self.master = TopologyMaster(self.shared, context, part)
         else:
@@ -153,7 +142,7 @@ class NativeEngine:
         self.runners[task] = runner
         self._starting = True
         if isinstance(runner, SpoutBase):
-            self._spouts.append(runner)
+            self.exchange.spouts.append(runner)
         # Bolts come first: in one pass of the loop tuples go as far down the topology as they can.
         self._order = sorted(self.runners.values(), key=lambda one: (isinstance(one, SpoutBase), one.task_id))
 
@@ -170,8 +159,8 @@ class NativeEngine:
             runner.queue.clear()
             self._order.remove(runner)
             if isinstance(runner, SpoutBase):
-                self._spouts.remove(runner)
-            self._ackers.pop(task, None)
+                self.exchange.spouts.remove(runner)
+            self.exchange.ackers.pop(task, None)
             if runner is self.master:
                 self.master = None
 
@@ -184,7 +173,9 @@ class NativeEngine:
                 tasks_of.setdefault(component, []).append(task)
         ackers = tuple(sorted(tasks_of.get(ACKER, ())))
         self.shared.acker_tasks = ackers
-        self.shared.home_ackers = tuple(index for index, task in enumerate(ackers) if task in self._ackers)
+        self.shared.home_ackers = tuple(
+            index for index, task in enumerate(ackers) if task in self.exchange.ackers
+        )
         for runner in self.runners.values():
             runner.context._tasks = placement.components
             links: dict[tuple[int, str], Any] = {}
@@ -236,7 +227,7 @@ class NativeEngine:
             if runner is None:
                 held = self._held.setdefault(target, []) if target in placement.mine else None
                 if held is None or len(held) > _MOST_HELD:
-                    self._refuse(bundles)
+                    self.exchange.refuse(bundles)
                     continue
                 append = held.append
             else:
@@ -253,138 +244,19 @@ class NativeEngine:
                     tree = Tree(len(many), 0, 0, None, parents)
                 for values in many:
                     append(Tuple(next_tuple_id(), component, stream, source, values, tree))
-        if frame.acks or frame.inits or frame.fails:
-            self._take_acker_news(frame)
-        for task, roots in frame.acked:
-            runner = self.runners.get(task)
-            if isinstance(runner, SpoutBase):
-                runner.acked.extend(roots)
-        for task, roots in frame.failed:
-            self._tell_failed(task, roots)
+        self.exchange.take(frame)
         if frame.report is not None and self.master is not None:
             self.master.receive(frame.report)
         if frame.pressure is not None:
             slot = placement.tokens.get(frame.token)
             if slot is not None:
-                if frame.pressure:
-                    self._pressed[slot] = time.monotonic() + _PRESSURE_VALID_SECS
-                else:
-                    self._pressed.pop(slot, None)
+                self._pressure.hear(slot, frame.pressure)
                 self._update_spouts(time.monotonic())
-
-    def _refuse(self, bundles: Any) -> None:
-        for root, _, many in bundles:
-            self.misdirected += len(many)
-            if root.__class__ is int:
-                if root:
-                    self.shared.ledger.fails.append(root)
-            else:
-                self.shared.ledger.fails.extend(root[::2])
-
-    def _take_acker_news(self, frame: Frame) -> None:
-        verdicts = Verdicts()
-        now = time.monotonic()
-        for task, flat in frame.inits:
-            if task in self._ackers:
-                parts = iter(flat)
-                self._ackers[task].table.apply(
-                    now, inits=zip(parts, parts, parts, strict=True), into=verdicts
-                )
-        for task, flat in frame.acks:
-            if task in self._ackers:
-                parts = iter(flat)
-                self._ackers[task].table.apply(now, acks=zip(parts, parts, strict=True), into=verdicts)
-        for task, flat in frame.fails:
-            if task in self._ackers:
-                self._ackers[task].table.apply(now, fails=flat, into=verdicts)
-        self._hand_out(verdicts)
-
-    def _hand_out(self, verdicts: Verdicts) -> None:
-        placement = self.placement
-        assert placement is not None
-        for task, roots in verdicts.acked.items():
-            runner = self.runners.get(task)
-            if isinstance(runner, SpoutBase):
-                runner.acked.extend(roots)
-            else:
-                peer = self._peer_of(task)
-                if peer is not None:
-                    peer.acked.setdefault(task, []).extend(roots)
-        for task, roots in verdicts.failed.items():
-            if task in self.runners:
-                self._tell_failed(task, roots)
-            else:
-                peer = self._peer_of(task)
-                if peer is not None:
-                    peer.failed.setdefault(task, []).extend(roots)
-        if verdicts.homeless:
-            self._tell_failed(0, verdicts.homeless)
-            if self.transport is not None:
-                for peer in self.transport.peers.values():
-                    peer.failed.setdefault(0, []).extend(verdicts.homeless)
-
-    def _peer_of(self, task: int) -> Any:
-        assert self.placement is not None
-        slot = self.placement.slots.get(task)
-        return self.transport.peers.get(slot) if self.transport is not None and slot is not None else None
-
-    def _tell_failed(self, task: int, roots: list[int]) -> None:
-        for runner in self._spouts:
-            if task in (0, runner.task_id):
-                entries = runner.pending.entries
-                runner.failed.extend(root for root in roots if root in entries)
-
-    def flush_ledger(self, now: float) -> bool:
-        """Hand what the pass owes to the ackers over; whether spouts of this worker got verdicts from it."""
-        ledger, ackers = self.shared.ledger, self.shared.acker_tasks
-        if ledger.empty():
-            return False
-        acks, ledger.acks = ledger.acks, {}
-        inits, ledger.inits = ledger.inits, []
-        fails, ledger.fails = ledger.fails, []
-        count = len(ackers)
-        if not count:
-            # No ackers any more: whoever waits is told by the timeout.
-            return False
-        ack_lists: list[list[int]] = [[] for _ in ackers]
-        for root, value in acks.items():
-            ack_lists[root % count] += (root, value)
-        init_lists: list[list[int]] = [[] for _ in ackers]
-        for root, value, task in inits:
-            init_lists[root % count] += (root, value, task)
-        fail_lists: list[list[int]] = [[] for _ in ackers]
-        for root in fails:
-            fail_lists[root % count].append(root)
-        verdicts = Verdicts()
-        for index, task in enumerate(ackers):
-            flat_acks, flat_inits, flat_fails = ack_lists[index], init_lists[index], fail_lists[index]
-            local = self._ackers.get(task)
-            if local is not None:
-                triples, pairs = iter(flat_inits), iter(flat_acks)
-                local.table.apply(
-                    now,
-                    zip(triples, triples, triples, strict=True),
-                    zip(pairs, pairs, strict=True),
-                    flat_fails,
-                    verdicts,
-                )
-                continue
-            peer = self._peer_of(task)
-            if peer is None:
-                continue
-            if flat_acks:
-                peer.acks.setdefault(task, []).extend(flat_acks)
-            if flat_inits:
-                peer.inits.setdefault(task, []).extend(flat_inits)
-            if flat_fails:
-                peer.fails.setdefault(task, []).extend(flat_fails)
-        self._hand_out(verdicts)
-        return bool(verdicts.acked or verdicts.failed or verdicts.homeless)
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
         """A bundle could not be encoded: its tuples fail, and the sender's task gets the error."""
         root, _, many = bundle
-        self._refuse([(root, 0, many)])
+        self.exchange.refuse([(root, 0, many)])
         runner = self.runners.get(link.source)
         if runner is not None:
             runner.report(error, f"a tuple on stream {link.stream!r} cannot travel to another worker")
@@ -397,7 +269,7 @@ class NativeEngine:
             return
         self.shared.active = active
         _log.info("the topology is %s", "active" if active else "inactive")
-        for spout in self._spouts:
+        for spout in self.exchange.spouts:
             (spout.activate if active else spout.deactivate)()
         self._update_spouts(time.monotonic())
 
@@ -411,10 +283,10 @@ class NativeEngine:
         for runner in self._order:
             if runner.status == "running" and runner.run(now):
                 worked = True
-        if self.flush_ledger(now):
+        if self.exchange.flush(now):
             worked = True
-        if self._use_pressure:
-            self._watch_pressure(now)
+        if self._pressure.watch(now, self._order):
+            self._update_spouts(now)
         return worked
 
     def _start_tasks(self, now: float) -> None:
@@ -427,8 +299,7 @@ class NativeEngine:
         for runner in self._order:
             runner.look_at_clock(now)
             runner.stats.snapshot(now)
-        if self._pressed:
-            self._pressed = {slot: until for slot, until in self._pressed.items() if until > now}
+        self._pressure.forget_old(now)
         self._update_spouts(now)
 
     def _update_spouts(self, now: float) -> None:
@@ -438,33 +309,8 @@ class NativeEngine:
             mine_ready = all(runner.status == "running" for runner in self._order)
             self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
         shared.spouts_run = (
-            shared.active
-            and self._released
-            and not self._own_pressure
-            and not self._pressed
-            and not shared.closing
+            shared.active and self._released and not self._pressure.holds() and not shared.closing
         )
-
-    def _watch_pressure(self, now: float) -> None:
-        # Between the two marks the state stays, so that it does not flutter.
-        share = 0.5 if self._own_pressure else 1.0
-        mark, secs = self._high * share, _BACKLOG_SECS * share
-        full = any(
-            (waiting := runner.waiting()) > mark or (waiting > _FEW_TUPLES and runner.backlog_secs() > secs)
-            for runner in self._order
-        )
-        transport = self.transport
-        pressure = full or (transport is not None and transport.busy())
-        changed = pressure != self._own_pressure
-        if changed:
-            self._own_pressure = pressure
-            self._update_spouts(now)
-        if transport is not None and (
-            changed or (pressure and now - self._pressure_sent > _PRESSURE_REPEAT_SECS)
-        ):
-            self._pressure_sent = now
-            for peer in transport.peers.values():
-                peer.pressure = pressure
 
     def idle_secs(self, now: float) -> float | None:
         """See the contract."""
@@ -511,5 +357,5 @@ class NativeEngine:
             runner.close()
         self.runners.clear()
         self._order.clear()
-        self._spouts.clear()
-        self._ackers.clear()
+        self.exchange.spouts.clear()
+        self.exchange.ackers.clear()

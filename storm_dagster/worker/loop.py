@@ -254,7 +254,7 @@ class Loop:
                 "unknown_frames": self.unknown_frames,
                 "bad_frames": self.bad_frames,
                 "dropped_frames": self.transport.dropped(),
-                "misdirected_tuples": self.engine.misdirected,
+                "misdirected_tuples": self.engine.exchange.misdirected,
                 "waiting_tuples": sum(runner.waiting() for runner in self.engine.runners.values()),
                 "lease_pauses": self.lease.pauses,
             },

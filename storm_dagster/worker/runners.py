@@ -32,7 +32,8 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
         # Reported, with the same reason, by the first start.
         blocking = False
     if blocking or concurrent:
-        from storm_dagster.worker.threads import AsyncBoltRunner, BlockingBoltRunner, BlockingSpoutRunner
+        from storm_dagster.worker.thread_bolts import AsyncBoltRunner, BlockingBoltRunner
+        from storm_dagster.worker.thread_spouts import BlockingSpoutRunner
 
         if is_spout:
             return BlockingSpoutRunner(shared, context, part)

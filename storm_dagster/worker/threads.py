@@ -1,4 +1,4 @@
-"""Components that block, or are ``async``: each task has a thread of its own.
+"""Tasks with a thread of their own, for components that block or are ``async``.
 
 The thread never touches routes, trees or queues of the loop. What a component does (emit, ack, fail) is
 written down in order and carried out by the loop; only an emit that wants its receivers' ids waits for it.
@@ -6,8 +6,6 @@ written down in order and carried out by the loop; only an emit that wants its r
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import queue
 import threading
 import time
@@ -20,18 +18,17 @@ from storm_dagster.api.component import Collector
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.worker.bolts import count_inputs
 from storm_dagster.worker.runner import Runner, make_component
-from storm_dagster.worker.sending import check_values, route_of, spread
-from storm_dagster.worker.spouts import SpoutBase
-from storm_dagster.worker.tree import anchor_tree
+from storm_dagster.worker.sending import check_values, route_of
 
-__all__ = ["AsyncBoltRunner", "BlockingBoltRunner", "BlockingSpoutRunner", "ThreadMixin"]
+__all__ = ["STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
 
 _MOST_ORDERS = 20_000
 """Orders that may wait for the loop before the thread waits for it."""
-_STOP = object()
-_TICK = object()
+STOP = object()
+"""In an inbox: end."""
+TICK = object()
+"""In an inbox: a tick is due."""
 _CLOSE_SECS = 5.0
 
 
@@ -114,7 +111,7 @@ class ThreadMixin(Runner):
                         waiting.append(item)
             except queue.Empty:
                 pass
-            self.inbox.put(_STOP)
+            self.inbox.put(STOP)
             if self.status == "running" and not self._ended.wait(_CLOSE_SECS):
                 self.report(
                     TimeoutError(f"its thread did not end within {_CLOSE_SECS:g} s and is left behind"),
@@ -229,12 +226,12 @@ class _ThreadCollector:
     def ack(self, tup: Tuple) -> None:
         """See ``Bolt.ack``."""
         runner = self._runner
-        runner.order(lambda: _settle(runner, tup))
+        runner.order(lambda: settle_in_loop(runner, tup))
 
     def fail(self, tup: Tuple) -> None:
         """See ``Bolt.fail``."""
         runner = self._runner
-        runner.order(lambda: _reject(runner, tup))
+        runner.order(lambda: reject_in_loop(runner, tup))
 
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""
@@ -245,265 +242,13 @@ class _ThreadCollector:
         self._runner.order(lambda: self._runner.metric(name, value))
 
 
-def _settle(runner: Runner, tup: Tuple) -> None:
+def settle_in_loop(runner: Runner, tup: Tuple) -> None:
+    """Carry an ack out."""
     runner.shared.ledger.settle(tup)
     runner.stats.acked += 1
 
 
-def _reject(runner: Runner, tup: Tuple) -> None:
+def reject_in_loop(runner: Runner, tup: Tuple) -> None:
+    """Carry a fail out."""
     runner.shared.ledger.reject(tup)
     runner.stats.failed += 1
-
-
-class BlockingBoltRunner(ThreadMixin):
-    """A bolt with ``blocking = True``."""
-
-    kind = "bolt"
-    _anchor: Tuple | None = None
-
-    def run(self, now: float) -> bool:
-        """Hand tuples to the thread, and carry out what it ordered."""
-        worked = self.carry_out()
-        if self.queue:
-            batch = self.queue.copy()
-            self.queue.clear()
-            self.inside += len(batch)
-            for tup in batch:
-                self.inbox.put(tup)
-            worked = True
-        if self.ticks:
-            self.ticks = 0
-            self.inbox.put(_TICK)
-        return worked
-
-    def _done(self, tup: Tuple, nanos: int) -> None:
-        self.inside -= 1
-        stats = self.stats
-        count_inputs(self, [tup])
-        stats.execute_ns += nanos
-        stats.timed += 1
-        stats.process_ns += nanos
-        stats.processed += 1
-
-    def _work(self) -> None:
-        bolt = self.instance
-        gathers = getattr(bolt, "_gathers", False)
-        auto_ack, auto_anchor = bolt.auto_ack and not gathers, bolt.auto_anchor and not gathers
-        clock = time.perf_counter_ns
-        while True:
-            tup = self.inbox.get()
-            if tup is _STOP:
-                return
-            self.await_lease()
-            if self._cut or self.shared.closing:
-                continue
-            if tup is _TICK:
-                try:
-                    bolt.process_tick(self.tick_tuple())
-                except Exception as error:
-                    self.failed_here(error, "process_tick")
-                continue
-            begin = clock()
-            self._anchor = tup if auto_anchor else None
-            try:
-                bolt.process(tup)
-            except Exception as error:
-                self.failed_here(error, f"process of a tuple of {tup.component}")
-                if bolt.auto_fail:
-                    self.order(lambda tup=tup: _reject(self, tup))
-            else:
-                if auto_ack:
-                    self.order(lambda tup=tup: _settle(self, tup))
-            self._anchor = None
-            spent = clock() - begin
-            self.order(lambda tup=tup, spent=spent: self._done(tup, spent))
-
-    def current_anchors(self) -> Any:
-        """The tuple in process."""
-        anchor = self._anchor
-        return () if anchor is None else anchor
-
-    def emit_from_thread(
-        self,
-        tup: Any,
-        stream: str | None,
-        anchors: Any,
-        direct_task: int | None,
-        need_task_ids: bool,
-        tup_id: Any,
-    ) -> Any:
-        """See ``Bolt.emit``."""
-        values = self.checked(tup, stream)
-        of = self.current_anchors() if anchors is None else anchors
-        # A list that the component goes on to change must not change what was ordered.
-        of = tuple(of) if isinstance(of, list) else of
-
-        def carry_out() -> list[int]:
-            tree = anchor_tree(of) if of else None
-            route = route_of(self.routes, stream or "default", self.component)
-            route.emitted += 1
-            links = spread(route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task)
-            return [link.task for link in links]
-
-        if need_task_ids:
-            return self.ask(carry_out)
-        self.order(carry_out)
-        return None
-
-
-_processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar("processing", default=None)
-
-
-class AsyncBoltRunner(BlockingBoltRunner):
-    """A bolt whose ``process`` is ``async``: several tuples are in flight, on an event loop in the thread."""
-
-    def _work(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        bolt = self.instance
-        window = asyncio.Semaphore(max(1, int(bolt.async_window)))
-        loop = asyncio.get_running_loop()
-        tasks: set[asyncio.Task[None]] = set()
-        while True:
-            tup = await loop.run_in_executor(None, self.inbox.get)
-            if tup is _STOP:
-                break
-            await window.acquire()
-            task = loop.create_task(self._one(tup, window))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _one(self, tup: Any, window: asyncio.Semaphore) -> None:
-        bolt = self.instance
-        try:
-            while not self.shared.owns() and not self.shared.closing:
-                await asyncio.sleep(0.02)
-            if tup is _TICK:
-                answer = bolt.process_tick(self.tick_tuple())
-                if asyncio.iscoroutine(answer):
-                    await answer
-                return
-            begin = time.perf_counter_ns()
-            _processing.set(tup if bolt.auto_anchor else None)
-            try:
-                await bolt.process(tup)
-            except Exception as error:
-                self.failed_here(error, f"process of a tuple of {tup.component}")
-                if bolt.auto_fail:
-                    self.order(lambda: _reject(self, tup))
-            else:
-                if bolt.auto_ack:
-                    self.order(lambda: _settle(self, tup))
-            spent = time.perf_counter_ns() - begin
-            self.order(lambda: self._done(tup, spent))
-        except Exception as error:
-            self.failed_here(error, "process_tick")
-        finally:
-            window.release()
-
-    def current_anchors(self) -> Any:
-        """The tuple whose ``process`` this is."""
-        anchor = _processing.get()
-        return () if anchor is None else anchor
-
-
-class BlockingSpoutRunner(ThreadMixin, SpoutBase):
-    """A spout with ``blocking = True``."""
-
-    kind = "spout"
-
-    def _prepare(self) -> None:
-        super()._prepare()
-        self._emit = self.make_emit()
-        self._emitted = 0
-        """Emits ordered; the thread's own count."""
-        self._tracked = 0
-        """Tracked emits that were ordered and not carried out: they are pending already."""
-        self._was_active: bool | None = None
-
-    def run(self, now: float) -> bool:
-        """Carry out the spout's orders, and hand verdicts to its thread."""
-        worked = self.carry_out()
-        if self.verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id))):
-            worked = True
-        return worked
-
-    def activate(self) -> None:
-        """Tell the spout, in its thread."""
-        if self._thread is not None:
-            self.inbox.put("activate")
-
-    def deactivate(self) -> None:
-        """Tell the spout, in its thread."""
-        if self._thread is not None:
-            self.inbox.put("deactivate")
-
-    def busy_elsewhere(self) -> bool:
-        """Whether the thread has verdicts or orders under way."""
-        return self._thread is not None and (bool(self.orders) or self.status != "running")
-
-    def _may_emit(self) -> bool:
-        if not self.shared.spouts_run:
-            return False
-        return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
-
-    def _work(self) -> None:
-        spout = self.instance
-        pause = 0.0
-        while True:
-            try:
-                item = self.inbox.get(timeout=pause) if pause else self.inbox.get_nowait()
-            except queue.Empty:
-                item = None
-            if item is _STOP:
-                return
-            self.await_lease()
-            if self._cut or self.shared.closing:
-                continue
-            try:
-                if isinstance(item, tuple):
-                    (spout.ack if item[0] else spout.fail)(item[1])
-                    pause = 0.0
-                    continue
-                if isinstance(item, str):
-                    getattr(spout, item)()
-                    continue
-                if not self._may_emit():
-                    pause = 0.005
-                    continue
-                before = self._emitted
-                spout.next_tuple()
-                pause = 0.0 if self._emitted != before else min(0.02, (pause or 0.0005) * 2)
-            except Exception as error:
-                self.failed_here(error, "spout")
-                pause = 0.1
-
-    def emit_from_thread(
-        self,
-        tup: Any,
-        stream: str | None,
-        anchors: Any,
-        direct_task: int | None,
-        need_task_ids: bool,
-        tup_id: Any,
-    ) -> Any:
-        """See ``Spout.emit``."""
-        values = self.checked(tup, stream)
-        self._emitted += 1
-        tracked = tup_id is not None
-        if tracked:
-            self._tracked += 1
-
-        def carry_out() -> Any:
-            if tracked:
-                self._tracked -= 1
-            return self._emit(values, tup_id, stream, direct_task, need_task_ids)
-
-        if need_task_ids:
-            return self.ask(carry_out)
-        self.order(carry_out)
-        return None

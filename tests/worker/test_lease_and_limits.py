@@ -85,7 +85,7 @@ def test_state_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_worker_imports_no_heavy_package() -> None:
     code = (
-        "import sys, storm_dagster.worker.__main__, storm_dagster.worker.threads, storm_dagster.worker.shells\n"
+        "import sys, storm_dagster.worker.__main__, storm_dagster.worker.thread_bolts, storm_dagster.worker.thread_spouts, storm_dagster.worker.shells\n"
         "bad = {'dagster', 'pyspark', 'pandas', 'pyarrow', 'numpy', 'httpx', 'grpc'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
