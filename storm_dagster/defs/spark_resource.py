@@ -5,6 +5,7 @@ pyspark and dagster-pyspark are imported when a session is first asked for, not 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.defs.handles import ClusterHandle
@@ -14,8 +15,9 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource
+    from pyspark.sql import SparkSession
 
-__all__ = ["SparkResource"]
+__all__ = ["SparkResource", "open_session"]
 
 
 class SparkResource(ClusterHandle):
@@ -36,11 +38,31 @@ class SparkResource(ClusterHandle):
         return LazyPySparkResource(spark_config={**where, **(conf or {})})
 
     def planner(self, cluster: StormClusterState) -> Planner:
-        """The PySpark assignment over the pinned session; connects when it is first called."""
+        """The PySpark assignment over the pinned session; connects when it is first called.
+
+        :class:`Unavailable` from the call when Spark is out of reach: what to do then is the caller's choice.
+        """
 
         def plan(batch: PlacementBatch) -> PlacementResult:
             from storm_dagster.spark.planner import plan_on_cluster
 
-            return plan_on_cluster(self.conf(), cluster, batch)
+            return plan_on_cluster(self.conf(), cluster, batch, open_session=open_session)
 
         return plan
+
+
+def open_session(where: Mapping[str, str]) -> SparkSession:
+    """A session by dagster-pyspark's resource, for a Spark conf that names ``spark.remote`` or ``spark.master``."""
+    from dagster_pyspark import LazyPySparkResource
+
+    session = LazyPySparkResource(spark_config=dict(where)).spark_session
+    if "spark.remote" in where:
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
+        # Without this a server that died is tried again for ten minutes, and ending one process's session
+        # would end the pinned one for all.
+        client: Any = getattr(session, "client", None)
+        if client is not None:
+            client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+        vars(session)["release_session_on_close"] = False
+    return session
