@@ -59,6 +59,8 @@ def open_connect(remote: str) -> SparkSession:
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
+    # Without it pyspark.sql.functions look for a classic context: pyspark's own builder sets it too.
+    os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
     session = ConnectSession(connection=remote)
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
     # Stopping it in one process must not end it for the others.
@@ -69,6 +71,7 @@ def open_connect(remote: str) -> SparkSession:
 def open_classic(master: str) -> SparkSession:
     """The process's classic session on a master URL; starts a driver in this process when there is none."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master(master).appName("storm-dagster")  # pyright: ignore[reportAttributeAccessIssue]
