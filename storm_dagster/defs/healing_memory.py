@@ -15,7 +15,16 @@ from storm_dagster.core.liveness_memory import LivenessMemory
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.model.view import ClusterView
 
-__all__ = ["CAUSE_TAG", "REASSIGN_JOB", "REASSIGN_OP", "HealingMemory", "Restart", "restarts", "run_requests"]
+__all__ = [
+    "CAUSE_TAG",
+    "REASSIGN_JOB",
+    "REASSIGN_OP",
+    "HealingMemory",
+    "Restart",
+    "numbered",
+    "restarts",
+    "run_requests",
+]
 
 REASSIGN_JOB = "reassign_topologies"
 REASSIGN_OP = "reassign_topologies_op"
@@ -31,6 +40,8 @@ class HealingMemory:
     attempts: AttemptMemory = field(default_factory=dict)
     looked_at: float | None = None
     """Boot clock of the last look at the cluster."""
+    used: Mapping[str, int] = field(default_factory=dict)
+    """Cause key -> highest attempt number that was ever in a run key, for the assignments of now."""
     workers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8 characters)."""
 
@@ -40,6 +51,7 @@ class HealingMemory:
             "liveness": self.liveness.to_json(),
             "attempts": {key: list(value) for key, value in self.attempts.items()},
             "looked_at": self.looked_at,
+            "used": self.used,
             "workers": self.workers,
         }
         return json.dumps(document, separators=(",", ":"))
@@ -57,6 +69,7 @@ class HealingMemory:
                     for key, (made, not_before) in document["attempts"].items()
                 },
                 looked_at=None if looked_at is None else float(looked_at),
+                used={str(key): int(number) for key, number in document["used"].items()},
                 workers={
                     str(topology_id): {str(slot): str(token) for slot, token in slots.items()}
                     for topology_id, slots in document["workers"].items()
@@ -107,6 +120,24 @@ def restarts(
     return found, tokens
 
 
+def numbered(
+    view: ClusterView, attempts: Iterable[Attempt], used: Mapping[str, int]
+) -> tuple[list[Attempt], dict[str, int]]:
+    """The attempts under numbers that no run key of theirs had before, and what to hand in next time.
+
+    A cause that was over and comes back in the same assignment begins its back-off anew, but Dagster
+    remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten.
+    """
+    in_force = {
+        f"{topology.id}:{topology.assignment_at.version}"
+        for topology in view.topologies.values()
+        if topology.assignment_at is not None
+    }
+    kept = {key: number for key, number in used.items() if key.rpartition(":")[0] in in_force}
+    found = [Attempt(a.cause, max(a.number, kept.get(a.cause.key, 0) + 1)) for a in attempts]
+    return found, {**kept, **{a.cause.key: a.number for a in found}}
+
+
 def run_requests(attempts: Iterable[Attempt]) -> list[dg.RunRequest]:
     """One run for each cause, as a person would count them.
 
@@ -128,7 +159,9 @@ def _request(members: list[Attempt]) -> dg.RunRequest:
     else:
         first = members[0].cause
         topologies = sorted({f"{m.cause.topology_id}:{m.cause.generation}" for m in members})
-        where = first.node if first.kind == "lost_host" else _digest(sorted(m.cause.key for m in members))
+        # The members are part of the key: other slots of the same host are another run.
+        slots = _digest(sorted(m.cause.key for m in members))
+        where = f"{first.node}-{slots}" if first.kind == "lost_host" else slots
         key = f"{'+'.join(topologies)}:{first.kind}@{where}:{max(m.number for m in members)}"
     if len(key) > _LONGEST_KEY:
         key = f"{key[:200]}:{_digest(key)}"

@@ -24,6 +24,7 @@ from storm_dagster.defs.healing_memory import (
     REASSIGN_OP,
     HealingMemory,
     Restart,
+    numbered,
     restarts,
     run_requests,
 )
@@ -172,12 +173,13 @@ class _Tick:
             if cause.topology_id in busy
         ]
         due, attempts = due_attempts(seen.causes, self.memory.attempts, boot_now=now, running=running)
+        due, used = numbered(view, due, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
         return _Judgement(
             requests=run_requests(due),
             restarted=restarted,
-            memory=HealingMemory(seen.memory, attempts, now, workers),
+            memory=HealingMemory(seen.memory, attempts, now, used, workers),
             # A limit that passes at this very moment is looked at a little later, never in a busy loop.
             next_check=max(
                 now + _COALESCE_SECS, min((end for end in ends if end is not None), default=now + 60)

@@ -131,6 +131,24 @@ def test_a_run_in_progress_is_not_doubled(world) -> None:
     assert not evaluate(world, "heartbeat_sensor", json.dumps(memory)).run_requests
 
 
+def test_a_cause_that_comes_back_never_reuses_a_run_key(world) -> None:
+    running(world, "wc")
+    cursor = evaluate(world, "heartbeat_sensor").cursor
+    seen = set()
+    for _ in range(3):
+        lose_host(world, "s1")
+        result = evaluate(world, "heartbeat_sensor", cursor)
+        (request,) = result.run_requests
+        assert request.run_key not in seen
+        seen.add(request.run_key)
+        # The run finds no room, and the host comes back by itself: same assignment, healthy again.
+        world.supervisor("s1")
+        world.run_workers("wc")
+        result = evaluate(world, "heartbeat_sensor", result.cursor)
+        assert not result.run_requests
+        cursor = result.cursor
+
+
 def test_another_boot_grants_one_full_timeout(world) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor")
