@@ -14,7 +14,7 @@ VOCABULARY = [f"word{number}" for number in range(5_000)]
 class SentenceSpout(Spout):
     """Ten random words each time."""
 
-    def initialize(self, conf: Any, context: Any) -> None:
+    def initialize(self, storm_conf: Any, context: Any) -> None:
         self.random = random.Random(1)
         self.count = 0
 
@@ -36,7 +36,7 @@ class SplitBolt(Bolt):
 class CountBolt(Bolt):
     """Counts words."""
 
-    def initialize(self, conf: Any, context: Any) -> None:
+    def initialize(self, storm_conf: Any, context: Any) -> None:
         self.counts: dict[str, int] = {}
 
     def process(self, tup: Any) -> None:

@@ -25,15 +25,15 @@ __all__ = [
 class SubmitConfig(dg.Config):
     """What is submitted. The topology's name is the partition key of the run, not a field."""
 
-    target: str | None = Field(
-        default=None,
+    target: str = Field(
+        default="",
         description=(
             "For a run launched by hand: what to submit, as 'file.py[:Name]', 'package.module[:Name]' or "
             "'archive.zip::module[:Name]', seen from the code location. The run packs and uploads it."
         ),
     )
     conf: dict = Field(
-        default_factory=dict,
+        default={},
         description="Topology conf that overrides the topology's own, for example {topology.workers: 4}.",
     )
     inactive: bool = Field(
@@ -43,12 +43,12 @@ class SubmitConfig(dg.Config):
         default=False,
         description="Go on when the code has fewer copies than asked for, once the wait for them ended.",
     )
-    handle: str | None = Field(
-        default=None,
+    handle: str = Field(
+        default="",
         description="Set by the command line and the services: the upload session that holds the code.",
     )
-    token: str | None = Field(
-        default=None,
+    token: str = Field(
+        default="",
         description="Client token: a submission repeated with it gives the same topology id. Empty: a new one.",
     )
 
@@ -57,22 +57,22 @@ class UpdateConfig(dg.Config):
     """What takes the place of the running topology of that name (hot deploy)."""
 
     name: str = Field(description="Name of the running topology.")
-    target: str | None = Field(
-        default=None,
+    target: str = Field(
+        default="",
         description="For a run launched by hand: the new code, as for a submission. The run packs and uploads it.",
     )
     conf: dict = Field(
-        default_factory=dict, description="Topology conf that overrides the new topology's own."
+        default={}, description="Topology conf that overrides the new topology's own."
     )
     allow_degraded: bool = Field(
         default=False, description="Go on when the code has fewer copies than asked for."
     )
-    handle: str | None = Field(
-        default=None,
+    handle: str = Field(
+        default="",
         description="Set by the command line and the services: the upload session that holds the code.",
     )
-    token: str | None = Field(
-        default=None, description="Client token: an update repeated with it is done once. Empty: a new one."
+    token: str = Field(
+        default="", description="Client token: an update repeated with it is done once. Empty: a new one."
     )
 
 

@@ -140,7 +140,7 @@ def update_topology_op(
     began = time.monotonic()
     with step_errors():
         handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
-        if handle is None and config.token is None:
+        if handle is None and not config.token:
             raise InvalidRequest(f"nothing to run in the place of {config.name!r}: give `target` in the form")
     with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
         report = lifecycle.update(

@@ -62,7 +62,7 @@ def upload_of(
     if handle and target:
         raise InvalidRequest("both handle and target are given: leave handle empty in a run launched by hand")
     if handle or not target:
-        return handle
+        return handle or None
     with nimbus.client() as client:
         uploaded = upload_target(
             client,
