@@ -61,9 +61,7 @@ class UpdateConfig(dg.Config):
         default="",
         description="For a run launched by hand: the new code, as for a submission. The run packs and uploads it.",
     )
-    conf: dict = Field(
-        default={}, description="Topology conf that overrides the new topology's own."
-    )
+    conf: dict = Field(default={}, description="Topology conf that overrides the new topology's own.")
     allow_degraded: bool = Field(
         default=False, description="Go on when the code has fewer copies than asked for."
     )
