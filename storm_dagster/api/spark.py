@@ -151,7 +151,9 @@ class SparkSpout(Spout):
         session = worker_session(self._conf, self._archive)
         frame = self._function(session, **self.source_args)
         if not getattr(frame, "isStreaming", False):
-            raise InvalidTopology(f"{self.source} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}")
+            raise InvalidTopology(
+                f"{self.source} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}"
+            )
         missing = [name for name in self.columns if name not in frame.columns]
         if missing:
             raise InvalidTopology(
@@ -232,7 +234,9 @@ class SparkBolt(Bolt):
         try:
             session = worker_session(self._conf, self._archive)
             table = self._table(batch)
-            frame = session.createDataFrame(table, self.schema) if self.schema else session.createDataFrame(table)
+            frame = (
+                session.createDataFrame(table, self.schema) if self.schema else session.createDataFrame(table)
+            )
             result = self._function(frame, **self.function_args)
             rows = _rows(result.toArrow()) if result is not None else []
         except Exception as error:

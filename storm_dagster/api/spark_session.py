@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 import tempfile
 import threading
 import uuid
@@ -124,6 +125,7 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
     os.environ.pop("SPARK_REMOTE", None)
     try:
         if kind == "remote":
+            _check_listening(url)
             separator = "" if url.rstrip().endswith(";") else (";" if "/;" in url else "/;")
             builder = SparkSession.builder.remote(f"{url}{separator}session_id={uuid.uuid4()}")
             for key, value in extra.items():
@@ -141,6 +143,13 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
             f"Spark at {url} does not answer ({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
             "start it, or set topology.spark.remote / spark.master to one that runs"
         ) from error
+
+
+def _check_listening(url: str) -> None:
+    """Raises ``OSError`` when nobody listens there: gRPC alone would go on trying for ten minutes."""
+    host, _, port = url.removeprefix("sc://").partition("/")[0].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
 
 
 def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:

@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import dagster as dg
@@ -64,7 +64,23 @@ class _Watch:
     def __init__(self, cluster: StormClusterState) -> None:
         self._cluster = cluster
         self._changed = threading.Event()
+        self._interrupted = threading.Event()
+        cluster.state.add_listener(self._on_connection)
         self._holder = json.dumps({"v": 1, "host": socket.gethostname(), "pid": os.getpid()}).encode()
+
+    def _on_connection(self, connection: str) -> None:
+        if connection != "CONNECTED":
+            self._interrupted.set()
+
+    def interrupted(self) -> bool:
+        """Whether the connection broke since this was asked last.
+
+        An outage that ends ours ends the sessions of workers and supervisors too: that their nodes are
+        gone then says nothing about them.
+        """
+        broken = self._interrupted.is_set()
+        self._interrupted.clear()
+        return broken
 
     def look(self) -> ClusterView:
         """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
@@ -146,11 +162,11 @@ class _Tick:
     def run(self, watch: _Watch, deadline: float) -> list[dg.RunRequest]:
         """Look until there is something to heal, or until ``deadline`` of the monotonic clock."""
         while True:
-            judged = self.judge(watch.look(), boot_clock())
+            judged = self.look(watch)
             if judged.requests:
                 # What dies together is seen together: one run for all of it, and no second blind window.
                 time.sleep(_COALESCE_SECS)
-                judged = self.judge(watch.look(), boot_clock())
+                judged = self.look(watch)
             self.memory = judged.memory
             self.restarted.extend(judged.restarted)
             self.frozen = judged.frozen
@@ -158,6 +174,17 @@ class _Tick:
             if judged.requests or left <= 0:
                 return judged.requests
             watch.wait(min(left, _LOOK_EVERY_SECS, judged.next_check - boot_clock()))
+
+    def look(self, watch: _Watch) -> _Judgement:
+        """Judge the cluster as it is now; after an outage everything gets its full time again."""
+        view = watch.look()
+        if watch.interrupted():
+            self.forget_when()
+        return self.judge(view, boot_clock())
+
+    def forget_when(self) -> None:
+        """The gap that begins now is one in which nobody watched."""
+        self.memory = replace(self.memory, looked_at=None)
 
     def judge(self, view: ClusterView, now: float) -> _Judgement:
         """Judge ``view`` by what is remembered; changes nothing."""
@@ -204,7 +231,6 @@ def build_heartbeat_sensor(*, tick_secs: float = _TICK_SECS) -> dg.SensorDefinit
     ) -> dg.SensorResult | dg.SkipReason:
         deadline = time.monotonic() + tick_secs
         tick = _Tick(context, LivenessLimits.from_conf(zookeeper.conf().values))
-        before = tick.memory
         requests: list[dg.RunRequest] = []
         lost: str | None = None
         try:
@@ -213,8 +239,9 @@ def build_heartbeat_sensor(*, tick_secs: float = _TICK_SECS) -> dg.SensorDefinit
         except Unavailable as error:
             # What was seen before the connection was lost stands; the gap that follows grants new time.
             lost = error.message
-        if lost is not None and tick.memory is before:
-            return dg.SkipReason(lost)
+            tick.forget_when()
+            if not context.cursor and not requests:
+                return dg.SkipReason(lost)
         for request in requests:
             context.log.info(f"asking for {request.run_key}")
         if lost or tick.frozen:

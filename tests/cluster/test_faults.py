@@ -143,7 +143,9 @@ def test_a_zookeeper_outage_pauses_and_restarts_nothing(
 ) -> None:
     submit(cluster, "zookeeper")
     wait_for_some(cluster, "zookeeper", 200)
-    before = pids(cluster.wait_running("zookeeper"))
+    shown = cluster.wait_running("zookeeper")
+    before = pids(shown)
+    placed = {task["id"]: (task["node"], task["port"]) for task in shown["tasks"]}
     zookeeper = next(iter(cluster.processes("zookeeper")))
     group = [psutil.Process(zookeeper.pid), *psutil.Process(zookeeper.pid).children(recursive=True)]
     for process in group:
@@ -156,6 +158,9 @@ def test_a_zookeeper_outage_pauses_and_restarts_nothing(
     eventually(
         lambda: pids(cluster.show("zookeeper")) == before, 60, "the same workers", ignore=(StormDagsterError,)
     )
+    after = {task["id"]: (task["node"], task["port"]) for task in cluster.show("zookeeper")["tasks"]}
+    assert after == placed, "nothing may move because ZooKeeper was away"
+    cluster.cli("kill", "zookeeper", "-w", "0")
 
 
 def test_a_bolt_that_raises_now_and_then_is_replayed_counted_and_shown(cluster: LocalCluster) -> None:
