@@ -37,7 +37,7 @@ STORM = {name: s["command"] for name, s in SERVICES.items() if s.get("command", 
 
 @pytest.mark.parametrize("service", sorted(STORM))
 def test_a_daemon_command_is_one_that_the_command_line_accepts(service: str) -> None:
-    from storm_dagster.cli import cli
+    from storm_dagster.cli.app import cli
 
     _, verb, *arguments = STORM[service]
     command = cli.get_command(click.Context(cli), verb)

@@ -1,0 +1,53 @@
+"""The README's own words: its topology is one, its commands exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from storm_dagster.cli.app import cli
+from storm_dagster.packaging import describe_target
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_first_topology_is_a_topology(tmp_path: Path) -> None:
+    code = re.search(r"```python\n(# hello\.py.*?)```", README, flags=re.S)
+    assert code is not None
+    (tmp_path / "hello.py").write_text(code[1])
+    topology = describe_target(str(tmp_path / "hello.py")).topology
+    assert list(topology.spouts) == ["words"] and list(topology.bolts) == ["count"]
+    assert topology.bolts["count"].inputs[0].grouping.fields == ("word",)
+
+
+COMMANDS = [
+    line[2:].split("#")[0].strip() for line in README.splitlines() if line.startswith("$ storm-dagster ")
+]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_a_command_of_the_readme_is_accepted(line: str) -> None:
+    _, verb, *arguments = shlex.split(line)
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    command.make_context(verb, list(arguments))
+
+
+def test_make_targets_of_the_readme_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in set(re.findall(r"make ([a-z]+)", README)):
+        if target not in ("demo", "test", "install", "check", "bench"):
+            continue
+        assert re.search(rf"^{target}:", makefile, flags=re.M), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / link).exists(), link
