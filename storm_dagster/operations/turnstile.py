@@ -117,9 +117,10 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
 
 def _subtree(ctx: OperationsContext, path: str) -> list[str]:
     """``path`` and all nodes below it, children before parents; empty when it does not exist."""
-    if not ctx.cluster.state.exists(path):
+    children = ctx.cluster.state.find_children(path)
+    if children is None:
         return []
     found: list[str] = []
-    for child in ctx.cluster.state.get_children(path):
+    for child in children:
         found.extend(_subtree(ctx, f"{path}/{child}"))
     return [*found, path]
