@@ -22,6 +22,7 @@ from storm_dagster.spark.pinned import (
 from storm_dagster.spark.session import (
     as_unavailable,
     check_reachable,
+    close_at_exit,
     forget_session,
     host_and_port,
     is_session_gone,
@@ -113,9 +114,14 @@ class ConnectPlanner:
             return self._session[1]
         self.close()
         url = remote_with_session(self.remote, session_id)
-        session = self._open_session({"spark.remote": url}) if self._open_session else open_connect(url)
-        if f"session_id={session_id}" in url and getattr(session, "session_id", None) != session_id:
-            # The opener handed out a session that the process had already, which is somebody else's.
+        session: SparkSession | None = None
+        if self._open_session is not None:
+            session = self._open_session({"spark.remote": url})
+            close_at_exit(session)
+            if f"session_id={session_id}" in url and getattr(session, "session_id", None) != session_id:
+                # The opener handed out a session that the process had already, which is somebody else's.
+                session = None
+        if session is None:
             session = open_connect(url)
         _ship_package(session, self.remote)
         self._session = (session_id, session)

@@ -224,10 +224,15 @@ def run(conf: _Conf, home: Path, stop: threading.Event, port: int) -> int:
 
 
 def _warm(server: SparkServer) -> None:
-    from storm_dagster.spark.warm_up import warm_up
+    """Warms the server up beside the loop, which goes on watching whether the server lives."""
 
-    try:
-        warm_up(server.remote)
-    except Unavailable as error:
-        # A server that is slow at first still serves.
-        _log.warning("warming the Spark server up: %s", error.message)
+    def warm() -> None:
+        from storm_dagster.spark.warm_up import warm_up
+
+        try:
+            warm_up(server.remote)
+        except Unavailable as error:
+            # A server that is slow at first still serves.
+            _log.warning("warming the Spark server up: %s", error.message)
+
+    threading.Thread(target=warm, name="storm-spark-warm-up", daemon=True).start()

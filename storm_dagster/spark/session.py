@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = [
+    "as_unavailable",
     "check_reachable",
+    "close_at_exit",
     "forget_session",
     "host_and_port",
     "is_session_gone",
@@ -65,7 +69,24 @@ def open_connect(remote: str) -> SparkSession:
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
     # Stopping it in one process must not end it for the others.
     session.release_session_on_close = False
+    close_at_exit(session)  # pyright: ignore[reportArgumentType]
     return session  # pyright: ignore[reportReturnType]
+
+
+def close_at_exit(session: SparkSession) -> None:
+    """Closes this process's side of the session when the process ends.
+
+    pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone; it leaves
+    closed sessions alone, and hooks run in reverse order of registration.
+    """
+    kept = weakref.ref(session)
+
+    def close() -> None:
+        opened = kept()
+        if opened is not None:
+            forget_session(opened)
+
+    atexit.register(close)
 
 
 def open_classic(master: str) -> SparkSession:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import Window
 from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
@@ -19,6 +20,7 @@ from storm_dagster.spark.assignment.results import read_results
 from storm_dagster.spark.assignment.schema import DEMAND, DEMANDS, PLACED, SEATS, ddl, ddl_type
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["plan_many_with_spark", "plan_with_spark"]
@@ -35,7 +37,10 @@ def plan_with_spark(session: SparkSession, batch: PlacementBatch) -> PlacementRe
 def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch]) -> list[PlacementResult]:
     """Places several independent clusters in one job; each result carries the time of the whole job."""
     started = time.monotonic()
-    placed = _placed(session, batch_frames(batches), _partitions(batches)).toArrow()
+    frames = batch_frames(batches)
+    placed = PLACED.empty_table()
+    if frames.topologies.num_rows:
+        placed = _placed(session, frames, _partitions(batches)).toArrow()
     results = read_results(batches, placed)
     seconds = time.monotonic() - started
     return [
@@ -51,10 +56,10 @@ def _partitions(batches: Sequence[PlacementBatch]) -> int:
 
 
 def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame:
-    supervisors = session.createDataFrame(frames.supervisors)
-    topologies = session.createDataFrame(frames.topologies)
-    runs = session.createDataFrame(frames.runs)
-    past = session.createDataFrame(frames.past) if frames.past is not None else None
+    supervisors = _frame(session, frames.supervisors)
+    topologies = _frame(session, frames.topologies)
+    runs = _frame(session, frames.runs)
+    past = _frame(session, frames.past) if frames.past is not None else None
     executors = _executors(runs)
     facts = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "about")
     if past is None:
@@ -77,6 +82,11 @@ def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame
         .cogroup(facts.repartition(partitions, *_TOPOLOGY).groupBy(*_TOPOLOGY))
         .applyInArrow(place_tasks, ddl(PLACED))
     )
+
+
+def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
+    # Of an empty table Spark does not read the columns.
+    return session.createDataFrame(table if table.num_rows else [], schema=from_arrow_schema(table.schema))
 
 
 def _executors(runs: DataFrame) -> DataFrame:

@@ -1,0 +1,264 @@
+"""``storm-dagster plan``: the placement that a submission, a healing or a rebalance would get (design 6.2).
+
+The same normalisation, numbering and planner as the real thing; nothing is written anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import yaml
+
+from storm_dagster.core.scheduling import topology_to_place
+from storm_dagster.core.submission import (
+    check_conf,
+    executors_of,
+    normalize_topology,
+    number_tasks,
+    total_conf,
+    validate_topology,
+    wanted_executors,
+    with_system_components,
+)
+from storm_dagster.model.conf import default_conf, validate_conf
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.placement import (
+    PlacedWorker,
+    PlacementBatch,
+    PlacementResult,
+    SupervisorSlots,
+    TopologyPlacement,
+    TopologyToPlace,
+)
+from storm_dagster.model.plan_document import PlanComponent, PlanDocument, PlanTopology, decode_plan
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.records import TaskTable
+from storm_dagster.model.topology import (
+    DEFAULT_STREAM,
+    ComponentObject,
+    ComponentSpec,
+    GroupingSpec,
+    InputSpec,
+    StreamSpec,
+    TopologySpec,
+)
+
+__all__ = ["parse_plans", "plan_batch", "plan_documents", "plan_text", "result_document"]
+
+Planner = Callable[[PlacementBatch], PlacementResult]
+
+
+def plan_text(text: str, *, conf: Any, say: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+    """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this process."""
+    from storm_dagster.spark.planner import planner_for
+
+    plans = parse_plans(text)
+    if say is not None:
+        where = conf.get("spark.remote") or conf.get("spark.master") or "a Spark session of its own"
+        say(f"planning {sum(len(plan.topologies) for plan in plans)} topologies on {where}")
+    planner = planner_for(conf)
+    return [result_document(plan, planner) for plan in plans]
+
+
+def plan_documents(text: str, planner: Planner) -> list[dict[str, Any]]:
+    """The output document for each document of ``text``; :class:`InvalidRequest` before anything is planned."""
+    return [result_document(plan, planner) for plan in parse_plans(text)]
+
+
+def parse_plans(text: str) -> list[PlacementPlan]:
+    """The documents of a YAML stream, or of one JSON document, as batches.
+
+    All of them are checked; :class:`InvalidRequest` (or :class:`InvalidTopology`) names the document when
+    there are several.
+    """
+    values = _load(text)
+    plans: list[PlacementPlan] = []
+    for number, value in enumerate(values, 1):
+        source = "plan" if len(values) == 1 else f"plan, document {number}"
+        plans.append(PlacementPlan(plan_batch(decode_plan(value, source), source)))
+    if not plans:
+        raise InvalidRequest("the plan file is empty: give supervisors and topologies")
+    return plans
+
+
+class PlacementPlan:
+    """A checked document: the batch that it asks to place."""
+
+    def __init__(self, batch: PlacementBatch) -> None:
+        self.batch = batch
+
+    @property
+    def topologies(self) -> tuple[TopologyToPlace, ...]:
+        """The topologies, in the document's order."""
+        return self.batch.topologies
+
+
+def _load(text: str) -> list[Any]:
+    if text.lstrip()[:1] == "{":
+        # Much faster than YAML for large clusters; a YAML flow map that is no JSON is read below.
+        try:
+            return [json.loads(text)]
+        except ValueError:
+            pass
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return [value for value in yaml.load_all(text, Loader=loader) if value is not None]
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InvalidRequest(f"the plan file is neither valid YAML nor JSON: {error}") from None
+
+
+def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
+    """The batch that the document describes, checked as a submission would be."""
+    values, _ = validate_conf(document.conf, source=f"{source}: conf")
+    cluster = {**default_conf(), **values}
+    supervisors = tuple(
+        SupervisorSlots(
+            id=node.id,
+            host=node.host or node.id,
+            ports=tuple(node.ports),
+            used=tuple(node.used),
+            rack=node.rack,
+            cpu=node.cpu,
+            memory_mb=node.memory_mb,
+        )
+        for node in document.supervisors
+    )
+    hosts = {node.id: node.host for node in supervisors}
+    return PlacementBatch(
+        supervisors=supervisors,
+        topologies=tuple(_to_place(topology, cluster, hosts, source) for topology in document.topologies),
+    )
+
+
+def _to_place(
+    topology: PlanTopology, cluster: Mapping[str, Any], hosts: Mapping[str, str], source: str
+) -> TopologyToPlace:
+    source = f"{source}: topology {topology.name!r}"
+    own, _ = check_conf(topology.conf, source=f"{source}: conf")
+    conf = total_conf(cluster, own)
+    spec = TopologySpec(
+        name=topology.name,
+        spouts={
+            name: _component(part, f"{source}: spout {name!r}") for name, part in topology.spouts.items()
+        },
+        bolts={name: _component(part, f"{source}: bolt {name!r}") for name, part in topology.bolts.items()},
+    )
+    spec = normalize_topology(conf, spec)
+    validate_topology(spec, conf)
+    whole = with_system_components(spec, conf)
+    table = _numbered(number_tasks(whole, conf), topology.tasks, source)
+    built = topology_to_place(
+        name=topology.name,
+        topology_id="",
+        spec=spec,
+        conf=conf,
+        tasks=table,
+        executors=executors_of(table, _executors(table, wanted_executors(whole), source)),
+    )
+    old = tuple(
+        PlacedWorker(
+            node=worker.node,
+            host=worker.host or hosts.get(worker.node, worker.node),
+            port=worker.port,
+            tasks=tuple(worker.tasks),
+            memory_bytes=worker.memory_bytes,
+            cpu=worker.cpu,
+        )
+        for worker in topology.old
+    )
+    return built.model_copy(
+        update={
+            "event": topology.event,
+            "reassign": topology.reassign,
+            "old": old,
+            "dead": tuple(topology.dead),
+            "unstopped": tuple(topology.unstopped),
+        }
+    )
+
+
+def _component(part: PlanComponent, source: str) -> ComponentSpec:
+    conf, _ = check_conf(part.conf, source=f"{source}: conf")
+    return ComponentSpec(
+        # What it runs does not matter to a plan.
+        object=ComponentObject(python="plan:component"),
+        parallelism=part.parallelism,
+        conf=conf,
+        inputs=tuple(
+            InputSpec(component=name, grouping=GroupingSpec(type="shuffle"))
+            for name in dict.fromkeys(part.inputs)
+        ),
+        outputs={DEFAULT_STREAM: StreamSpec()},
+    )
+
+
+def _numbered(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
+    """The table with the ids that the document gives; the others are numbered by design 8.3 around them."""
+    if not given:
+        return table
+    unknown = sorted(given.keys() - table.components.keys())
+    if unknown:
+        raise InvalidRequest(f"{source}: tasks names component {unknown[0]!r}, which has no tasks: remove it")
+    taken = {task for ids in given.values() for task in ids}
+    components = {}
+    cursor = 1
+    for name, part in table.components.items():
+        ids = list(given.get(name, ()))
+        while name not in given and len(ids) < len(part.ids):
+            if cursor not in taken:
+                ids.append(cursor)
+            cursor += 1
+        if not ids:
+            raise InvalidRequest(f"{source}: tasks gives component {name!r} no id: give at least one")
+        components[name] = part.model_copy(update={"tasks": encode_ranges(ids)})
+    return TaskTable(components=components)
+
+
+def _executors(table: TaskTable, wanted: Mapping[str, int], source: str) -> dict[str, int]:
+    for name, part in table.components.items():
+        if len(part.ids) < wanted.get(name, 0):
+            raise InvalidRequest(
+                f"{source}: component {name!r} has parallelism {wanted[name]} and {len(part.ids)} task ids: "
+                "give as many ids, or lower its parallelism"
+            )
+    return dict(wanted)
+
+
+def result_document(plan: PlacementPlan, planner: Planner) -> dict[str, Any]:
+    """Plans the batch; the outcome as ``plan --json`` prints it."""
+    result = planner(plan.batch)
+    return {
+        "topologies": {
+            topology.name: _outcome(topology, result.placement(topology.name)) for topology in plan.topologies
+        },
+        "seconds": {"session": round(result.session_secs, 4), "assign": round(result.assign_secs, 4)},
+    }
+
+
+def _outcome(topology: TopologyToPlace, placement: TopologyPlacement) -> dict[str, Any]:
+    failed = placement.status == "failed"
+    return {
+        "status": placement.status,
+        "error": {"type": placement.error_type, "message": placement.error} if failed else None,
+        "workers": [_worker(topology, worker) for worker in placement.workers],
+        "tasks": {str(task): component for task, component in sorted(topology.tasks.items())},
+        "unassigned": {str(task): why for task, why in sorted(placement.unassigned.items())},
+        "moved": placement.moved,
+    }
+
+
+def _worker(topology: TopologyToPlace, worker: PlacedWorker) -> dict[str, Any]:
+    counts: Iterable[tuple[str, int]] = Counter(topology.tasks[task] for task in worker.tasks).items()
+    return {
+        "node": worker.node,
+        "host": worker.host,
+        "port": worker.port,
+        "tasks": list(worker.tasks),
+        "components": dict(sorted(counts)),
+        "memory_bytes": worker.memory_bytes,
+        "cpu": worker.cpu,
+        "kept": worker.kept,
+    }

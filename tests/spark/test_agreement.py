@@ -1,0 +1,86 @@
+"""The PySpark assignment and its plain-Python twin give the same result, reasons included, on real Spark."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.model.placement import PlacementBatch
+from storm_dagster.spark.assignment import plan_many_with_spark, plan_with_spark
+from storm_dagster.spark.session import forget_session, open_connect
+from storm_dagster.testing.placement_clusters import generated_batch, small_topology, supervisor
+from storm_dagster.testing.placement_invariants import placement_faults
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def session(spark_remote: str) -> Iterator[SparkSession]:
+    opened = open_connect(spark_remote)
+    yield opened
+    forget_session(opened, release=True)
+
+
+@pytest.mark.timeout(600)
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@given(seeds=st.lists(st.integers(0, 2**32), min_size=50, max_size=50, unique=True))
+def test_both_planners_agree_on_fifty_generated_clusters(session: SparkSession, seeds: list[int]) -> None:
+    batches = [generated_batch(random.Random(seed)) for seed in seeds]
+    results = plan_many_with_spark(session, batches)
+    for seed, batch, result in zip(seeds, batches, results, strict=True):
+        twin = plan_placement(batch)
+        assert result.placements == twin.placements, f"seed {seed}"
+        assert placement_faults(batch, result) == [], f"seed {seed}"
+        assert (result.planner, twin.planner) == ("pyspark", "python")
+
+
+def test_many_topologies_in_several_partitions(session: SparkSession) -> None:
+    shape: dict[str, Any] = {
+        "bolts": {"split": (8, ["lines"]), "count": (8, ["split"])},
+        "spouts": {"lines": 3},
+        "workers": 4,
+    }
+    topologies = tuple(small_topology(f"t{number:04d}", **shape) for number in range(600))
+    supervisors = tuple(supervisor(number, range(6900, 6920)) for number in range(125))
+    batch = PlacementBatch(supervisors=supervisors, topologies=topologies)
+    result = plan_with_spark(session, batch)
+    assert placement_faults(batch, result) == []
+    assert result.placements == plan_placement(batch).placements
+    assert result.assign_secs > 0
+
+
+def test_one_topology_with_many_workers(session: SparkSession) -> None:
+    topology = small_topology(
+        bolts={"split": (700, ["lines"]), "count": (500, ["split"])},
+        spouts={"lines": 300},
+        workers=90,
+        differ_node=("lines",),
+    )
+    supervisors = tuple(supervisor(number, range(6900, 6904)) for number in range(400))
+    batch = PlacementBatch(supervisors=supervisors, topologies=(topology,))
+    result = plan_with_spark(session, batch)
+    assert result.placements == plan_placement(batch).placements
+    assert result.placements[0].status == "failed"
+    wide = topology.model_copy(update={"differ_node": (), "workers": 350})
+    batch = PlacementBatch(supervisors=supervisors, topologies=(wide,))
+    assert plan_with_spark(session, batch).placements == plan_placement(batch).placements
+
+
+def test_an_empty_batch(session: SparkSession) -> None:
+    batch = PlacementBatch(supervisors=(supervisor(1, [6900]),), topologies=())
+    assert plan_with_spark(session, batch).placements == ()
+
+
+def test_no_supervisor_at_all(session: SparkSession) -> None:
+    topology = small_topology(bolts={}, spouts={"lines": 2})
+    batch = PlacementBatch(supervisors=(), topologies=(topology,))
+    result = plan_with_spark(session, batch)
+    assert result.placements == plan_placement(batch).placements
+    assert result.placements[0].error == "topology 'wc' cannot be placed, no supervisor is alive: start one"
