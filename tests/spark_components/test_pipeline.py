@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from storm_dagster.api import SparkBolt, SparkSpout, Tuple
@@ -148,7 +149,7 @@ def test_rows_come_once_and_the_checkpoint_waits_for_their_acks(
 
 
 def test_micro_batches_are_dataframes_and_are_acked_after_the_function(
-    example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any]
+    example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any], spark_server: Any
 ) -> None:
     import pyarrow.parquet as parquet
 
@@ -156,6 +157,7 @@ def test_micro_batches_are_dataframes_and_are_acked_after_the_function(
     spec = spec_of(example, lines, out)
     bolt = start(SparkBolt, "totals", {**spec.bolts["totals"].object.args, "batch_tuples": 300}, spec, conf)
     tuples = [Tuple(n, "keywords", "default", 1, ["if" if n % 3 else "is", 2]) for n in range(300)]
+    jobs = spark_server.jobs()
     for tup in tuples:
         bolt.process(tup)
     assert bolt._collector.acked == tuples and not bolt._collector.failed
@@ -164,6 +166,12 @@ def test_micro_batches_are_dataframes_and_are_acked_after_the_function(
         for row in parquet.read_table(path).to_pylist():
             written[row["keyword"]] += row["times"]
     assert written == {"if": 400, "is": 200}
+    assert spark_server.jobs() > jobs, "the jobs must run on the shared server"
+    assert not [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "java" in child.name() and child.pid != spark_server.process.pid
+    ]
 
 
 def test_a_batch_whose_function_raises_fails_as_a_whole(
