@@ -67,9 +67,7 @@ def validate_conf(conf: Any, *, source: str, unknown: str = "error") -> tuple[di
         raise InvalidRequest(f"{source}: conf must be a map of keys to values, got {type(conf).__name__}")
     problems: list[str] = []
     warnings: list[str] = []
-    for key in conf:
-        if not isinstance(key, str):
-            problems.append(f"conf key {key!r} must be text")
+    problems.extend(f"conf key {key!r} must be text" for key in conf if not isinstance(key, str))
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
     (problems if unknown == "error" else warnings).extend(strange.values())
     defaults = _defaults()

@@ -18,7 +18,16 @@ SERVICES: dict[str, dict] = COMPOSE["services"]
 
 
 def test_the_production_shape_is_complete() -> None:
-    assert {"zk1", "zk2", "zk3", "nimbus1", "nimbus2", "supervisor1", "supervisor2", "supervisor3"} <= SERVICES.keys()
+    assert {
+        "zk1",
+        "zk2",
+        "zk3",
+        "nimbus1",
+        "nimbus2",
+        "supervisor1",
+        "supervisor2",
+        "supervisor3",
+    } <= SERVICES.keys()
     assert {"spark-placement", "spark-topologies", "postgres"} <= SERVICES.keys()
     assert {"dagster-code", "dagster-webserver", "dagster-daemon"} <= SERVICES.keys()
 

@@ -27,7 +27,18 @@ ALLOWED: dict[str, set[str]] = {
     "worker": {"model", "core", "zk", "blobstore", "spark", "operations", "api"},
     "client": {"model", "core", "packaging", "api", "blobstore"},
     "defs": {"model", "core", "zk", "blobstore", "spark", "operations", "client", "packaging", "nimbus"},
-    "testing": {"model", "core", "zk", "blobstore", "spark", "operations", "client", "packaging", "api", "worker"},
+    "testing": {
+        "model",
+        "core",
+        "zk",
+        "blobstore",
+        "spark",
+        "operations",
+        "client",
+        "packaging",
+        "api",
+        "worker",
+    },
     "cli": {
         *("model", "core", "zk", "blobstore", "spark", "operations", "client", "packaging", "api"),
         *("nimbus", "supervisor", "worker", "testing", "defs"),
@@ -71,13 +82,27 @@ def test_a_module_imports_only_what_stands_below_it(path: Path) -> None:
             other = name.split(".")[1]
             assert other == part or other in ALLOWED[part], f"{part} must not import {other} ({name})"
         elif top in CONFINED:
-            assert part in CONFINED[top], f"{top} may be imported only in {sorted(CONFINED[top])}, not in {part}"
+            assert part in CONFINED[top], (
+                f"{top} may be imported only in {sorted(CONFINED[top])}, not in {part}"
+            )
 
 
 def test_core_is_pure() -> None:
-    banned = {"time", "socket", "threading", "random", "subprocess", "os", "pathlib", "asyncio", "multiprocessing"}
+    banned = {
+        "time",
+        "socket",
+        "threading",
+        "random",
+        "subprocess",
+        "os",
+        "pathlib",
+        "asyncio",
+        "multiprocessing",
+    }
     for path in (PACKAGE / "core").rglob("*.py"):
-        assert not imports_of(path) & banned, f"{path.name} reaches for the world: {imports_of(path) & banned}"
+        assert not imports_of(path) & banned, (
+            f"{path.name} reaches for the world: {imports_of(path) & banned}"
+        )
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -85,7 +110,9 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "import sys, storm_dagster, storm_dagster.worker, storm_dagster.api;"
         "print([m for m in ('pyspark','pandas','dagster','numpy','pyarrow') if m in sys.modules])"
     )
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     assert out.stdout.strip() == "[]"
 
 
