@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-export STORM_DAGSTER_QUIET_DEPRECATIONS := 1
+ROUNDS ?= 5
 export DAGSTER_DISABLE_TELEMETRY := yes
 # The tests and the demo stay on this machine; a proxy would only break loopback.
 export NO_PROXY := 127.0.0.1,localhost
@@ -51,10 +51,14 @@ bench: java install
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
 chaos: java install
-	$(BIN)/python -m pytest -m cluster --count-faults tests/cluster $(ARGS)
+	@for round in $$(seq 1 $(ROUNDS)); do \
+	  echo "round $$round of $(ROUNDS): workers, supervisors, a host and ZooKeeper are killed or frozen"; \
+	  $(BIN)/python -m pytest -q tests/cluster tests/worker tests/operations/test_crashes.py $(ARGS) || exit 1; \
+	done
 
+# Links, commands and snippets of the documents.
 docs: install
-	$(BIN)/python docs/check_links.py
+	$(BIN)/python -m pytest -q tests/docs $(ARGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache build dist
