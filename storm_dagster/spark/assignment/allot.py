@@ -6,6 +6,7 @@ supervisors, slots and workers, never tasks.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +28,7 @@ def allot_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, demands: pa.Table) 
     ports = Ports(slots)
     columns: dict[str, list[Any]] = {name: [] for name in SEATS.names}
     for demand in sorted(demands.to_pylist(), key=lambda row: row["topology"]):
-        for seat in _serve(demand["about"], demand["demand"], ports):
+        for seat in _serve(json.loads(demand["text"]), demand["demand"], ports):
             seat.update(cluster=demand["cluster"], topology=demand["topology"])
             for name, values in columns.items():
                 values.append(seat.get(name))
@@ -49,8 +50,7 @@ def _serve(about: Row, demand: Row, ports: Ports) -> list[Row]:
             seat_balanced(seating)
     except Refused as refused:
         seating.close(refused=True)
-        error_type, error, brief = refused.refusal
-        return [{"kind": "failed", "error_type": error_type, "error": error, "brief": brief}]
+        return [{"kind": "failed", "text": json.dumps(refused.refusal._asdict())}]
     seating.close(refused=False)
     freed = [{"kind": "freed", "ref": worker} for worker in seating.freed]
     return [*freed, *({"kind": "seat", "seat": number, **seat} for number, seat in enumerate(seating.seats))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pyarrow as pa
@@ -17,11 +18,12 @@ Row = dict[str, Any]
 def demand_of(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:
     """The demand of one topology from its executors and the rows about it."""
     facts = rows.to_pylist()
-    about = next(row["about"] for row in facts if row["kind"] == "about")
+    text = next(row["text"] for row in facts if row["kind"] == "about")
+    about = json.loads(text)
     executors = Executors(units)
     past = read_past(about, executors, facts)
     demand = _demand(about, executors, past)
-    row = {"cluster": key[0].as_py(), "topology": key[1].as_py(), "about": about, "demand": demand}
+    row = {"cluster": key[0].as_py(), "topology": key[1].as_py(), "text": text, "demand": demand}
     return pa.Table.from_pylist([row], schema=DEMANDS)
 
 

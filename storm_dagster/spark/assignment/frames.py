@@ -25,6 +25,8 @@ class Frames:
     runs: pa.Table
     past: pa.Table | None
     """``None`` when no topology has an assignment or a wish."""
+    several: bool
+    """Some executor has several tasks."""
 
 
 def service_order(batch: PlacementBatch) -> list[TopologyToPlace]:
@@ -70,6 +72,7 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
         pa.table(topologies, schema=TOPOLOGIES),
         pa.table(runs, schema=RUNS),
         pa.table(past, schema=PAST) if past["cluster"] else None,
+        any(size > 1 for size in runs["size"]),
     )
 
 

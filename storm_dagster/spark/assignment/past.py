@@ -32,6 +32,8 @@ class Executors:
 
     def tasks(self) -> list[list[int]]:
         """The tasks of each executor; needed only where an assignment is read."""
+        if "size" not in self._rows.column_names:
+            return [[unit] for unit in self.unit]
         sizes = self._rows.column("size").to_pylist()
         members = self._rows.column("members").to_pylist()
         return [

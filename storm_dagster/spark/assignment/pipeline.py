@@ -60,14 +60,16 @@ def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame
     topologies = _frame(session, frames.topologies)
     runs = _frame(session, frames.runs)
     past = _frame(session, frames.past) if frames.past is not None else None
-    executors = _executors(runs)
-    facts = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "about")
+    topologies = topologies.withColumn("text", F.to_json("about", {"ignoreNullFields": "false"}))
+    executors = _executors(runs, ("size", "members") if frames.several else ())
+    facts = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
     if past is None:
         demands = _plain_demands(topologies)
     else:
-        demands = _plain_demands(topologies.where(~F.col("past"))).unionByName(
-            _demands_with_past(topologies.where("past"), executors.where("past"), past, partitions)
+        with_past = _demands_with_past(
+            topologies.where("past"), executors.where("past").drop("past"), past, partitions
         )
+        demands = _plain_demands(topologies.where(~F.col("past"))).unionByName(with_past)
         facts = facts.unionByName(past, allowMissingColumns=True)
     seats = (
         _ranked_slots(supervisors, past)
@@ -77,7 +79,8 @@ def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame
     )
     facts = facts.unionByName(seats, allowMissingColumns=True)
     return (
-        executors.repartition(partitions, *_TOPOLOGY)
+        executors.drop("past")
+        .repartition(partitions, *_TOPOLOGY)
         .groupBy(*_TOPOLOGY)
         .cogroup(facts.repartition(partitions, *_TOPOLOGY).groupBy(*_TOPOLOGY))
         .applyInArrow(place_tasks, ddl(PLACED))
@@ -89,11 +92,11 @@ def _frame(session: SparkSession, table: pa.Table) -> DataFrame:
     return session.createDataFrame(table if table.num_rows else [], schema=from_arrow_schema(table.schema))
 
 
-def _executors(runs: DataFrame) -> DataFrame:
-    """One row for each executor."""
+def _executors(runs: DataFrame, more: Sequence[str]) -> DataFrame:
+    """One row for each executor, ``more`` columns only when some have several tasks."""
     last = F.col("first") + (F.col("count") - 1) * F.col("size")
     unit = F.explode(F.sequence(F.col("first"), last, F.col("size")))
-    return runs.select(*_TOPOLOGY, "past", "component", unit.alias("unit"), "size", "members")
+    return runs.select(*_TOPOLOGY, "past", "component", unit.alias("unit"), *more)
 
 
 def _plain_demands(topologies: DataFrame) -> DataFrame:
@@ -128,14 +131,14 @@ def _plain_demands(topologies: DataFrame) -> DataFrame:
         known.get(field.name, F.array()).cast(ddl_type(field.type)).alias(field.name)
         for field in (DEMAND.field(index) for index in range(DEMAND.num_fields))
     ]
-    return topologies.select(*_TOPOLOGY, "about", F.struct(*fields).alias("demand"))
+    return topologies.select(*_TOPOLOGY, "text", F.struct(*fields).alias("demand"))
 
 
 def _demands_with_past(
     topologies: DataFrame, executors: DataFrame, past: DataFrame, partitions: int
 ) -> DataFrame:
     """What topologies with an assignment or wishes want: one Arrow group for each, in parallel."""
-    about = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "about")
+    about = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
     facts = about.unionByName(past, allowMissingColumns=True)
     return (
         executors.repartition(partitions, *_TOPOLOGY)

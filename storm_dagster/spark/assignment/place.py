@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import groupby
 from typing import Any
 
@@ -24,13 +25,13 @@ def place_tasks(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> 
     by_kind: dict[str, list[Row]] = {}
     for row in rows.to_pylist():
         by_kind.setdefault(row["kind"], []).append(row)
-    (about,) = (row["about"] for row in by_kind.pop("about"))
+    (about,) = (json.loads(row["text"]) for row in by_kind.pop("about"))
     seats = sorted(by_kind.pop("seat", ()), key=lambda row: row["seat"])
     failed = by_kind.pop("failed", ())
     freed = {row["ref"] for row in by_kind.pop("freed", ())}
     placing = _Placing(about, units, [row for part in by_kind.values() for row in part])
     if failed:
-        placing.fail(failed[0])
+        placing.fail(failed[0]["text"])
     else:
         placing.stay(freed)
         if seats:
@@ -54,14 +55,13 @@ class _Placing:
         """Executors that the event places."""
         return list(range(len(self.executors.unit))) if self.past is None else self.past.needed
 
-    def fail(self, failure: Row) -> None:
+    def fail(self, failure: str) -> None:
         """Lists the executors that have no worker now; in a rebalance all others stay where they are."""
         without = self.needed
         if self.past is not None and self.about["event"] == "rebalance":
             settled = {position for worker in self.past.old for position in worker.holds}
             without = [position for position in without if position not in settled]
-        shown = {name: failure[name] for name in ("error_type", "error", "brief")}
-        self.out.append({**shown, "units": [self.executors.unit[position] for position in without]})
+        self.out.append({"text": failure, "units": [self.executors.unit[position] for position in without]})
 
     def stay(self, freed: set[int]) -> None:
         """Lists the workers that the event does not touch."""

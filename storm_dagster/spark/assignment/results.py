@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from storm_dagster.model.placement import (
     TopologyPlacement,
     TopologyToPlace,
 )
-from storm_dagster.model.placement_reasons import Reason, reason_text
+from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text
 from storm_dagster.spark.assignment.frames import service_order
 
 __all__ = ["read_results"]
@@ -38,13 +39,14 @@ def read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[tu
 def _outcome(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
     several = {min(group): tuple(sorted(group)) for group in topology.executors if len(group) > 1}
     if len(rows) == 1 and rows[0]["node"] is None:
-        row = rows[0]
+        refusal = Refusal(**json.loads(rows[0]["text"]))
+        without = [task for unit in rows[0]["units"] for task in several.get(unit, (unit,))]
         return TopologyPlacement(
             name=topology.name,
             status="failed",
-            error_type=row["error_type"],
-            error=row["error"],
-            unassigned={task: row["brief"] for unit in row["units"] for task in several.get(unit, (unit,))},
+            error_type=refusal.error_type,
+            error=refusal.message,
+            unassigned=dict.fromkeys(without, refusal.brief),
         )
     before = {(worker.node, worker.port): worker for worker in topology.old}
     rows.sort(key=lambda row: (row["node"], row["port"]))

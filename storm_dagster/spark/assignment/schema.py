@@ -136,8 +136,11 @@ DEMAND = pa.struct(
 """What a topology wants of the slots. ``seats`` are old workers whose slot may be used on; for ``even``,
 ``fixed`` are the sizes of unstopped workers, ``total`` and ``missing`` count executors."""
 
-DEMANDS = pa.schema([("cluster", pa.int32()), ("topology", pa.int32()), ("about", ABOUT), ("demand", DEMAND)])
-"""One row for each topology."""
+DEMANDS = pa.schema(
+    [("cluster", pa.int32()), ("topology", pa.int32()), ("text", pa.string()), ("demand", DEMAND)]
+)
+"""One row for each topology; ``text`` is what there is to know about it, as JSON: every group of a stage
+carries its schema, and a wide one costs more than the rows."""
 
 SEATS = pa.schema(
     [
@@ -151,13 +154,12 @@ SEATS = pa.schema(
         ("role", pa.string()),
         ("ref", pa.int32()),
         ("why", pa.int32()),
-        ("error_type", pa.string()),
-        ("error", pa.string()),
-        ("brief", pa.string()),
+        ("text", pa.string()),
     ]
 )
 """``kind`` is ``seat``, ``failed``, or ``freed`` for a live worker whose slot is given back; ``role`` is
-``empty``, ``claim``, ``reuse`` or ``master``, and ``ref`` the number of the claim or of the old worker."""
+``empty``, ``claim``, ``reuse`` or ``master``, and ``ref`` the number of the claim or of the old worker; ``text``
+is a failure as JSON."""
 
 PLACED = pa.schema(
     [
@@ -171,12 +173,11 @@ PLACED = pa.schema(
         ("cpu", pa.int32()),
         ("units", _INTS),
         ("reasons", _INTS),
-        ("error_type", pa.string()),
-        ("error", pa.string()),
-        ("brief", pa.string()),
+        ("text", pa.string()),
     ]
 )
-"""One row for each worker; a failed topology has one row without a node, its ``units`` those without a slot."""
+"""One row for each worker; a failed topology has one row without a node, its ``units`` those without a slot
+and its ``text`` the failure."""
 
 _PLAIN = {
     pa.int32(): "int",
