@@ -15,7 +15,7 @@ import click
 from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.run_file import RunFile
 
 __all__ = ["COMMANDS"]
@@ -105,9 +105,7 @@ def spark(invocation: Invocation, warm_up: str | None) -> None:
     conf = _daemon_conf(invocation)
     home = _home(invocation, conf)
     if warm_up is not None:
-        from storm_dagster.spark.warm_up import warm_up as run_first_jobs
-
-        run_first_jobs(warm_up)
+        _run_first_jobs(conf, warm_up)
         return
     port = conf["spark.connect.port"] or _free_port()
     command = spark_connect_command(
@@ -117,6 +115,22 @@ def spark(invocation: Invocation, warm_up: str | None) -> None:
         local_dir=home / "spark",
     )
     _become(command, home, "spark", {"connect": port}, spark_environment())
+
+
+def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
+    """Warms the server up in the placement's pinned session; in one of its own before there is a cluster."""
+    from storm_dagster.spark.warm_up import warm_cluster, warm_up
+    from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+    try:
+        cluster = StormClusterState.open(conf.values)
+    except StormDagsterError:
+        warm_up(remote)
+        return
+    try:
+        warm_cluster({**conf.values, "spark.remote": remote}, cluster)
+    finally:
+        cluster.disconnect()
 
 
 def _free_port() -> int:

@@ -23,8 +23,8 @@ from storm_dagster.core.submission import (
     wanted_executors,
     with_system_components,
 )
-from storm_dagster.model.conf import default_conf, validate_conf
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.conf import ClusterConf, Conf, default_conf, validate_conf
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.placement import (
     PlacedWorker,
     PlacementBatch,
@@ -45,22 +45,41 @@ from storm_dagster.model.topology import (
     StreamSpec,
     TopologySpec,
 )
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["parse_plans", "plan_batch", "plan_documents", "plan_text", "result_document"]
 
 Planner = Callable[[PlacementBatch], PlacementResult]
 
 
-def plan_text(text: str, *, conf: Any, say: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
+def plan_text(
+    text: str, *, conf: ClusterConf | Conf, say: Callable[[str], None] | None = None
+) -> list[dict[str, Any]]:
     """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this process."""
     from storm_dagster.spark.planner import planner_for
+
+    conf = conf.values if isinstance(conf, ClusterConf) else conf
 
     plans = parse_plans(text)
     if say is not None:
         where = conf.get("spark.remote") or conf.get("spark.master") or "a Spark session of its own"
         say(f"planning {sum(len(plan.topologies) for plan in plans)} topologies on {where}")
-    planner = planner_for(conf)
+    planner = planner_for(conf, _pinned_session(conf))
     return [result_document(plan, planner) for plan in plans]
+
+
+def _pinned_session(conf: Conf) -> str | None:
+    """The id of the session in which the cluster's placements run, which is warm; ``None`` without a cluster."""
+    if not conf.get("spark.remote"):
+        return None
+    from storm_dagster.spark.pinned import ClusterSessionIds
+
+    try:
+        with StormClusterState.open({**conf, "storm.zookeeper.connection.timeout": 2000}) as cluster:
+            kept = ClusterSessionIds(cluster.state).read()
+    except StormDagsterError:
+        return None
+    return kept[0] if kept is not None else None
 
 
 def plan_documents(text: str, planner: Planner) -> list[dict[str, Any]]:

@@ -8,8 +8,9 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.spark.pinned import (
@@ -42,10 +43,6 @@ OpenSession = Callable[[Mapping[str, str]], "SparkSession"]
 """Opens the session of a Spark conf: ``{"spark.remote": url}`` or ``{"spark.master": url}``."""
 
 DEADLINE_SECS = 120.0
-
-
-class _Conf(Protocol):
-    def get(self, key: str, default: Any = None, /) -> Any: ...
 
 
 class ConnectPlanner:
@@ -165,7 +162,7 @@ _planners: dict[tuple[int, str], ConnectPlanner] = {}
 
 
 def plan_on_cluster(
-    conf: _Conf, cluster: Any, batch: PlacementBatch, *, open_session: OpenSession | None = None
+    conf: ClusterConf | Conf, cluster: Any, batch: PlacementBatch, *, open_session: OpenSession | None = None
 ) -> PlacementResult:
     """Places the batch where the cluster's conf says: ``spark.remote``, else ``spark.master``.
 
@@ -198,16 +195,19 @@ def local_planner() -> ClassicPlanner:
     return ClassicPlanner(lambda: open_classic("local[*]"))
 
 
-def planner_for(conf: _Conf) -> Callable[[PlacementBatch], PlacementResult]:
+def planner_for(
+    conf: ClusterConf | Conf, session_id: str | None = None
+) -> Callable[[PlacementBatch], PlacementResult]:
     """The planner of ``plan``: the cluster's Spark when there is one, else one in this process.
 
-    What-if planning keeps a session of its own on the cluster's Spark, under an id that all users of that
-    server's URL agree on, so that it is warm from the second call on and nothing is written anywhere.
+    ``session_id`` is the cluster's pinned session, which it joins and never replaces. Without it, what-if
+    planning has a session of its own under an id that all users of that server's URL agree on, so that it is
+    warm from the second call on and nothing is written anywhere.
     """
     remote = conf.get("spark.remote")
     if remote:
         agreed = uuid.uuid5(uuid.NAMESPACE_URL, f"{remote}#storm-dagster-plan")
-        return ConnectPlanner(str(remote), FixedSessionIds(str(agreed)))
+        return ConnectPlanner(str(remote), FixedSessionIds(session_id or str(agreed)))
     if conf.get("spark.master"):
         return ClassicPlanner(lambda: open_classic(str(conf.get("spark.master"))))
     return local_planner()

@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
 
+from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Unavailable
 
 __all__ = [
@@ -185,11 +185,7 @@ class SparkServer:
         self.stop()
 
 
-class _Conf(Protocol):
-    def get(self, key: str, default: Any = None, /) -> Any: ...
-
-
-def run(conf: _Conf, home: Path, stop: threading.Event, port: int) -> int:
+def run(conf: ClusterConf | Conf, home: Path, stop: threading.Event, port: int) -> int:
     """Keeps a warmed server on ``port`` until ``stop`` is set; restarts one that dies, ever more slowly.
 
     Returns 0. Raises :class:`Unavailable` when not even the first start succeeds.
