@@ -132,6 +132,8 @@ def run(remote: str, arguments: argparse.Namespace) -> None:
         )
         planner.close(release="same" not in name)
     planner = ConnectPlanner(remote, FixedSessionIds(session_id), deadline_secs=600)
+    # A JVM that has just started still compiles: what a cluster of some minutes' age does is measured.
+    measure("the next ten jobs", planner, lambda: small, 10)
     measure("warm, one topology of 100 tasks", planner, lambda: small, 11)
     measure(
         "1,000 topologies of 100 tasks, 1,000 supervisors", planner, lambda: many_topologies(1_000, 1_000), 5
