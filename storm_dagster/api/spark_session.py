@@ -8,6 +8,7 @@ cluster. pyspark is imported only when a Spark component opens.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
@@ -86,8 +87,11 @@ def drop_worker_session(conf: Mapping[str, Any]) -> None:
     with _lock:
         session = _sessions.pop(spark_target(conf), None)
     if session is not None:
+        client = getattr(session, "client", None)
         try:
-            session.stop()
+            # Stopping a Connect session would ask its server, which may be gone, again and again; the server
+            # forgets an idle session by itself.
+            client.close() if client is not None else session.stop()
         except Exception as error:
             _log.info("the lost Spark session did not stop cleanly: %s", error)
 
@@ -125,12 +129,19 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
     os.environ.pop("SPARK_REMOTE", None)
     try:
         if kind == "remote":
+            from pyspark.sql.connect.client.retries import DefaultPolicy
+
             _check_listening(url)
             separator = "" if url.rstrip().endswith(";") else (";" if "/;" in url else "/;")
             builder = SparkSession.builder.remote(f"{url}{separator}session_id={uuid.uuid4()}")
             for key, value in extra.items():
                 builder = builder.config(key, value)
             session = builder.create()
+            # Otherwise a call to a server that went away is tried again for ten minutes.
+            session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
+            # pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone; it
+            # leaves closed clients alone, and hooks run in reverse order of registration.
+            atexit.register(session.client.close)
             session.range(1).count()
             return session
         builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))

@@ -120,6 +120,11 @@ def take(spout: Any, rows: int) -> list[tuple[Any, list[Any]]]:
     return found
 
 
+def java_children() -> set[int]:
+    """Pids of the Java processes below this one."""
+    return {child.pid for child in psutil.Process().children(recursive=True) if "java" in child.name()}
+
+
 def test_rows_come_once_and_the_checkpoint_waits_for_their_acks(
     example: Any, lines: Path, tmp_path: Path, conf: dict[str, Any]
 ) -> None:
@@ -157,7 +162,7 @@ def test_micro_batches_are_dataframes_and_are_acked_after_the_function(
     spec = spec_of(example, lines, out)
     bolt = start(SparkBolt, "totals", {**spec.bolts["totals"].object.args, "batch_tuples": 300}, spec, conf)
     tuples = [Tuple(n, "keywords", "default", 1, ["if" if n % 3 else "is", 2]) for n in range(300)]
-    jobs = spark_server.jobs()
+    jobs, java = spark_server.jobs(), java_children()
     for tup in tuples:
         bolt.process(tup)
     assert bolt._collector.acked == tuples and not bolt._collector.failed
@@ -167,11 +172,7 @@ def test_micro_batches_are_dataframes_and_are_acked_after_the_function(
             written[row["keyword"]] += row["times"]
     assert written == {"if": 400, "is": 200}
     assert spark_server.jobs() > jobs, "the jobs must run on the shared server"
-    assert not [
-        child
-        for child in psutil.Process().children(recursive=True)
-        if "java" in child.name() and child.pid != spark_server.process.pid
-    ]
+    assert java_children() == java, "no Spark of its own may run below a worker"
 
 
 def test_a_batch_whose_function_raises_fails_as_a_whole(
