@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api.bolt import Bolt
-from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
+from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver, rows_of
 from storm_dagster.api.spark_session import (
     drop_worker_session,
     is_session_loss,
@@ -238,7 +238,7 @@ class SparkBolt(Bolt):
                 session.createDataFrame(table, self.schema) if self.schema else session.createDataFrame(table)
             )
             result = self._function(frame, **self.function_args)
-            rows = _rows(result.toArrow()) if result is not None else []
+            rows = rows_of(result.toArrow()) if result is not None else []
         except Exception as error:
             if is_session_loss(error):
                 drop_worker_session(self._conf)
@@ -269,8 +269,3 @@ def _archive_of(context: Any) -> Path | None:
     """The topology's packed archive on this host (it lies beside the unpacked one), or ``None`` in a harness."""
     unpacked = getattr(context, "archive", None)
     return Path(unpacked).parent / "stormjar.jar" if unpacked else None
-
-
-def _rows(table: pa.Table) -> list[list[Any]]:
-    columns = [column.to_pylist() for column in table.columns]
-    return [list(row) for row in zip(*columns, strict=True)]

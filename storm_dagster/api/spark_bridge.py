@@ -27,7 +27,7 @@ from storm_dagster.model.errors import Unavailable
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchEndpoint", "make_deliver"]
+__all__ = ["BatchEndpoint", "make_deliver", "rows_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class BatchEndpoint:
         import pyarrow
 
         with pyarrow.ipc.open_stream(raw) as reader:
-            rows = _rows(reader.read_all())
+            rows = rows_of(reader.read_all())
         with self._condition:
             for values in rows:
                 batch.rows.append((f"{batch.serial}:{batch.count}", values))
@@ -250,7 +250,7 @@ class _GivenUp(Exception):
     """The batch will not be acked by this endpoint."""
 
 
-def _rows(table: pa.Table) -> list[list[Any]]:
+def rows_of(table: pa.Table) -> list[list[Any]]:
     """The rows of a table as lists of Python values, in column order."""
     columns = [column.to_pylist() for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)]
