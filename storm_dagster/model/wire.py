@@ -48,6 +48,8 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     """``"600"``, ``"10800"``, ``"86400"``, ``":all-time"`` -> the same figures over that many seconds."""
     streams: dict[str, dict[str, int]] = {}
     """``emitted``, ``transferred``: by stream; ``executed``: by ``component:stream`` of the input."""
+    window_streams: dict[str, dict[str, dict[str, int]]] = {}
+    """Window -> the same by stream. A window that the task is younger than is left out: all of it counts."""
     errors: int = 0
     """Errors since the task was opened, throttled ones included."""
     metrics: dict[str, Any] = {}

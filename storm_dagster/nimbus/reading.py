@@ -10,13 +10,15 @@ from typing import Any
 
 import httpx
 
+from storm_dagster.core.reassignment import Runnable
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound
 from storm_dagster.model.names import id_of_blob_key, placement_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.page_facts import TopologyFacts, topology_facts
 from storm_dagster.operations import status
-from storm_dagster.operations.context import OperationsContext, topology_by_name
+from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 
 __all__ = ["AskTopologyMaster", "ClusterReader"]
 
@@ -73,6 +75,20 @@ class ClusterReader:
             errors=status.errors_of(ctx, topology.id),
             launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
         )
+
+    def facts(self, name: str) -> TopologyFacts:
+        """Everything that pages of a topology (by name or id) show; :class:`NotAlive` when there is none."""
+        topology = topology_by_name(self.view(), name)
+        return topology_facts(
+            topology,
+            self._stats_of(topology),
+            now_secs=int(time.time()),
+            errors=status.errors_of(self._reading_context(), topology.id),
+        )
+
+    def runnable(self, topology_id: str) -> Runnable:
+        """Normalized topology and total conf of a running topology, read from its blobs."""
+        return load_runnable(self._reading_context(), topology_id)
 
     def placement(self, name: str) -> dict[str, Any]:
         """Why each task of a topology is where it is, as the run that published it stored it."""

@@ -343,6 +343,7 @@ class NativeEngine:
                 stats=runner.stats.all_time(),
                 windows=runner.stats.windows(now),
                 streams=runner.stats.by_stream(),
+                window_streams=runner.stats.window_streams(now),
                 errors=runner.stats.errors,
                 metrics=runner.stats.metrics,
             )

@@ -82,8 +82,8 @@ class TopologyMasterTable:
             }
             for task, one in report.tasks.items():
                 tasks[task] = {**msgspec.to_builtins(one), "node": report.node, "port": report.port}
-                for name, empty in (("stats", {}), ("windows", {}), ("streams", {}), ("metrics", {})):
-                    tasks[task].setdefault(name, empty)
+                for name in ("stats", "windows", "streams", "window_streams", "metrics"):
+                    tasks[task].setdefault(name, {})
                 tasks[task].setdefault("errors", 0)
                 tasks[task].setdefault("uptime_secs", 0)
         return {"tasks": tasks, "workers": workers}

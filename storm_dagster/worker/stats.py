@@ -17,6 +17,7 @@ WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 _SNAPSHOTS = 20
 
 _Figures = tuple[int, int, int, int, int, int, int, int, int, int, int]
+_Streams = dict[str, dict[str, int]]
 
 
 class TaskStats:
@@ -57,8 +58,8 @@ class TaskStats:
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts what is emitted."""
         self.metrics: dict[str, Any] = {}
-        # Per window: (time, figures), oldest first.
-        self._rings: dict[str, list[tuple[float, _Figures]]] = {name: [] for name in WINDOWS}
+        # Per window: (time, figures, figures by stream), oldest first.
+        self._rings: dict[str, list[tuple[float, _Figures, _Streams]]] = {name: [] for name in WINDOWS}
 
     def _figures(self) -> _Figures:
         emitted = transferred = 0
@@ -82,12 +83,14 @@ class TaskStats:
     def snapshot(self, now: float) -> None:
         """Take the snapshots that are due; call it every few seconds."""
         figures: _Figures | None = None
+        streams: _Streams = {}
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
             if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
                 continue
-            figures = figures or self._figures()
-            ring.append((now, figures))
+            if figures is None:
+                figures, streams = self._figures(), self.by_stream()
+            ring.append((now, figures, streams))
             while len(ring) > 1 and ring[1][0] <= now - secs:
                 del ring[0]
 
@@ -111,7 +114,22 @@ class TaskStats:
         found[":all-time"] = _shown(current)
         return found
 
-    def by_stream(self) -> dict[str, dict[str, int]]:
+    def window_streams(self, now: float) -> dict[str, _Streams]:
+        """As :meth:`by_stream`, of the windows that the task is older than; in the others everything counts."""
+        current = self.by_stream()
+        found: dict[str, _Streams] = {}
+        for name, secs in WINDOWS.items():
+            ring = self._rings[name]
+            start = bisect_right(ring, now - secs, key=lambda item: item[0]) - 1
+            if start >= 0:
+                base = ring[start][2]
+                found[name] = {
+                    kind: {key: count - base[kind].get(key, 0) for key, count in counts.items()}
+                    for kind, counts in current.items()
+                }
+        return found
+
+    def by_stream(self) -> _Streams:
         """Emitted and transferred by stream, executed by ``component:stream`` of the input."""
         return {
             "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted},

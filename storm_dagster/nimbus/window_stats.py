@@ -1,0 +1,201 @@
+"""Figures by window and stream, made of what a topology master reports: the one source of every page (REST, Thrift).
+
+A task reports exact counts of each window, and by stream what it emitted, transferred and executed. What a
+bolt acked and failed and its latencies are known for the task as a whole; with one input they belong to it,
+with several they are shared out by what was executed from each. A spout's acks are shared out in the same way
+by what it emitted on each stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+__all__ = [
+    "ALL_TIME",
+    "WINDOWS",
+    "Totals",
+    "WindowStats",
+    "check_window",
+    "is_system_name",
+    "merge",
+    "split_input",
+    "task_windows",
+]
+
+ALL_TIME = ":all-time"
+WINDOWS = ("600", "10800", "86400", ALL_TIME)
+"""Storm's window names: seconds, and the whole life."""
+
+Counts = Mapping[str, int]
+Means = Mapping[str, float]
+
+
+def check_window(window: str | None) -> str:
+    """The window of that name; Storm's rule: everything unknown means all time."""
+    return window if window in WINDOWS else ALL_TIME
+
+
+def is_system_name(name: str) -> bool:
+    """Whether a stream or component belongs to the system (Storm's ``sys=false`` hides it)."""
+    return name.startswith("__")
+
+
+def split_input(key: str) -> tuple[str, str]:
+    """(component, stream) of an input key ``component:stream``."""
+    component, _, stream = key.rpartition(":")
+    return component, stream
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Figures of one window, summed; latencies are means over what was counted, in milliseconds."""
+
+    emitted: int = 0
+    transferred: int = 0
+    executed: int = 0
+    acked: int = 0
+    failed: int = 0
+    execute_ms: float = 0.0
+    process_ms: float = 0.0
+    complete_ms: float = 0.0
+
+
+@dataclass(frozen=True)
+class WindowStats:
+    """Figures of one window by stream.
+
+    ``emitted`` and ``transferred`` are keyed by output stream. ``acked`` and ``failed`` are keyed by output stream
+    for a spout and by input ``component:stream`` for a bolt, as ``executed``, ``execute_ms`` and ``process_ms``;
+    ``complete_ms`` (spouts) by output stream.
+    """
+
+    emitted: Counts = field(default_factory=dict)
+    transferred: Counts = field(default_factory=dict)
+    executed: Counts = field(default_factory=dict)
+    acked: Counts = field(default_factory=dict)
+    failed: Counts = field(default_factory=dict)
+    execute_ms: Means = field(default_factory=dict)
+    process_ms: Means = field(default_factory=dict)
+    complete_ms: Means = field(default_factory=dict)
+
+    def totals(self, *, include_sys: bool = False) -> Totals:
+        """The sum over streams; those of the system only with ``include_sys``."""
+
+        def shown(counts: Counts) -> dict[str, int]:
+            if include_sys:
+                return dict(counts)
+            return {key: number for key, number in counts.items() if not is_system_name(split_input(key)[1])}
+
+        executed, acked = shown(self.executed), shown(self.acked)
+        return Totals(
+            emitted=sum(shown(self.emitted).values()),
+            transferred=sum(shown(self.transferred).values()),
+            executed=sum(executed.values()),
+            acked=sum(acked.values()),
+            failed=sum(shown(self.failed).values()),
+            execute_ms=_mean(self.execute_ms, executed),
+            process_ms=_mean(self.process_ms, executed),
+            complete_ms=_mean(self.complete_ms, acked),
+        )
+
+
+def task_windows(told: Mapping[str, Any] | None, kind: Literal["spout", "bolt"]) -> dict[str, WindowStats]:
+    """Window -> figures of one task, from the topology master's entry for it (``None``: it reported nothing)."""
+    if told is None:
+        return {window: WindowStats() for window in WINDOWS}
+    lifetime = told.get("streams") or {}
+    by_window = {ALL_TIME: lifetime, **(told.get("window_streams") or {})}
+    figures = told.get("windows") or {}
+    return {
+        window: _one_window(
+            by_window.get(window, lifetime), figures.get(window) or told.get("stats") or {}, kind
+        )
+        for window in WINDOWS
+    }
+
+
+def _one_window(
+    streams: Mapping[str, Any], figures: Mapping[str, Any], kind: Literal["spout", "bolt"]
+) -> WindowStats:
+    emitted: dict[str, int] = dict(streams.get("emitted") or {})
+    executed: dict[str, int] = dict(streams.get("executed") or {})
+    if not executed and figures.get("executed"):
+        # System components count their messages without a stream.
+        executed = {":__system": int(figures["executed"])}
+    if kind == "spout":
+        weights = {stream: count for stream, count in emitted.items() if not is_system_name(stream)}
+    else:
+        weights = executed
+    acked = _share(int(figures.get("acked") or 0), weights)
+    return WindowStats(
+        emitted=emitted,
+        transferred=dict(streams.get("transferred") or {}),
+        executed=executed,
+        acked=acked,
+        failed=_share(int(figures.get("failed") or 0), weights),
+        execute_ms=_same(figures.get("execute_ms"), executed),
+        process_ms=_same(figures.get("process_ms"), executed),
+        complete_ms=_same(figures.get("complete_ms"), acked) if kind == "spout" else {},
+    )
+
+
+def merge(parts: Iterable[WindowStats]) -> WindowStats:
+    """Several tasks as one: counts summed, latencies weighted by the tuples that they are of."""
+    parts = list(parts)
+    return WindowStats(
+        emitted=_sum(part.emitted for part in parts),
+        transferred=_sum(part.transferred for part in parts),
+        executed=_sum(part.executed for part in parts),
+        acked=_sum(part.acked for part in parts),
+        failed=_sum(part.failed for part in parts),
+        execute_ms=_weighted((part.execute_ms, part.executed) for part in parts),
+        process_ms=_weighted((part.process_ms, part.executed) for part in parts),
+        complete_ms=_weighted((part.complete_ms, part.acked) for part in parts),
+    )
+
+
+def _share(total: int, weights: Counts) -> dict[str, int]:
+    """``total`` in whole numbers by weight; the sum is exact (the rest goes to the last key)."""
+    whole = sum(weights.values())
+    if not total or not weights:
+        return {}
+    shares: dict[str, int] = {}
+    given = 0
+    keys = sorted(weights)
+    for key in keys[:-1]:
+        shares[key] = total * weights[key] // whole if whole else 0
+        given += shares[key]
+    shares[keys[-1]] = total - given
+    return {key: number for key, number in shares.items() if number}
+
+
+def _same(mean: Any, counts: Counts) -> dict[str, float]:
+    return {key: float(mean) for key, number in counts.items() if number} if mean else {}
+
+
+def _mean(means: Means, counts: Counts) -> float:
+    number = sum(counts.values())
+    if not number:
+        return 0.0
+    return sum(means.get(key, 0.0) * count for key, count in counts.items()) / number
+
+
+def _sum(parts: Iterable[Counts]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for counts in parts:
+        for key, number in counts.items():
+            total[key] = total.get(key, 0) + number
+    return total
+
+
+def _weighted(parts: Iterable[tuple[Means, Counts]]) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    numbers: dict[str, int] = {}
+    for means, counts in parts:
+        for key, mean in means.items():
+            number = counts.get(key, 0)
+            sums[key] = sums.get(key, 0.0) + mean * number
+            numbers[key] = numbers.get(key, 0) + number
+    return {key: sums[key] / numbers[key] for key in sums if numbers[key]}
