@@ -19,9 +19,12 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.reports import CleanReport
 from storm_dagster.operations.staging import token_of_staging_key
+from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
 
 __all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "take_inventory"]
+
+CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
 
 _PER_TOPOLOGY = (
     paths.TASKS,
@@ -282,11 +285,12 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
             def unassign(view: ClusterView) -> None:
                 transaction = raise_turnstile(fenced(ctx, epoch), view)
                 if ctx.cluster.delete_assignment_ops(transaction, topology_id):
-                    commit(ctx, transaction, "clean")
+                    commit(ctx, transaction, "clean.assignment")
 
             take_turns(ctx, f"cleaning {path}", unassign)
             return True
-        return delete_tree(ctx, epoch, path, "clean") > 0
+        name = "clean.token" if path.startswith(f"{paths.TOKENS}/") else "clean.node"
+        return delete_tree(ctx, epoch, path, name) > 0
     except Fenced:
         raise
     except StormDagsterError as error:
@@ -301,7 +305,8 @@ def _delete_blobs(ctx: OperationsContext, epoch: int, keys: Iterable[str], probl
         if found is None or found[0] != epoch:
             raise Fenced(f"leadership epoch {epoch} is over: cleaning stops, the new leader goes on with it")
         try:
-            ctx.blobs.delete(key)
+            with step(ctx, "clean.blob"):
+                ctx.blobs.delete(key)
             gone.append(key)
         except KeyNotFound:
             continue

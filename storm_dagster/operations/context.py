@@ -21,6 +21,7 @@ from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.steps import no_observer
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["OperationsContext", "Planner", "damaged_topology", "load_runnable", "topology_by_name"]
@@ -30,10 +31,6 @@ Planner = Callable[[PlacementBatch], PlacementResult]
 
 def _wall_secs() -> int:
     return int(time.time())
-
-
-def _no_checkpoint(name: str) -> None:
-    """Nothing: crash points are no-ops outside of tests."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +51,8 @@ class OperationsContext:
     """The leader's own epoch. ``None``: each operation takes the current one when it begins, as a run does."""
     monotonic: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = random.random
-    checkpoint: Callable[[str], None] = _no_checkpoint
-    """Called with the name of each crash point that is passed (hazards 2.7)."""
+    checkpoint: Callable[[str], None] = no_observer
+    """Hears ``before.<step>`` and ``after.<step>`` of every step (:mod:`storm_dagster.operations.steps`)."""
 
     def values(self) -> dict[str, Any]:
         """The cluster conf as a plain map."""

@@ -11,14 +11,18 @@ from storm_dagster.model.names import ACKER, code_key, conf_key, jar_key
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext, topology_by_name
-from storm_dagster.operations.documents import decode_json, encode_json
+from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.publishing import activate_topology, publish_assignment, stage_assignment
 from storm_dagster.operations.reports import LifecycleReport
-from storm_dagster.operations.staging import StagingRecord, read_token, staging_key, write_part
-from storm_dagster.operations.submission import stage_code, stage_conf, stage_tasks
-from storm_dagster.operations.sweeping import delete_code, sweep
+from storm_dagster.operations.staging import StagingRecord, read_token, write_part
+from storm_dagster.operations.steps import operation
+from storm_dagster.operations.submission import SUBMIT, stage_code, stage_conf, stage_tasks
+from storm_dagster.operations.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
 
 __all__ = ["delete_replaced", "restart", "update"]
+
+UPDATE = operation("update", SUBMIT, SWEEP, DELETE_CODE)
+RESTART = operation("restart", UPDATE)
 
 
 def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> LifecycleReport:
@@ -95,7 +99,7 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
 def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:
     """Delete what is left of a replaced topology; what fails here, or is never called, the cleaner does."""
     sweep(ctx, ctx.current_epoch(), topology_id)
-    delete_code(ctx.blobs, topology_id)
+    delete_code(ctx, topology_id)
 
 
 def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> None:
@@ -117,6 +121,6 @@ def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> N
     head = StagingRecord(
         topology_id=topology.id, name=topology.base.name, epoch=0, archive=jar_key(topology.id)
     )
-    ctx.blobs.put(staging_key(token, "conf"), encode_json(conf))
-    ctx.blobs.put(staging_key(token, "topology"), spec.to_json())
+    write_part(ctx, token, "conf", conf)
+    write_part(ctx, token, "topology", spec.model_dump(mode="json", exclude_defaults=True))
     write_part(ctx, token, "record", head)

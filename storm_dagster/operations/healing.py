@@ -19,9 +19,12 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.publishing import write_reasons
 from storm_dagster.operations.records_io import append_assignment, append_backup
 from storm_dagster.operations.reports import ReassignReport
+from storm_dagster.operations.steps import operation
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
 
 __all__ = ["Observation", "observe", "reassign"]
+
+REASSIGN = operation("reassign", "store.placement.json", "reassign")
 
 
 def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignReport]:

@@ -13,10 +13,11 @@ from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.deploy import restart, update
-from storm_dagster.operations.publishing import finish_activation
-from storm_dagster.operations.rebalance import finish_rebalance
+from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY, finish_activation
+from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, finish_rebalance
 from storm_dagster.operations.reports import LifecycleReport
-from storm_dagster.operations.sweeping import delete_blobs, sweep
+from storm_dagster.operations.steps import operation
+from storm_dagster.operations.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
 from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
 
 __all__ = [
@@ -29,6 +30,12 @@ __all__ = [
     "restart",
     "update",
 ]
+
+ACTIVATE = operation("activate", "activate")
+DEACTIVATE = operation("deactivate", "deactivate")
+REMOVE = operation("remove", "unassign", SWEEP, DELETE_BLOBS, "remove_base")
+KILL = operation("kill", "kill", REMOVE)
+FINISH_DUE = operation("finish_due", REMOVE, FINISH_REBALANCE, ABANDON_REBALANCE, ACTIVATE_TOPOLOGY)
 
 
 def activate(ctx: OperationsContext, name: str) -> LifecycleReport:
@@ -127,8 +134,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleReport:
     if topology is None:
         return LifecycleReport(topology_id, topology_id.rsplit("-", 2)[0], None, changed=False)
     sweep(ctx, epoch, topology_id)
-    delete_blobs(ctx.blobs, topology_id, topology.base)
-    ctx.checkpoint("after.delete_blobs")
+    delete_blobs(ctx, topology_id, topology.base)
     delete_tree(ctx, epoch, paths.topology(topology_id), "remove_base")
     ctx.log.info("removed %s", topology_id)
     return LifecycleReport(topology_id, topology.base.name, None, changed=True, previous="KILLED")

@@ -34,6 +34,7 @@ from storm_dagster.operations.staging import (
     read_topology,
     write_part,
 )
+from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
 from storm_dagster.zk.shards import delete_ops
 
@@ -45,6 +46,10 @@ __all__ = [
     "stage_assignment",
     "write_reasons",
 ]
+
+STAGE_ASSIGNMENT = operation("stage_assignment", "stage.placement")
+PUBLISH_ASSIGNMENT = operation("publish_assignment", "stage.placement", "store.placement.json", "publish")
+ACTIVATE_TOPOLOGY = operation("activate_topology", "activate")
 
 
 def placement_error(name: str, placement: TopologyPlacement) -> StormDagsterError:
@@ -65,7 +70,8 @@ def write_reasons(ctx: OperationsContext, topology_id: str, result: PlacementRes
         "assign_secs": result.assign_secs,
         **placement.model_dump(mode="json"),
     }
-    ctx.blobs.put(placement_key(topology_id), encode_json(document))
+    with step(ctx, "store.placement.json"):
+        ctx.blobs.put(placement_key(topology_id), encode_json(document))
 
 
 def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentReport:

@@ -24,10 +24,15 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.publishing import placement_error, write_reasons
 from storm_dagster.operations.records_io import append_assignment, append_backup
 from storm_dagster.operations.reports import RebalanceReport
+from storm_dagster.operations.steps import operation
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
 from storm_dagster.zk.cluster_state import Transaction
 
 __all__ = ["RebalanceWish", "finish_rebalance", "rebalance"]
+
+FINISH_REBALANCE = operation("finish_rebalance", "store.placement.json", "finish_rebalance")
+ABANDON_REBALANCE = operation("abandon_rebalance", "abandon_rebalance")
+REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
 
 
 class RebalanceWish(Record):

@@ -23,6 +23,7 @@ from storm_dagster.model.records import (
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json, encode_json
+from storm_dagster.operations.steps import step
 from storm_dagster.operations.turnstile import ReplyLost, commit, fenced, lost_race
 
 __all__ = [
@@ -166,9 +167,8 @@ def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) ->
     """Store one part; a record as its JSON, anything else as plain JSON."""
     raw = encode_record(document, limit=None) if isinstance(document, Record) else encode_json(document)
     key = staging_key(token, part)
-    ctx.checkpoint(f"before.{part}")
-    ctx.blobs.put(key, raw)
-    ctx.checkpoint(f"after.{part}")
+    with step(ctx, f"stage.{part}"):
+        ctx.blobs.put(key, raw)
 
 
 def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:

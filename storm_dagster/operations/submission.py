@@ -34,7 +34,14 @@ from storm_dagster.model.records import encode_record
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.operations.context import OperationsContext, damaged_topology
 from storm_dagster.operations.documents import decode_json, encode_json
-from storm_dagster.operations.publishing import activate_topology, publish_assignment, stage_assignment
+from storm_dagster.operations.publishing import (
+    ACTIVATE_TOPOLOGY,
+    PUBLISH_ASSIGNMENT,
+    STAGE_ASSIGNMENT,
+    activate_topology,
+    publish_assignment,
+    stage_assignment,
+)
 from storm_dagster.operations.reports import CodeReport, ConfReport, TasksReport
 from storm_dagster.operations.staging import (
     StagedTasks,
@@ -48,6 +55,7 @@ from storm_dagster.operations.staging import (
     upload_key,
     write_part,
 )
+from storm_dagster.operations.steps import operation, step
 
 __all__ = [
     "activate_topology",
@@ -57,6 +65,13 @@ __all__ = [
     "stage_conf",
     "stage_tasks",
 ]
+
+STAGE_CONF = operation("stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest")
+STAGE_CODE = operation("stage_code", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser")
+STAGE_TASKS = operation("stage_tasks", "stage.tasks")
+SUBMIT = operation(
+    "submit", STAGE_CONF, STAGE_CODE, STAGE_TASKS, STAGE_ASSIGNMENT, PUBLISH_ASSIGNMENT, ACTIVATE_TOPOLOGY
+)
 
 _CHUNK = 1 << 16
 _HOLDER_POLL_SECS = 0.1
@@ -129,7 +144,8 @@ def stage_conf(
     write_part(ctx, token, "conf", conf)
     write_part(ctx, token, "topology", spec.model_dump(mode="json", exclude_defaults=True))
     write_part(ctx, token, "record", record)
-    ctx.blobs.put(newest_token_key(name), token.encode())
+    with step(ctx, "stage.newest"):
+        ctx.blobs.put(newest_token_key(name), token.encode())
     return ConfReport(
         token=token,
         topology_id=claimed.topology_id,
@@ -269,10 +285,8 @@ def _store(ctx: OperationsContext, key: str, raw: bytes, *, keep: bool) -> BlobM
     stored = _meta(ctx, key) if keep else None
     if stored is not None:
         return stored
-    ctx.checkpoint(f"before.{key.rpartition('-')[2]}")
-    meta = ctx.blobs.put(key, raw)
-    ctx.checkpoint(f"after.{key.rpartition('-')[2]}")
-    return meta
+    with step(ctx, f"store.{key.rpartition('-')[2]}"):
+        return ctx.blobs.put(key, raw)
 
 
 def _store_archive(ctx: OperationsContext, record: StagingRecord, *, keep: bool) -> BlobMeta:
@@ -290,13 +304,12 @@ def _store_archive(ctx: OperationsContext, record: StagingRecord, *, keep: bool)
         )
     if stored is not None and stored.sha256 == source.sha256:
         return stored
-    ctx.checkpoint("before.stormjar.jar")
-    # The store has these very bytes under the upload's key: they need not travel.
-    meta = ctx.blobs.put_existing(target, source.sha256)
-    if meta is None:
-        with ctx.blobs.open(record.archive) as stream:
-            meta = ctx.blobs.put(target, _chunks(stream), expected_sha256=source.sha256)
-    ctx.checkpoint("after.stormjar.jar")
+    with step(ctx, "store.stormjar.jar"):
+        # The store has these very bytes under the upload's key: they need not travel.
+        meta = ctx.blobs.put_existing(target, source.sha256)
+        if meta is None:
+            with ctx.blobs.open(record.archive) as stream:
+                meta = ctx.blobs.put(target, _chunks(stream), expected_sha256=source.sha256)
     return meta
 
 

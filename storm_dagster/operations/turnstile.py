@@ -14,6 +14,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.steps import step
 from storm_dagster.zk.cluster_state import Transaction
 
 __all__ = ["ReplyLost", "commit", "delete_tree", "fenced", "lost_race", "raise_turnstile", "take_turns"]
@@ -41,14 +42,12 @@ def raise_turnstile(transaction: Transaction, view: ClusterView) -> Transaction:
 
 
 def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> list[int | str | None]:
-    """Commit between two crash points; a lost connection becomes :class:`ReplyLost`."""
-    ctx.checkpoint(f"before.{name}")
-    try:
-        results = transaction.commit()
-    except Unavailable as error:
-        raise ReplyLost(error.message) from error
-    ctx.checkpoint(f"after.{name}")
-    return results
+    """Commit as the step ``name``; a lost connection becomes :class:`ReplyLost`."""
+    with step(ctx, name):
+        try:
+            return transaction.commit()
+        except Unavailable as error:
+            raise ReplyLost(error.message) from error
 
 
 def lost_race(error: StormDagsterError) -> bool:

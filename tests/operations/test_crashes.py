@@ -74,7 +74,7 @@ def test_interrupted_after_every_step(
         assert not world.cluster.load_view().topologies
         if ended:
             break
-    assert {"after.token", "after.publish", "after.activate", "after.stormjar.jar"} <= set(names)
+    assert {"after.token", "after.publish", "after.activate", "after.store.stormjar.jar"} <= set(names)
     assert number > 15
 
 

@@ -1,0 +1,86 @@
+"""The named steps of every operation that takes more than one (hazards 2.7).
+
+A step is one thing that lands or does not: a transaction, a blob stored, a blob deleted. Each operation
+declares its steps next to its code with :func:`operation`, so that the list of all crash points is known
+without running anything; the tests end a real process before and after each of them.
+
+Nothing here can end a process. A step only tells the observer that stands in the context
+(:attr:`OperationsContext.checkpoint`), which no conf key, environment variable or request can set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Protocol
+
+__all__ = ["Observed", "Operation", "all_operations", "no_observer", "operation", "step"]
+
+_declared: dict[str, Operation] = {}
+
+
+class Observed(Protocol):
+    """Whatever carries the observer of steps: the operations' context."""
+
+    @property
+    def checkpoint(self) -> Callable[[str], None]:
+        """Called with ``before.<step>`` and ``after.<step>``."""
+        ...
+
+
+def no_observer(point: str) -> None:
+    """The observer in production: it does nothing, and :func:`step` does not even call it."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation and its steps, in the order in which a full run passes them."""
+
+    name: str
+    steps: tuple[str, ...]
+
+    def points(self) -> tuple[str, ...]:
+        """Where the acting process may end: ``before.<step>`` and ``after.<step>`` of each step."""
+        return tuple(f"{side}.{name}" for name in self.steps for side in ("before", "after"))
+
+
+def operation(name: str, *parts: str | Operation) -> Operation:
+    """Declare an operation; an operation among ``parts`` stands for its steps. A step is named once.
+
+    :class:`ValueError` when another operation has the name, or there is no step.
+    """
+    steps = dict.fromkeys(
+        step for part in parts for step in (part.steps if isinstance(part, Operation) else (part,))
+    )
+    made = Operation(name, tuple(steps))
+    if not steps or _declared.setdefault(name, made) != made:
+        raise ValueError(f"operation {name!r} is declared already, or has no step: give it a name of its own")
+    return made
+
+
+def all_operations() -> Mapping[str, Operation]:
+    """Name -> declaration of every operation of the package."""
+    name = __name__.rpartition(".")[0]
+    for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
+        importlib.import_module(f"{name}.{module.name}")
+    return MappingProxyType(dict(sorted(_declared.items())))
+
+
+def step(ctx: Observed, name: str) -> AbstractContextManager[None]:
+    """What happens inside is one step; the observer hears of it before, and after when it did not fail."""
+    observer = ctx.checkpoint
+    return _NOTHING if observer is no_observer else _observed(observer, name)
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _observed(observer: Callable[[str], None], name: str) -> Iterator[None]:
+    observer(f"before.{name}")
+    yield
+    observer(f"after.{name}")
