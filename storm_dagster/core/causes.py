@@ -11,11 +11,12 @@ from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
 __all__ = ["Attempt", "AttemptMemory", "Cause", "CauseKind", "due_attempts"]
 
-CauseKind = Literal["dead_worker", "dead_task", "lost_host", "silent_master", "unassigned"]
+CauseKind = Literal["dead_worker", "dead_task", "never_ran", "lost_host", "silent_master", "unassigned"]
 
 _WORDS: Mapping[CauseKind, str] = {
     "dead_worker": "worker {slot} did not come back",
     "dead_task": "a task of worker {slot} is dead",
+    "never_ran": "worker {slot} is there, but its tasks did not report within the launch window",
     "lost_host": "host {host} is lost with supervisor {node}, so worker {slot} is gone",
     "silent_master": "the topology master in worker {slot} is silent",
     "unassigned": "tasks have no slot",

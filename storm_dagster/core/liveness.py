@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from storm_dagster.core.causes import Cause, CauseKind
-from storm_dagster.core.liveness_memory import LivenessMemory, MissingSlot, TopologyMemory
+from storm_dagster.core.liveness_memory import LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import TOPOLOGY_MASTER
@@ -57,6 +57,8 @@ class Observation:
     """Supervisors that are registered but whose counter stands still: they get no new work."""
     restarting: tuple[tuple[str, str, int], ...] = ()
     """(topology id, supervisor id, port) that are restarted in place; recorded, not acted on (8.7)."""
+    waiting: tuple[str, ...] = ()
+    """What is amiss but not judged yet, in words."""
     next_check: float | None = None
     """Boot clock at which the next limit passes if nothing changes; ``None`` when none is running."""
 
@@ -85,8 +87,9 @@ def observe(
     grant: bool = False,
 ) -> Observation:
     """Judge the cluster. ``grant`` starts all limits anew, for an observer that was cut off from ZooKeeper."""
-    if grant or memory.boot_id != boot_id or memory.since > boot_now:
-        memory = LivenessMemory(boot_id=boot_id, since=boot_now)
+    cold = _started_anew(view, memory)
+    if cold or grant or memory.boot_id != boot_id or memory.since > boot_now:
+        memory = LivenessMemory(boot_id=boot_id, since=boot_now, cold=cold)
     supervisors = {
         supervisor_id: (info.count, _since(memory.supervisors.get(supervisor_id), info.count, boot_now))
         for supervisor_id, info in view.supervisors.items()
@@ -120,6 +123,7 @@ def observe(
             topologies=topologies,
             supervisors=supervisors,
             frozen_since=frozen_since,
+            cold=memory.cold,
         ),
         frozen=(
             f"{len(lost)} of {total} workers on {len({node for node, _ in lost})} supervisors vanished at once: "
@@ -129,7 +133,19 @@ def observe(
         ),
         silent_supervisors=silent,
         restarting=tuple(round_.restarting),
+        waiting=tuple(round_.waiting),
         next_check=min(deadlines, default=None),
+    )
+
+
+def _started_anew(view: ClusterView, memory: LivenessMemory) -> bool:
+    """Whether no supervisor process of the last look is there any more: the whole cluster stopped, or started again.
+
+    A process that was replaced counts its beats from the beginning.
+    """
+    return bool(memory.supervisors) and not any(
+        supervisor_id in view.supervisors and view.supervisors[supervisor_id].count >= count
+        for supervisor_id, (count, _) in memory.supervisors.items()
     )
 
 
@@ -162,6 +178,7 @@ class _Round:
         self.causes: list[Cause] = []
         self.deadlines: list[float] = []
         self.restarting: list[tuple[str, str, int]] = []
+        self.waiting: list[str] = []
 
     def topology(
         self, topology: TopologyView, assignment: Assignment, assignment_at: Versioned
@@ -188,14 +205,41 @@ class _Round:
             kind, limit = self._limit(worker, before)
             if kind == "dead_worker" and self._is_restarting(worker):
                 self.restarting.append((topology.id, worker.node, worker.port))
-            if self._over(before.since, limit):
+            if self._over(before.since, limit, topology, worker, "is missing"):
                 judged.add(worker.slot)
                 self._add(topology, generation, kind, worker, worker.ids)
-        next_memory = TopologyMemory(generation, generation_since, beats, beats_since, missing)
+        starting = self._never_ran(topology, assignment, generation, known, judged)
+        next_memory = TopologyMemory(generation, generation_since, beats, beats_since, missing, starting)
         if not self._master_silent(topology, assignment, assignment_at, next_memory, judged):
             self._dead_tasks(topology, assignment, assignment_at, judged)
         self._unassigned(topology, assignment, generation)
         return next_memory
+
+    def _never_ran(
+        self,
+        topology: TopologyView,
+        assignment: Assignment,
+        generation: int,
+        known: TopologyMemory | None,
+        judged: set[tuple[str, int]],
+    ) -> dict[str, StartingWorker]:
+        """Workers that are there but have not reported all their tasks within the launch window (design 8.10)."""
+        starting: dict[str, StartingWorker] = {}
+        for worker in assignment.workers:
+            live = topology.live_workers.get(worker.slot)
+            if live is None or live.status != "starting":
+                continue
+            name, token = f"{worker.node}:{worker.port}", live.token[:8]
+            before = known.starting.get(name) if known is not None else None
+            if before is None or before.token != token:
+                before = StartingWorker(self.now, token)
+            starting[name] = before
+            if self._over(
+                before.since, self.limits.launch_secs, topology, worker, "has not reported its tasks"
+            ):
+                judged.add(worker.slot)
+                self._add(topology, generation, "never_ran", worker, worker.ids)
+        return starting
 
     def _is_restarting(self, worker: WorkerSlot) -> bool:
         info = self.view.supervisors.get(worker.node)
@@ -204,15 +248,25 @@ class _Round:
     def _limit(self, worker: WorkerSlot, missing: MissingSlot) -> tuple[CauseKind, float]:
         if worker.node not in self.view.supervisors:
             # Supervisor and worker both gone: the host is lost, unless this observer has only just come.
-            return "lost_host", self.limits.task_secs if missing.since <= self.memory.since else 0
+            if missing.since > self.memory.since:
+                return "lost_host", 0
+            return "lost_host", self.limits.launch_secs if self.memory.cold else self.limits.task_secs
         if self._is_restarting(worker) or not missing.gone:
             return "dead_worker", self.limits.launch_secs
         return "dead_worker", self.limits.task_secs
 
-    def _over(self, since: float, limit: float) -> bool:
+    def _over(
+        self, since: float, limit: float, topology: TopologyView | None, worker: WorkerSlot, what: str
+    ) -> bool:
+        """Whether the limit has passed; what is waited for is noted (``topology``: tell people of it)."""
         if limit == 0 or self.now - since > limit:
             return True
         self.deadlines.append(since + limit)
+        if topology is not None:
+            self.waiting.append(
+                f"worker {worker.node}:{worker.port} of {topology.base.name} {what} for {self.now - since:.0f} s, "
+                f"judged after {limit:g} s"
+            )
         return False
 
     def _add(
@@ -260,7 +314,7 @@ class _Round:
                 since, limit = max(memory.beats_since, memory.generation_since), self.limits.launch_secs
             else:
                 since, limit = memory.beats_since, self.limits.task_secs
-            if self._over(since, limit):
+            if self._over(since, limit, None, worker, ""):
                 self._add(topology, assignment_at.version, "silent_master", worker, worker.ids)
                 return True
         return False

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["LivenessMemory", "MissingSlot", "TopologyMemory"]
+__all__ = ["LivenessMemory", "MissingSlot", "StartingWorker", "TopologyMemory"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,16 @@ class MissingSlot:
 
 
 @dataclass(frozen=True)
+class StartingWorker:
+    """A worker whose tasks have not all reported that they run."""
+
+    since: float
+    """Boot clock at which the observer first saw it so."""
+    token: str
+    """First characters of its start token: another process has its own time."""
+
+
+@dataclass(frozen=True)
 class TopologyMemory:
     """One topology as it was last seen, with the boot clock at which each part first looked so."""
 
@@ -32,6 +42,8 @@ class TopologyMemory:
     beats_since: float
     missing: Mapping[str, MissingSlot] = field(default_factory=dict)
     """``"node:port"`` -> absent worker."""
+    starting: Mapping[str, StartingWorker] = field(default_factory=dict)
+    """``"node:port"`` -> worker that is there and does not run all its tasks yet."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +57,8 @@ class LivenessMemory:
     supervisors: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Supervisor id -> (counter, boot clock when first seen so)."""
     frozen_since: float | None = None
+    cold: bool = False
+    """The first look was at a cluster that had just been started as a whole: lost hosts get a launch window."""
 
     def to_json(self) -> dict[str, Any]:
         """The form for a sensor's cursor."""
@@ -58,11 +72,15 @@ class LivenessMemory:
                     "missing": {
                         slot: [entry.since, entry.gone, entry.started] for slot, entry in part.missing.items()
                     },
+                    "starting": {
+                        slot: [worker.since, worker.token] for slot, worker in part.starting.items()
+                    },
                 }
                 for topology_id, part in self.topologies.items()
             },
             "supervisors": {key: list(value) for key, value in self.supervisors.items()},
             "frozen_since": self.frozen_since,
+            "cold": self.cold,
         }
 
     @staticmethod
@@ -83,6 +101,10 @@ class LivenessMemory:
                             str(slot): MissingSlot(float(since), bool(gone), int(started))
                             for slot, (since, gone, started) in part["missing"].items()
                         },
+                        starting={
+                            str(slot): StartingWorker(float(since), str(token))
+                            for slot, (since, token) in part["starting"].items()
+                        },
                     )
                     for topology_id, part in document["topologies"].items()
                 },
@@ -91,6 +113,7 @@ class LivenessMemory:
                     for key, (count, since) in document["supervisors"].items()
                 },
                 frozen_since=None if frozen_since is None else float(frozen_since),
+                cold=bool(document["cold"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, IndexError):
             return LivenessMemory()

@@ -44,6 +44,8 @@ class HealingMemory:
     """Cause key -> highest attempt number that was ever in a run key, for the assignments of now."""
     workers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8 characters)."""
+    alarm: str | None = None
+    """Why healing pauses, as it was last observed."""
 
     def to_cursor(self) -> str:
         """Compact JSON."""
@@ -53,6 +55,7 @@ class HealingMemory:
             "looked_at": self.looked_at,
             "used": self.used,
             "workers": self.workers,
+            "alarm": self.alarm,
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -74,6 +77,7 @@ class HealingMemory:
                     str(topology_id): {str(slot): str(token) for slot, token in slots.items()}
                     for topology_id, slots in document["workers"].items()
                 },
+                alarm=None if document["alarm"] is None else str(document["alarm"]),
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return HealingMemory()

@@ -17,7 +17,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.core.causes import Cause, due_attempts
-from storm_dagster.core.liveness import LivenessLimits, observe
+from storm_dagster.core.liveness import LivenessLimits, Observation, observe
 from storm_dagster.defs.handles import ZooKeeperResource
 from storm_dagster.defs.healing_memory import (
     REASSIGN_JOB,
@@ -28,7 +28,7 @@ from storm_dagster.defs.healing_memory import (
     restarts,
     run_requests,
 )
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, SUPERVISORS
 from storm_dagster.defs.metadata import table
 from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidRequest, Unavailable
@@ -66,7 +66,8 @@ class _Watch:
         self._changed = threading.Event()
         self._interrupted = threading.Event()
         cluster.state.add_listener(self._on_connection)
-        self._holder = json.dumps({"v": 1, "host": socket.gethostname(), "pid": os.getpid()}).encode()
+        self._holder = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
+        self._told: str | None = None
 
     def _on_connection(self, connection: str) -> None:
         if connection != "CONNECTED":
@@ -86,8 +87,16 @@ class _Watch:
         """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
         self._changed.clear()
         # Another armed sensor (a code reload in progress) may hold the node: then it is ours after its end.
-        self._cluster.state.claim_ephemeral_node(paths.HEALER, self._holder)
+        self._cluster.state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
         return self._cluster.load_view(self._changed.set)
+
+    def tell(self, alarm: str | None) -> None:
+        """Show in the armed sensor's node why healing pauses: ``status`` reads it there."""
+        if alarm == self._told or not self._cluster.state.owned(paths.HEALER):
+            return
+        said = self._holder if alarm is None else {**self._holder, "alarm": alarm}
+        self._cluster.state.set_data(paths.HEALER, json.dumps(said).encode())
+        self._told = alarm
 
     def wait(self, seconds: float) -> None:
         """Sleep until something changes, at most ``seconds``."""
@@ -136,6 +145,30 @@ def restart_observations(found: Iterable[Restart]) -> list[dg.AssetObservation]:
     ]
 
 
+def alarm_observation(alarm: str | None) -> dg.AssetObservation:
+    """That healing pauses, or goes on again, as an observation of the supervisors."""
+    return dg.AssetObservation(
+        asset_key=SUPERVISORS,
+        description=f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on",
+        metadata={"alarm": alarm or "none"},
+    )
+
+
+def seen_text(view: ClusterView, seen: Observation) -> str:
+    """What one look at the cluster showed, for the tick's history."""
+    workers = sum(len(topology.live_workers) for topology in view.topologies.values())
+    text = (
+        f"{workers} workers of {len(view.topologies)} topologies live on {len(view.supervisors)} supervisors"
+    )
+    if seen.silent_supervisors:
+        text += f"; silent supervisors: {', '.join(seen.silent_supervisors)}"
+    if seen.restarting:
+        text += f"; restarting in place: {', '.join(f'{n}:{p}' for _, n, p in seen.restarting)}"
+    if seen.waiting:
+        text += f"; {'; '.join(seen.waiting[:5])}"
+    return text if not seen.frozen else f"healing pauses: {seen.frozen}; {text}"
+
+
 @dataclass(frozen=True)
 class _Judgement:
     """What one look at the cluster leads to, if it is the look that counts."""
@@ -146,6 +179,10 @@ class _Judgement:
     next_check: float
     """Boot clock at which the next limit or back-off ends."""
     frozen: str | None
+    text: str
+    """What was seen."""
+    causes: list[str]
+    """Reasons for the requests, in words."""
 
 
 class _Tick:
@@ -157,7 +194,9 @@ class _Tick:
         self.boot_id = boot_id()
         self.memory = HealingMemory.from_cursor(context.cursor)
         self.restarted: list[Restart] = []
-        self.frozen: str | None = None
+        self.alarm = self.memory.alarm
+        self.text = "the cluster was not seen"
+        self.causes: list[str] = []
 
     def run(self, watch: _Watch, deadline: float) -> list[dg.RunRequest]:
         """Look until there is something to heal, or until ``deadline`` of the monotonic clock."""
@@ -169,9 +208,11 @@ class _Tick:
                 judged = self.look(watch)
             self.memory = judged.memory
             self.restarted.extend(judged.restarted)
-            self.frozen = judged.frozen
+            self.text, self.causes = judged.text, judged.causes
+            watch.tell(judged.frozen)
             left = deadline - time.monotonic()
-            if judged.requests or left <= 0:
+            # An alarm, and its end, are shown at once.
+            if judged.requests or left <= 0 or (judged.frozen is None) != (self.alarm is None):
                 return judged.requests
             watch.wait(min(left, _LOOK_EVERY_SECS, judged.next_check - boot_clock()))
 
@@ -206,12 +247,14 @@ class _Tick:
         return _Judgement(
             requests=run_requests(due),
             restarted=restarted,
-            memory=HealingMemory(seen.memory, attempts, now, used, workers),
+            memory=HealingMemory(seen.memory, attempts, now, used, workers, seen.frozen),
             # A limit that passes at this very moment is looked at a little later, never in a busy loop.
             next_check=max(
                 now + _COALESCE_SECS, min((end for end in ends if end is not None), default=now + 60)
             ),
             frozen=seen.frozen,
+            text=seen_text(view, seen),
+            causes=[attempt.cause.describe() for attempt in due],
         )
 
 
@@ -242,14 +285,22 @@ def build_heartbeat_sensor(*, tick_secs: float = _TICK_SECS) -> dg.SensorDefinit
             tick.forget_when()
             if not context.cursor and not requests:
                 return dg.SkipReason(lost)
+        for cause in tick.causes:
+            context.log.info(cause)
         for request in requests:
             context.log.info(f"asking for {request.run_key}")
-        if lost or tick.frozen:
-            context.log.warning(lost or tick.frozen)
+        alarm = tick.memory.alarm
+        if lost or alarm:
+            context.log.warning(lost or alarm)
+        events = restart_observations(tick.restarted)
+        if (alarm is None) != (tick.alarm is None):
+            events.append(alarm_observation(alarm))
         return dg.SensorResult(
             run_requests=requests,
-            skip_reason=None if requests else dg.SkipReason(tick.frozen or lost or "every worker is alive"),
-            asset_events=restart_observations(tick.restarted),
+            skip_reason=None
+            if requests
+            else dg.SkipReason(f"{lost}; before: {tick.text}" if lost else tick.text),
+            asset_events=events,
             cursor=tick.memory.to_cursor(),
         )
 

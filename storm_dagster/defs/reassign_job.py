@@ -35,7 +35,7 @@ def _causes_now(ops: OperationsContext) -> list[Cause]:
     found = observe(
         ops.cluster.load_view(), LivenessMemory(), impatient, boot_id="by hand", boot_now=ops.monotonic()
     )
-    return [cause for cause in found.causes if cause.kind != "silent_master"]
+    return [cause for cause in found.causes if cause.kind not in ("silent_master", "never_ran")]
 
 
 def _metadata(report: ReassignReport) -> dict[str, Any]:

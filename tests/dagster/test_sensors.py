@@ -101,8 +101,10 @@ def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(worl
 def test_the_attempt_rises_with_back_off_while_the_cause_persists(world) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    lose_host(world, "s1")
-    lose_host(world, "s2")  # Nowhere to go: every try fails.
+    world.supervisor(
+        "s2", ports=tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2")
+    )
+    lose_host(world, "s1")  # Nowhere to go: every try fails.
     first = evaluate(world, "heartbeat_sensor", cursor)
     assert not launch(world, first.run_requests[0]).success
     assert not evaluate(world, "heartbeat_sensor", first.cursor).run_requests  # within the back-off
