@@ -105,9 +105,8 @@ def _short(topology: TopologyToPlace, demand: _Demand, offer: Offer, reserved: i
         ),
         None,
     )
-    free = [(node, len(ports)) for node, ports in offer.free.items()]
     return short_of_slots_refusal(
-        topology.name, demand.count, free, reserve=reserved, workers=fits, isolated=offer.isolated
+        topology.name, demand.count, offer.counts(), reserve=reserved, workers=fits, isolated=offer.isolated
     )
 
 
@@ -135,17 +134,17 @@ def _claimed_bins(topology: TopologyToPlace, claims: tuple[Claim, ...], offer: O
 
 
 def _claimed_slot(claim: Claim, offer: Offer) -> Slot | None:
-    nodes = [node for node, host in offer.hosts.items() if host == claim.host and offer.free[node]]
-    if claim.node is not None and claim.node in offer.free:
+    nodes = [node for node, host in offer.hosts.items() if host == claim.host and offer.ports(node)]
+    if claim.node is not None and claim.node in offer.hosts:
         # The supervisor itself is known: another one of the same host comes after it.
-        nodes = [node for node in (claim.node,) if offer.free[node]] + [n for n in nodes if n != claim.node]
+        nodes = [node for node in (claim.node,) if offer.ports(node)] + [n for n in nodes if n != claim.node]
     if claim.port is not None:
         for node in nodes:
             if offer.has((node, claim.port)):
                 return (node, claim.port)
     elif claim.hint is not None and offer.has(claim.hint):
         return claim.hint
-    return (nodes[0], offer.free[nodes[0]][0]) if nodes else None
+    return (nodes[0], offer.ports(nodes[0])[0]) if nodes else None
 
 
 def _differ_needs(
@@ -238,8 +237,7 @@ def _fill(
         if unit.component in holding:
             selector.place_apart(unit, holding[unit.component])
     rest = [unit for unit in waiting if unit.component not in holding]
-    for unit in sorted(rest, key=lambda unit: (unit.is_system, unit.first)):
-        selector.place(unit)
+    selector.place_all(sorted(rest, key=lambda unit: (unit.is_system, unit.first)))
     for bin in open_bins:
         if topology.master_memory_bytes is not None and any(unit.is_master for unit in bin.units):
             bin.memory_bytes = topology.master_memory_bytes

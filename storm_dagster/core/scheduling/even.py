@@ -35,9 +35,10 @@ def place_even(
     alive = _alive(topology, history, offer)
     total = _total(topology, units, history, alive, offer)
     if total < 1:
-        free = [(node, len(ports)) for node, ports in offer.free.items()]
         reserve = max(0, topology.reserve)
-        raise NoRoom(short_of_slots_refusal(topology.name, 1, free, reserve=reserve, isolated=offer.isolated))
+        raise NoRoom(
+            short_of_slots_refusal(topology.name, 1, offer.counts(), reserve=reserve, isolated=offer.isolated)
+        )
     staying = {unit.first for worker in _fixed(history, alive) for unit in worker.units}
     mine = [unit for unit in units if unit.first not in staying]
     shares = _shares(len(mine), total)
@@ -78,7 +79,7 @@ def _alive(topology: TopologyToPlace, history: History, offer: Offer) -> list[Ol
     """Monitor: live workers whose slot could be given away, because its supervisor is there to stop it."""
     if topology.event != "monitor":
         return []
-    return [worker for worker in history.kept if worker.slot[1] in offer.usable.get(worker.slot[0], ())]
+    return [worker for worker in history.kept if offer.may_keep(worker.slot)]
 
 
 def _total(
@@ -105,7 +106,7 @@ def _keep_fitting(
     bins: list[Bin] = []
     for worker in alive:
         if len(worker.units) not in left:
-            offer.give_back(worker.slot)
+            offer.lend(worker.slot)
             continue
         left.remove(len(worker.units))
         memory, cpu = worker.memory_bytes or topology.memory_bytes, worker.cpu or topology.cpu

@@ -10,10 +10,10 @@ from collections import Counter
 
 from storm_dagster.core.scheduling.balanced import place_balanced
 from storm_dagster.core.scheduling.even import fixed_workers, is_settled, place_even
-from storm_dagster.core.scheduling.history import History, Slot, read_history
+from storm_dagster.core.scheduling.history import History, read_history
 from storm_dagster.core.scheduling.outcome import NoRoom, failed, staying_bins, succeeded
 from storm_dagster.core.scheduling.selectors import Bin
-from storm_dagster.core.scheduling.slots import Offer, free_ports, offer_for
+from storm_dagster.core.scheduling.slots import Offer, Pool, offer_for
 from storm_dagster.core.scheduling.units import Unit, units_of
 from storm_dagster.model.placement import (
     PlacementBatch,
@@ -43,30 +43,23 @@ def plan_placement(batch: PlacementBatch) -> PlacementResult:
         for topology in batch.topologies
         for slot in {(worker.node, worker.port) for worker in topology.old}
     )
-    free = free_ports(batch.supervisors, holders)
-    contested = frozenset(slot for slot, count in holders.items() if count > 1)
-    placements: list[TopologyPlacement] = []
-    for topology in sorted(batch.topologies, key=lambda topology: (topology.priority, topology.name)):
-        placement, taken = _place(topology, batch, free, contested)
-        for node, port in taken:
-            if port in free.get(node, ()):
-                free[node].remove(port)
-        placements.append(placement)
-    return PlacementResult(placements=tuple(placements), planner="python")
+    pool = Pool(batch.supervisors, holders)
+    served = sorted(batch.topologies, key=lambda topology: (topology.priority, topology.name))
+    return PlacementResult(placements=tuple(_place(topology, pool) for topology in served), planner="python")
 
 
-def _place(
-    topology: TopologyToPlace, batch: PlacementBatch, free: dict[str, list[int]], contested: frozenset[Slot]
-) -> tuple[TopologyPlacement, list[Slot]]:
-    """The outcome, and the slots that were allotted: one that stayed empty is free again in the next event."""
+def _place(topology: TopologyToPlace, pool: Pool) -> TopologyPlacement:
+    """The outcome. Slots that were allotted are taken: one that stayed empty is free again in the next event."""
     units = units_of(topology)
     history = read_history(topology, units)
-    offer = offer_for(topology, batch.supervisors, free, history.own, contested)
+    offer = offer_for(topology, pool, history.own)
     try:
         bins = _bins(topology, units, history, offer)
     except NoRoom as error:
-        return failed(topology, units, history, error), []
-    return succeeded(topology, bins), [bin.slot for bin in bins]
+        offer.close(refused=True)
+        return failed(topology, units, history, error)
+    offer.close(refused=False)
+    return succeeded(topology, bins)
 
 
 def _bins(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> list[Bin]:
@@ -90,11 +83,11 @@ def _local(topology: TopologyToPlace, history: History, offer: Offer) -> Bin:
     if len(offer.hosts) != 1:
         raise NoRoom(local_refusal(topology.name, len(offer.hosts)))
     if not offer.total:
-        free = [(node, len(ports)) for node, ports in offer.free.items()]
-        raise NoRoom(short_of_slots_refusal(topology.name, 1, free, isolated=offer.isolated))
-    (node, ports), *_ = offer.free.items()
+        raise NoRoom(short_of_slots_refusal(topology.name, 1, offer.counts(), isolated=offer.isolated))
+    (node,) = offer.hosts
     old = [worker.slot for worker in history.lost if offer.has(worker.slot)]
-    slot = offer.take(old[0] if old and topology.event == "rebalance" else (node, ports[0]))
+    slot = old[0] if old and topology.event == "rebalance" else (node, offer.ports(node)[0])
+    offer.take(slot)
     bin = Bin(slot, offer.hosts[node], Reason.SLOT_LOCAL, topology.memory_bytes, topology.cpu)
     for unit in history.needed:
         bin.put(unit, Reason.LOCAL)

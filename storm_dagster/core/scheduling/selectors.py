@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement_reasons import Reason
 
-__all__ = ["Bin", "Selector", "water_level"]
+__all__ = ["Bin", "Key", "Selector", "water_level"]
+
+Key = tuple[int, ...]
+"""A worker as the chain of selectors sees it: smaller is better, selector by selector, its number last."""
 
 
 @dataclass
@@ -82,17 +87,61 @@ class Selector:
         self._related = related
         self._in_bin: list[Counter[str]] = [Counter(unit.component for unit in bin.units) for bin in bins]
         self._on_node: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._node_total: Counter[str] = Counter()
         for bin in bins:
             self._on_node[bin.slot[0]].update(unit.component for unit in bin.units)
+            self._node_total[bin.slot[0]] += bin.size
 
     def is_open(self, index: int) -> bool:
         """Whether the worker may still take an executor by its quota."""
         size = self.bins[index].size
         return size < self.average or (size == self.average and self.remainder > 0)
 
-    def place(self, unit: Unit) -> None:
-        """Puts an executor where the chain wants it, among workers with room."""
-        self._put(unit, [index for index in range(len(self.bins)) if self.is_open(index)])
+    def candidates(self, unit: Unit) -> list[Key]:
+        """What the chain would choose from for this executor, the best first: workers with room."""
+        return sorted(self._key(unit, index) for index in range(len(self.bins)) if self.is_open(index))
+
+    def place_all(self, units: Iterable[Unit]) -> None:
+        """Puts executors where the chain wants them, in this order, among workers with room."""
+        for _, run in groupby(units, key=lambda unit: unit.component):
+            waiting = list(run)
+            while waiting:
+                waiting = self._place_run(waiting)
+
+    def _place_run(self, units: list[Unit]) -> list[Unit]:
+        """Places executors of one component until a worker beside the chosen one closes; returns the rest.
+
+        Within a supervisor the order of workers depends on the workers alone, and a choice changes the keys of
+        one supervisor only. So two kinds of sorted lists are kept: the workers of each supervisor, and the best
+        worker of each.
+        """
+        first = units[0]
+        inner: dict[str, list[Key]] = defaultdict(list)
+        for index, bin in enumerate(self.bins):
+            if self.is_open(index):
+                inner[bin.slot[0]].append(self._inner(first, index))
+        best_of: list[Key] = []
+        for keys in inner.values():
+            keys.sort()
+            best_of.append(self._key(first, keys[0][-1]))
+        best_of.sort()
+        for done, unit in enumerate(units, 1):
+            best = best_of.pop(0)
+            index = best[-1]
+            node = self.bins[index].slot[0]
+            mine = inner[node]
+            rivals = best_of[:1]
+            if len(mine) > 1:
+                rivals.append(self._key(unit, mine[1][-1]))
+            swept = self._put(unit, index, _decided(best, rivals))
+            if swept:
+                return units[done:]
+            del mine[0]
+            if self.is_open(index):
+                insort(mine, self._inner(unit, index))
+            if mine:
+                insort(best_of, self._key(unit, mine[0][-1]))
+        return []
 
     def place_apart(self, unit: Unit, blocked: frozenset[str]) -> None:
         """Puts an executor on a supervisor without one of its component; the caller knows that there is one.
@@ -105,38 +154,45 @@ class Selector:
             for index, bin in enumerate(self.bins)
             if bin.slot[0] not in blocked and not self._on_node[bin.slot[0]][unit.component]
         ]
-        self._put(unit, [index for index in apart if self.is_open(index)] or apart)
+        roomy = [index for index in apart if self.is_open(index)] or apart
+        best = min(self._key(unit, index) for index in roomy)
+        rivals = [self._key(unit, index) for index in roomy if index != best[-1]]
+        self._put(unit, best[-1], _decided(best, rivals))
 
-    def _put(self, unit: Unit, candidates: list[int]) -> None:
-        keys = {index: self._key(unit, index) for index in candidates}
-        best = min(candidates, key=lambda index: (keys[index], index))
-        others = [index for index in candidates if index != best]
-        bin = self.bins[best]
-        bin.put(unit, self._decided(keys[best], [keys[index] for index in others]))
-        self._in_bin[best][unit.component] += 1
-        self._on_node[bin.slot[0]][unit.component] += 1
-        if bin.size > self.average:
-            self.remainder -= 1
+    def _put(self, unit: Unit, index: int, why: Reason) -> bool:
+        """Whether it was the last executor that may exceed the average: all workers with the average close."""
+        bin = self.bins[index]
+        node = bin.slot[0]
+        bin.put(unit, why)
+        self._in_bin[index][unit.component] += 1
+        self._on_node[node][unit.component] += 1
+        self._node_total[node] += 1
+        if bin.size <= self.average:
+            return False
+        self.remainder -= 1
+        return self.remainder == 0
 
-    def _key(self, unit: Unit, index: int) -> tuple[int, ...]:
-        inside, around = self._in_bin[index], self._on_node[self.bins[index].slot[0]]
-        key = (inside[unit.component], around[unit.component], inside.total(), around.total())
-        if unit.is_system:
-            return key
-        related = self._related.get(unit.component, frozenset())
-        return (
-            *key,
-            -sum(inside[component] for component in related),
-            -sum(around[component] for component in related),
-        )
+    def _inner(self, unit: Unit, index: int) -> Key:
+        """The order of workers of one supervisor: what counts the supervisor is the same for all of them."""
+        inside = self._in_bin[index]
+        related = () if unit.is_system else self._related.get(unit.component, ())
+        near = sum(inside[component] for component in related)
+        return (inside[unit.component], self.bins[index].size, -near, index)
 
-    @staticmethod
-    def _decided(best: tuple[int, ...], others: list[tuple[int, ...]]) -> Reason:
-        """Which selector left no other candidate."""
-        if not others:
-            return Reason.ONLY
-        for position, reason in enumerate(_STEPS[: len(best)]):
-            others = [key for key in others if key[position] == best[position]]
-            if not others:
-                return reason
-        return Reason.FIRST
+    def _key(self, unit: Unit, index: int) -> Key:
+        node = self.bins[index].slot[0]
+        around = self._on_node[node]
+        same, size, minus_near, _ = self._inner(unit, index)
+        related = () if unit.is_system else self._related.get(unit.component, ())
+        near = sum(around[component] for component in related)
+        return (same, around[unit.component], size, self._node_total[node], minus_near, -near, index)
+
+
+def _decided(best: Key, rivals: Sequence[Key]) -> Reason:
+    """Which selector left no other candidate."""
+    if not rivals:
+        return Reason.ONLY
+    rival = min(rivals)
+    return next(
+        (why for why, mine, other in zip(_STEPS, best, rival, strict=False) if mine != other), Reason.FIRST
+    )

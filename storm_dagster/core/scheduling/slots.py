@@ -2,106 +2,149 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.model.placement import SupervisorSlots, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason
 
-__all__ = ["DifferNeed", "Offer", "free_ports", "interleaved", "offer_for", "spread_workers"]
+__all__ = ["DifferNeed", "Offer", "Pool", "interleaved", "offer_for", "spread_workers"]
+
+Load = tuple[int, int, str]
+"""The order of design 8.4: minus the free ports, used ports, supervisor id; the least is the least loaded."""
 
 
-@dataclass
+class Pool:
+    """The slots of a cluster while its topologies are served, one after the other."""
+
+    def __init__(self, supervisors: Iterable[SupervisorSlots], holders: dict[Slot, int]) -> None:
+        """``holders`` says how many topologies of the batch name a slot as theirs: it is free for none of them."""
+        self.hosts: dict[str, str] = {}
+        """Supervisor id -> host, in ascending order of id."""
+        self.free: dict[str, list[int]] = {}
+        """Supervisor id -> free ports, ascending."""
+        self.total = 0
+        self._ports: dict[str, int] = {}
+        self._lendable: set[Slot] = set()
+        for supervisor in sorted(supervisors, key=lambda supervisor: supervisor.id):
+            node = supervisor.id
+            ports, used = set(supervisor.ports), set(supervisor.used)
+            self.hosts[node] = supervisor.host
+            self._ports[node] = len(ports)
+            self.free[node] = sorted(port for port in ports - used if not holders.get((node, port)))
+            self._lendable |= {(node, port) for port in ports - used if holders.get((node, port)) == 1}
+            self.total += len(self.free[node])
+        self.loads: list[Load] = sorted(map(self.load, self.free))
+
+    def load(self, node: str) -> Load:
+        """Where the supervisor stands in the order of design 8.4."""
+        free = len(self.free[node])
+        return (-free, self._ports[node] - free, node)
+
+    def may_keep(self, slot: Slot) -> bool:
+        """Whether the topology that holds the slot may use it on: it is offered, and one topology names it."""
+        return slot in self._lendable
+
+    def take(self, slot: Slot) -> None:
+        """The slot is not free any more."""
+        _drop(self.loads, self.load(slot[0]))
+        self.free[slot[0]].remove(slot[1])
+        insort(self.loads, self.load(slot[0]))
+        self.total -= 1
+
+    def put(self, slot: Slot) -> None:
+        """The slot is free."""
+        _drop(self.loads, self.load(slot[0]))
+        insort(self.free[slot[0]], slot[1])
+        insort(self.loads, self.load(slot[0]))
+        self.total += 1
+
+
+def _drop(loads: list[Load], load: Load) -> None:
+    del loads[bisect_left(loads, load)]
+
+
 class Offer:
-    """The slots that one topology may be given now. Taking one removes it."""
+    """The slots that one topology may be given now. Taking one removes it from the pool."""
 
-    hosts: dict[str, str]
-    """Supervisor id -> host, of the supervisors that the topology may use, in ascending order of id."""
-    free: dict[str, list[int]]
-    """Supervisor id -> free ports, ascending."""
-    ports: dict[str, int]
-    """Supervisor id -> how many ports it has in all."""
-    usable: dict[str, frozenset[int]]
-    """Supervisor id -> ports that the topology may go on using when it holds them."""
-    isolated: bool = False
-    """Only supervisors of ``isolation.scheduler.machines`` are in it."""
+    def __init__(self, pool: Pool, isolation: Sequence[str]) -> None:
+        """``isolation`` are hosts; they bind as soon as one of them has a supervisor."""
+        self._pool = pool
+        chosen = {node: host for node, host in pool.hosts.items() if host in isolation} if isolation else {}
+        self.isolated = bool(chosen)
+        """Only supervisors of ``isolation.scheduler.machines`` are in it."""
+        self.hosts = chosen or pool.hosts
+        """Supervisor id -> host, of the supervisors that the topology may use, in ascending order of id."""
+        self._loads = sorted(map(pool.load, chosen)) if chosen else pool.loads
+        self._lent: set[Slot] = set()
+        self._taken: list[Slot] = []
 
     @property
     def total(self) -> int:
         """Free slots in all."""
-        return sum(len(ports) for ports in self.free.values())
+        return sum(len(self._pool.free[node]) for node in self.hosts) if self.isolated else self._pool.total
+
+    def ports(self, node: str) -> list[int]:
+        """Free ports of a supervisor, ascending; none when the topology may not use it."""
+        return self._pool.free[node] if node in self.hosts else []
+
+    def counts(self) -> list[tuple[str, int]]:
+        """(supervisor id, free ports) of all that the topology may use."""
+        return [(node, len(self._pool.free[node])) for node in self.hosts]
 
     def has(self, slot: Slot) -> bool:
         """Whether that slot is free here."""
-        return slot[1] in self.free.get(slot[0], ())
+        return slot[1] in self.ports(slot[0])
 
-    def give_back(self, slot: Slot) -> None:
-        """Frees a slot that the topology held."""
-        self.free[slot[0]] = sorted({*self.free[slot[0]], slot[1]})
+    def may_keep(self, slot: Slot) -> bool:
+        """Whether a slot that the topology holds is on a supervisor that is there to give it away."""
+        return slot[0] in self.hosts and self._pool.may_keep(slot)
+
+    def lend(self, slot: Slot) -> None:
+        """Frees a slot that the topology holds, for itself alone."""
+        if self._pool.may_keep(slot) and slot not in self._lent:
+            self._lent.add(slot)
+            self._change(slot, self._pool.put)
 
     def take(self, slot: Slot) -> Slot:
         """The slot, which is not free any more."""
-        self.free[slot[0]].remove(slot[1])
+        self._change(slot, self._pool.take)
+        self._taken.append(slot)
         return slot
 
-    def load(self, node: str) -> tuple[int, int, str]:
-        """The order of design 8.4: most free ports, then fewest used ones, then the lower id."""
-        free = len(self.free[node])
-        return (-free, self.ports[node] - free, node)
+    def _change(self, slot: Slot, step: Callable[[Slot], None]) -> None:
+        mine = self.isolated and slot[0] in self.hosts
+        if mine:
+            _drop(self._loads, self._pool.load(slot[0]))
+        step(slot)
+        if mine:
+            insort(self._loads, self._pool.load(slot[0]))
+
+    def by_load(self) -> Iterator[Load]:
+        """Supervisors with a free port, the least loaded first."""
+        for load in self._loads:
+            if not load[0]:
+                return
+            yield load
+
+    def close(self, *, refused: bool) -> None:
+        """Leaves to the next topology what is free for all, and gives everything back when it was refused."""
+        for slot in self._lent:
+            if slot[1] in self._pool.free[slot[0]]:
+                self._pool.take(slot)
+        for slot in self._taken if refused else ():
+            if slot not in self._lent:
+                self._pool.put(slot)
 
 
-def free_ports(
-    supervisors: Iterable[SupervisorSlots], held: Iterable[tuple[str, int]]
-) -> dict[str, list[int]]:
-    """Supervisor id -> ports that nobody holds, ascending."""
-    busy = set(held)
-    return {
-        supervisor.id: sorted(
-            port
-            for port in set(supervisor.ports)
-            if port not in supervisor.used and (supervisor.id, port) not in busy
-        )
-        for supervisor in supervisors
-    }
-
-
-def offer_for(
-    topology: TopologyToPlace,
-    supervisors: Iterable[SupervisorSlots],
-    free: Mapping[str, list[int]],
-    own: Iterable[Slot],
-    contested: frozenset[Slot],
-) -> Offer:
-    """What the topology may use: free slots and its own, on its isolation hosts if any of those is there.
-
-    ``contested`` are slots that several topologies of the batch name as theirs: none of them gets one again.
-    """
-    ordered = sorted(supervisors, key=lambda supervisor: supervisor.id)
-    chosen = [supervisor for supervisor in ordered if supervisor.host in topology.isolation]
-    isolated = bool(chosen)
-    used = chosen or ordered
-    usable = {
-        supervisor.id: frozenset(
-            port
-            for port in supervisor.ports
-            if port not in supervisor.used and (supervisor.id, port) not in contested
-        )
-        for supervisor in used
-    }
-    again = [slot for slot in own if slot[1] in usable.get(slot[0], ())]
-    return Offer(
-        {supervisor.id: supervisor.host for supervisor in used},
-        {
-            supervisor.id: sorted(
-                {*free[supervisor.id], *(port for node, port in again if node == supervisor.id)}
-            )
-            for supervisor in used
-        },
-        {supervisor.id: len(set(supervisor.ports)) for supervisor in used},
-        usable,
-        isolated,
-    )
+def offer_for(topology: TopologyToPlace, pool: Pool, own: Iterable[Slot]) -> Offer:
+    """What the topology may use: free slots and its own, on its isolation hosts if any of those is there."""
+    offer = Offer(pool, topology.isolation)
+    for slot in sorted(own):
+        offer.lend(slot)
+    return offer
 
 
 @dataclass(frozen=True)
@@ -114,10 +157,6 @@ class DifferNeed:
     blocked: frozenset[str]
     """Supervisors that hold one already."""
 
-    def missing(self, nodes: Iterable[str]) -> int:
-        """How many supervisors it still lacks when the topology has workers on ``nodes``."""
-        return self.units - len(set(nodes) - self.blocked)
-
 
 def spread_workers(
     offer: Offer, count: int, nodes: list[str], needs: tuple[DifferNeed, ...], alone: bool
@@ -129,35 +168,38 @@ def spread_workers(
     supervisors is the choice narrowed to supervisors that help it; with ``alone`` one of the slots goes to
     the topology master and helps nobody.
     """
-    chosen = list(nodes)
+    chosen = set(nodes)
+    missing = {need.component: need.units - len(chosen - need.blocked) for need in needs}
     slots: list[tuple[Slot, Reason]] = []
     for remaining in range(count, 0, -1):
-        candidates = [node for node, ports in offer.free.items() if ports]
         useful = max(1, remaining - 1 if alone else remaining)
-        tight = [need for need in needs if need.missing(chosen) >= useful]
-        helpful = [
-            node
-            for node in candidates
-            if node not in chosen and all(node not in need.blocked for need in tight)
-        ]
-        best = min(candidates, key=offer.load)
-        if tight and helpful and best not in helpful:
-            node, why = min(helpful, key=offer.load), Reason.SLOT_DIFFER
-        else:
-            node, why = best, _why_best(offer, candidates, best)
-        slots.append((offer.take((node, offer.free[node][0])), why))
-        chosen.append(node)
+        tight = [need for need in needs if missing[need.component] >= useful]
+        node, why = _least_loaded(offer)
+        if tight:
+            helpful = (
+                other
+                for _, _, other in offer.by_load()
+                if other not in chosen and all(other not in need.blocked for need in tight)
+            )
+            best = next(helpful, node)
+            if best != node:
+                node, why = best, Reason.SLOT_DIFFER
+        slots.append((offer.take((node, offer.ports(node)[0])), why))
+        if node not in chosen:
+            chosen.add(node)
+            for need in needs:
+                missing[need.component] -= node not in need.blocked
     return slots
 
 
-def _why_best(offer: Offer, candidates: list[str], best: str) -> Reason:
-    others = [offer.load(node) for node in candidates if node != best]
-    if not others:
-        return Reason.SLOT_ONLY
-    mine, rival = offer.load(best), min(others)
-    if mine[0] != rival[0]:
-        return Reason.SLOT_MOST_FREE
-    return Reason.SLOT_FEWEST_USED if mine[1] != rival[1] else Reason.SLOT_LOWEST_ID
+def _least_loaded(offer: Offer) -> tuple[str, Reason]:
+    loads = offer.by_load()
+    best, rival = next(loads), next(loads, None)
+    if rival is None:
+        return best[2], Reason.SLOT_ONLY
+    if best[0] != rival[0]:
+        return best[2], Reason.SLOT_MOST_FREE
+    return best[2], Reason.SLOT_FEWEST_USED if best[1] != rival[1] else Reason.SLOT_LOWEST_ID
 
 
 def interleaved(offer: Offer) -> list[Slot]:
@@ -166,8 +208,8 @@ def interleaved(offer: Offer) -> list[Slot]:
     Inside a host its supervisors are dealt the same way. Equal ones go by the lower supervisor id.
     """
     by_host: dict[str, list[list[Slot]]] = {}
-    for node, ports in sorted(offer.free.items()):
-        by_host.setdefault(offer.hosts[node], []).append([(node, port) for port in ports])
+    for node, host in offer.hosts.items():
+        by_host.setdefault(host, []).append([(node, port) for port in offer.ports(node)])
     return _deal([_deal(groups) for groups in by_host.values()])
 
 
