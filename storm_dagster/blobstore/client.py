@@ -21,6 +21,7 @@ from storm_dagster.model.errors import (
     error_from_document,
 )
 from storm_dagster.model.names import check_blob_key
+from storm_dagster.model.security import Security
 
 __all__ = ["NimbusBlobClient"]
 
@@ -39,7 +40,7 @@ class NimbusBlobClient:
 
     ``epoch``, when given, is sent with every write: a run whose leader was deposed gets ``Fenced``.
     ``min_replication`` and ``allow_degraded`` say how many nimbuses must hold a blob before a write is
-    acknowledged, and whether fewer will do when that takes too long.
+    acknowledged, and whether fewer will do when that takes too long. ``security`` is the cluster's.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class NimbusBlobClient:
         allow_degraded: bool = False,
         deadline_secs: float = 30.0,
         read_timeout_secs: float = 90.0,
+        security: Security | None = None,
     ) -> None:
         self._leader_url = leader_url
         self._epoch = epoch
@@ -59,7 +61,8 @@ class NimbusBlobClient:
         self._deadline_secs = deadline_secs
         # Loopback and cluster addresses never go through a proxy of the environment.
         self._http = httpx.Client(
-            timeout=httpx.Timeout(read_timeout_secs, connect=min(5.0, deadline_secs)), trust_env=False
+            timeout=httpx.Timeout(read_timeout_secs, connect=min(5.0, deadline_secs)),
+            **(security or Security()).client_options(),
         )
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import httpx
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.security import Security
 
 __all__ = ["NimbusClient", "seed_urls"]
 
@@ -26,7 +27,10 @@ def seed_urls(conf: ClusterConf) -> list[str]:
             urls.append(seed.rstrip("/"))
         else:
             host, colon, port = seed.rpartition(":")
-            urls.append(f"http://{host}:{port}" if colon else f"http://{seed}:{conf['nimbus.http.port']}")
+            scheme = "https" if conf.get("storm.tls.cert") else "http"
+            urls.append(
+                f"{scheme}://{host}:{port}" if colon else f"{scheme}://{seed}:{conf['nimbus.http.port']}"
+            )
     return urls
 
 
@@ -45,13 +49,16 @@ class NimbusClient:
         patience: float = 30.0,
         timeout: float = 30.0,
         thing: str = "the cluster",
+        security: Security | None = None,
     ) -> None:
         self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
         self._patience = patience
         self._thing = thing
         self._leader: str | None = None
         # Proxies of the environment are for the outside world, not for the cluster.
-        self._http = httpx.Client(timeout=httpx.Timeout(timeout, connect=2.0), trust_env=False)
+        self._http = httpx.Client(
+            timeout=httpx.Timeout(timeout, connect=2.0), **(security or Security()).client_options()
+        )
 
     @staticmethod
     def of_cluster(
@@ -70,7 +77,9 @@ class NimbusClient:
                 return [nimbus.http for nimbus in cluster.nimbuses]
             return seed_urls(conf)
 
-        return NimbusClient(urls, patience=patience, thing=f"the cluster of {folder}")
+        return NimbusClient(
+            urls, patience=patience, thing=f"the cluster of {folder}", security=Security.of(conf)
+        )
 
     def close(self) -> None:
         """Close the connections."""

@@ -18,6 +18,7 @@ import yaml
 
 from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, check_value
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.security import SECRET_KEYS, public_conf, read_private_file
 
 __all__ = [
     "ClusterConf",
@@ -88,6 +89,11 @@ def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[s
         key, equals, text = pair.partition("=")
         if not equals or not key.strip():
             raise InvalidRequest(f"{source} {pair!r} is not of the form KEY=VALUE")
+        if key.strip() in SECRET_KEYS:
+            raise InvalidRequest(
+                f"{source} {key.strip()}: every user of the machine can read a command line: "
+                "write it into storm.yaml, or use storm.secret.file"
+            )
         try:
             conf[key.strip()] = yaml.safe_load(text)
         except yaml.YAMLError as error:
@@ -95,7 +101,7 @@ def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[s
     return conf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ClusterConf:
     """A merged cluster conf and the origin of each value."""
 
@@ -109,6 +115,9 @@ class ClusterConf:
     def get(self, key: str, default: Any = None) -> Any:
         """The value, or ``default`` when the key is absent (a null value is returned as ``None``)."""
         return self.values.get(key, default)
+
+    def __repr__(self) -> str:
+        return f"ClusterConf({public_conf(self.values)!r})"
 
     def with_values(self, values: Conf, origin: str) -> ClusterConf:
         """A copy with ``values`` laid over, validated."""
@@ -134,6 +143,8 @@ def load_cluster_conf(conf_dir: Path | None = None, overrides: Conf | None = Non
                 loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
             except (yaml.YAMLError, UnicodeDecodeError) as error:
                 raise InvalidRequest(f"{path} is not valid YAML: {error}") from None
+            if isinstance(loaded, dict) and any(loaded.get(key) for key in SECRET_KEYS):
+                read_private_file(path, "the conf file with secrets")
             merged = merged.with_values(loaded if loaded is not None else {}, str(path))
     if overrides:
         merged = merged.with_values(overrides, "-c")

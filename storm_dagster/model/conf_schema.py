@@ -90,6 +90,18 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     "storm.zookeeper.retry.times": ConfKey("int", "Retries of one read after a lost connection", 0),
     "storm.zookeeper.retry.interval": ConfKey("int", "First pause between retries, milliseconds", 1),
+    "storm.zookeeper.auth.scheme": ConfKey(
+        "str", "How clients prove themselves to ZooKeeper", choices=("digest",)
+    ),
+    "storm.zookeeper.auth.payload": ConfKey(
+        "str", "'user:password' of the cluster in ZooKeeper; its nodes are then closed to all others. Secret"
+    ),
+    "storm.bind.external": ConfKey("bool", "Allow services beyond loopback, with a secret or TLS"),
+    "storm.secret": ConfKey("str", "What daemons, runs and clients of the cluster know. Secret"),
+    "storm.secret.file": ConfKey("path", "File that holds storm.secret, readable by its owner only"),
+    "storm.tls.cert": ConfKey("path", "PEM certificate (chain) of this daemon or client; null: no TLS"),
+    "storm.tls.key": ConfKey("path", "PEM key of storm.tls.cert, readable by its owner only"),
+    "storm.tls.ca": ConfKey("path", "PEM certificates of the authority that both sides trust"),
     "storm.zookeeper.tick.time": ConfKey("int", "tickTime of the embedded server, milliseconds", 100),
     "storm.cluster.state.store": ConfKey("str", "'module:factory' of another ClusterState; null: ZooKeeper"),
     "storm.health.check.timeout.ms": ConfKey(
@@ -132,7 +144,15 @@ CONF_KEYS: dict[str, ConfKey] = {
     "nimbus.topology.action.notifier.plugin.class": ConfKey(
         "str", "'module:class' that hears topology actions"
     ),
-    "nimbus.insecure.bind": ConfKey("bool", "Allow binding beyond loopback without a secret"),
+    "nimbus.admins": ConfKey("list[str]", "Users who may do everything (with client certificates)"),
+    "nimbus.admins.groups": ConfKey("list[str]", "Groups of such users"),
+    "nimbus.users": ConfKey(
+        "list[str]", "Users who may submit and list topologies; empty: nobody but admins"
+    ),
+    "nimbus.groups": ConfKey("list[str]", "Groups of such users"),
+    "nimbus.impersonation.acl": ConfKey(
+        "map", "user -> {hosts: [...], groups: [...]}: for whom, and from where, that user may act"
+    ),
     # -- supervisor -------------------------------------------------------------------------------------
     "supervisor.slots.ports": ConfKey("list[int]", "Worker ports of a supervisor"),
     "supervisor.http.port": ConfKey(
@@ -217,6 +237,8 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.state.dir": ConfKey(
         "path", "Folder of state that components keep; null: below storm.local.dir"
     ),
+    "topology.users": ConfKey("list[str]", "Users who may see and change the topology"),
+    "topology.groups": ConfKey("list[str]", "Groups of such users"),
     "topology.min.replication.count": ConfKey("int", "Nimbuses that must hold the code before it runs", 1),
     "topology.max.replication.wait.time.sec": ConfKey("int", "Longest wait for that, seconds", 0),
     "topology.hot.deploy.enable": ConfKey("bool", "Thrift: submit over a running topology as a hot deploy"),
@@ -230,6 +252,15 @@ CONF_KEYS: dict[str, ConfKey] = {
     "use.old.assignment": ConfKey("bool", "Reuse the previous assignment of the name"),
     "isolation.scheduler.machines": ConfKey("list[str]", "Hosts that the topology is confined to"),
     "jstorm.reserve.workers": ConfKey("int", "Slots that must stay free", 0),
+    "container.nimbus.heartbeat": ConfKey(
+        "path", "Folder in which the container of nimbus shows that it lives; null: no container"
+    ),
+    "container.heartbeat.timeout.seconds": ConfKey(
+        "int", "Age of the container's newest beat at which nimbus ends, seconds", 1
+    ),
+    "container.heartbeat.frequence": ConfKey(
+        "int", "Pause between beats of nimbus and container, seconds", 1
+    ),
     "cluster.name": ConfKey("str", "Name of the cluster, for people"),
     "spark.remote": ConfKey("str", "Spark Connect URL of the placement; null: embedded, or spark.master"),
     "spark.master": ConfKey("str", "Classic Spark master; null: Spark Connect"),

@@ -20,6 +20,8 @@ __all__ = [
     "InvalidTopology",
     "KeyNotFound",
     "NotAlive",
+    "NotAuthenticated",
+    "NotAuthorized",
     "StormDagsterError",
     "Unavailable",
     "UnknownSubtree",
@@ -56,6 +58,18 @@ class InvalidRequest(StormDagsterError):
 
 class InvalidTopology(InvalidRequest):
     """A topology, its conf or its archive breaks a rule. Nothing of it has been stored."""
+
+
+class NotAuthenticated(InvalidRequest):
+    """The caller did not prove who they are."""
+
+    http_status = 401
+
+
+class NotAuthorized(InvalidRequest):
+    """The caller is known, and may not do this."""
+
+    http_status = 403
 
 
 class UnknownSubtree(InvalidRequest):
@@ -118,6 +132,8 @@ _BY_NAME: dict[str, type[StormDagsterError]] = {
         UnknownSubtree,
         Conflict,
         NotAlive,
+        NotAuthenticated,
+        NotAuthorized,
         KeyNotFound,
         AlreadyAlive,
         Unavailable,

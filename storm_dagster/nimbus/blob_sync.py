@@ -21,6 +21,7 @@ from storm_dagster.core.leader_priority import needed_blobs
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_blob_key
+from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blob_registry import BlobRegistry, Registered, is_registered_kind
 from storm_dagster.nimbus.leader_status import LeaderStatus
 from storm_dagster.nimbus.replicated_store import BaseStore, NimbusBlobStore
@@ -46,6 +47,7 @@ class BlobSync:
         peers: Callable[[], list[Peer]],
         inbox: Path,
         keep_secs: float,
+        security: Security | None = None,
     ) -> None:
         self._cluster = cluster
         self._blobs = blobs
@@ -55,7 +57,9 @@ class BlobSync:
         self._peers = peers
         self._inbox = inbox
         self._keep_secs = keep_secs
-        self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), trust_env=False)
+        self._http = httpx.Client(
+            timeout=httpx.Timeout(30.0, connect=2.0), **(security or Security()).client_options()
+        )
 
     def close(self) -> None:
         """Close the connections."""

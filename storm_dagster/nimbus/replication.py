@@ -19,6 +19,7 @@ import httpx
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.security import Security
 
 __all__ = ["Peer", "Replicator"]
 
@@ -47,12 +48,15 @@ class Replicator:
         *,
         wait_secs: float,
         read_timeout_secs: float = 30.0,
+        security: Security | None = None,
     ) -> None:
         self._peers = peers
         self._open = open_blob
         self._wait_secs = wait_secs
         self._http = httpx.Client(
-            timeout=httpx.Timeout(read_timeout_secs, connect=2.0), trust_env=False, follow_redirects=False
+            timeout=httpx.Timeout(read_timeout_secs, connect=2.0),
+            follow_redirects=False,
+            **(security or Security()).client_options(),
         )
         self._pool = ThreadPoolExecutor(max_workers=8, thread_name_prefix="blob-push")
 

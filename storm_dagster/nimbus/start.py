@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import os
 import re
@@ -15,7 +14,9 @@ from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.exposure import address_beyond_loopback, check_exposure
 from storm_dagster.model.run_file import start_ticks
+from storm_dagster.model.security import Security
 from storm_dagster.nimbus.replicated_store import BaseStore
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -28,6 +29,7 @@ __all__ = [
     "open_blob_store",
     "open_cluster",
     "resolve_nimbus_id",
+    "thrift_host",
 ]
 
 _log = logging.getLogger(__name__)
@@ -44,21 +46,19 @@ def check_mode(conf: ClusterConf) -> None:
 
 
 def check_bind(conf: ClusterConf) -> str:
-    """The host to bind and announce; beyond loopback only with ``nimbus.insecure.bind``."""
-    host = str(conf["storm.local.hostname"])
-    try:
-        found = {info[4][0] for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
-    except OSError as error:
-        raise InvalidRequest(
-            f"storm.local.hostname {host!r} cannot be resolved ({error.strerror}): set it to a name or address of this host"
-        ) from None
-    outside = sorted(str(a) for a in found if not ipaddress.ip_address(str(a).partition("%")[0]).is_loopback)
-    if outside and not conf["nimbus.insecure.bind"]:
-        raise InvalidRequest(
-            f"storm.local.hostname {host!r} is {outside[0]}, which others can reach, and nimbus's services ask nobody who "
-            "they are: set nimbus.insecure.bind=true inside a closed network, or use a loopback address"
-        )
-    return host
+    """The host to bind and announce; beyond loopback only with ``storm.bind.external`` and a secret or TLS."""
+    return check_exposure(conf, "nimbus", "secret or tls")
+
+
+def thrift_host(conf: ClusterConf, host: str) -> str:
+    """Where the Thrift service binds: at ``host``, which beyond loopback takes TLS.
+
+    Thrift's calls have no place for a secret, so that without certificates only this machine may call.
+    """
+    if Security.of(conf).tls or address_beyond_loopback(host) is None:
+        return host
+    _log.warning("the Thrift service listens on loopback only: storm.tls.* lets other hosts call it")
+    return "127.0.0.1"
 
 
 def listen(host: str, port: int, key: str) -> socket.socket:

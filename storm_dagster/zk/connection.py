@@ -16,6 +16,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import AUTH_XID, PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.retry import KazooRetry
+from kazoo.security import make_digest_acl
 
 __all__ = ["CONNECT_SECONDS", "Lease", "boot_clock", "make_client"]
 
@@ -100,12 +101,16 @@ class LeaseConnection(ConnectionHandler):
 
 
 def make_client(
-    hosts: str, session_timeout_ms: int, client_id: tuple[int, bytes] | None = None
+    hosts: str,
+    session_timeout_ms: int,
+    client_id: tuple[int, bytes] | None = None,
+    auth: str | None = None,
 ) -> tuple[KazooClient, LeaseConnection]:
     """A kazoo client that is not started yet, and its connection.
 
     It goes on reconnecting in the background at most a second apart for as long as it is open; requests
-    never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`.
+    never wait for that, see :class:`~storm_dagster.zk.session.ZkSession`. With ``auth`` ("user:password") the
+    client proves itself by digest, also after each reconnection, and closes what it creates to all others.
     """
     retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_jitter=0.4, max_delay=1.0)
     client = KazooClient(
@@ -115,6 +120,8 @@ def make_client(
         handler=_Handler(),
         connection_retry=retry,
         randomize_hosts=True,
+        auth_data=[("digest", auth)] if auth else None,
+        default_acl=[make_digest_acl(*auth.split(":", 1), all=True)] if auth else None,
     )
     retry = retry.copy()
     retry.interrupt = client._stopped.is_set

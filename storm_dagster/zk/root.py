@@ -7,15 +7,24 @@ a wrong ensemble or wiped state, and never that there is nothing to run. Only wh
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
-from kazoo.exceptions import NodeExistsError
+from kazoo.client import KazooClient
+from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 
-__all__ = ["check_cluster_id", "create_cluster_root", "create_root_node", "find_cluster_id"]
+__all__ = [
+    "check_cluster_id",
+    "create_cluster_root",
+    "create_root_node",
+    "find_cluster_id",
+    "refuse_open_root",
+]
 
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
@@ -29,6 +38,31 @@ def create_root_node(session: ZkSession) -> None:
             session.call(lambda client, node=node: client.create_async(node, b""), f"the creation of {node}")
         except NodeExistsError:
             continue
+
+
+def refuse_open_root(session: ZkSession) -> None:
+    """Raise ``Conflict`` when others than this session's user may change the root or a node right below it.
+
+    A root that does not exist is no error: it will be created closed.
+    """
+    below = [session.root or "/", *(session.full(path) for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID))]
+    answers = session.pipeline([_acl_of(node) for node in below], "a read of ACLs")
+    for node, answer in zip(below, answers, strict=True):
+        if isinstance(answer, NoNodeError) or (node == "/" and not session.root):
+            continue
+        if isinstance(answer, Exception):
+            raise answer
+        # Permission 1 is to read; everything else changes something.
+        if any(each.id.scheme == "world" and each.perms & ~1 for each in answer[0]):
+            raise Conflict(
+                f"{node} in ZooKeeper at {session.hosts} may be changed by everybody (world:anyone) although "
+                "storm.zookeeper.auth.payload is set: close it with `setAcl -R` of ZooKeeper's shell, or use a new "
+                "storm.zookeeper.root"
+            )
+
+
+def _acl_of(node: str) -> Callable[[KazooClient], Any]:
+    return lambda client: client.get_acls_async(node)
 
 
 def _state_of(of: ZkSession | ClusterState) -> ClusterState:

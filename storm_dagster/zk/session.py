@@ -102,17 +102,21 @@ class ZkSession:
         retry_times: int = 5,
         retry_interval_ms: int = 100,
         client_id: tuple[int, bytes] | None = None,
+        auth: str | None = None,
     ) -> ZkSession:
         """A connected session with the ensemble ``hosts`` (``"h:p,h:p"``), its paths below ``root``.
 
-        Nothing is created. ``client_id`` continues an existing session. Reads are tried again
+        Nothing is created. ``client_id`` continues an existing session. With ``auth`` ("user:password",
+        digest) the nodes it creates are closed to everybody else. Reads are tried again
         ``retry_times`` times, ``retry_interval_ms`` apart; the two also bound the wait for a reconnection
         in each request. Raises ``Unavailable`` when no server answers within ``connection_timeout_ms``.
         """
         if not re.fullmatch(r"[^\s/,]+(,[^\s/,]+)*", hosts):
             raise InvalidRequest(f"ZooKeeper hosts {hosts!r} are not of the form 'host:port,host:port'")
         normalize_root(root)
-        client, connection = make_client(hosts, session_timeout_ms, client_id)
+        if auth is not None and not all(auth.partition(":")):
+            raise InvalidRequest("storm.zookeeper.auth.payload is not of the form user:password")
+        client, connection = make_client(hosts, session_timeout_ms, client_id, auth)
         session = ZkSession(
             client,
             connection,

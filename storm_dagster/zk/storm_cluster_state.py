@@ -23,8 +23,8 @@ from storm_dagster.model.records import (
     decode_record,
     encode_record,
 )
-from storm_dagster.model.view import ClusterView, Versioned
-from storm_dagster.zk import root, shards, task_errors, view_loading, worker_nodes
+from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
+from storm_dagster.zk import gray_upgrades, root, shards, task_errors, view_loading, worker_nodes
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_operations import StormOperations
@@ -51,17 +51,29 @@ def _with_port(server: str, port: int) -> str:
 
 
 def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
-    """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults."""
+    """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
+
+    With ``storm.zookeeper.auth.payload``, a root that everybody may write is :class:`Conflict` (hazard S20).
+    """
     given = conf.values if isinstance(conf, ClusterConf) else conf
     full = {**default_conf(), **given}
-    return ZkSession.connect(
+    auth = full["storm.zookeeper.auth.payload"]
+    session = ZkSession.connect(
         zookeeper_hosts(full),
         root=full["storm.zookeeper.root"],
         session_timeout_ms=full["storm.zookeeper.session.timeout"],
         connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
         retry_times=full["storm.zookeeper.retry.times"],
         retry_interval_ms=full["storm.zookeeper.retry.interval"],
+        auth=auth,
     )
+    if auth:
+        try:
+            root.refuse_open_root(session)
+        except BaseException:
+            session.close()
+            raise
+    return session
 
 
 class StormClusterState(StormOperations):
@@ -223,6 +235,12 @@ class StormClusterState(StormOperations):
         """``/gray_upgrade/<id>/conf`` and its version; ``None`` while no upgrade is under way."""
         path = paths.gray_upgrade(topology_id, "conf")
         return self._record(GrayUpgrade, path, self._wake(path, wake))
+
+    def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
+        """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
+        return gray_upgrades.read_upgrade(
+            self.state, topology_id, self._wake(paths.gray_upgrade(topology_id), wake)
+        )
 
     def errors_by_component(self, topology_id: str) -> dict[str, list[TaskError]]:
         """Component id -> its errors, the newest first."""

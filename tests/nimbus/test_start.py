@@ -42,9 +42,17 @@ def test_local_mode_is_refused() -> None:
 def test_binding_beyond_loopback_needs_consent() -> None:
     assert check_bind(conf()) == "127.0.0.1"
     assert check_bind(conf(storm__local__hostname="localhost")) == "localhost"
-    with pytest.raises(InvalidRequest, match=r"nimbus\.insecure\.bind"):
-        check_bind(conf(storm__local__hostname="0.0.0.0"))
-    assert check_bind(conf(storm__local__hostname="0.0.0.0", nimbus__insecure__bind=True)) == "0.0.0.0"
+    anywhere = {"storm__local__hostname": "0.0.0.0"}
+    with pytest.raises(InvalidRequest, match=r"storm\.bind\.external=true and storm\.secret\.file"):
+        check_bind(conf(**anywhere))
+    with pytest.raises(InvalidRequest, match=r"ask nobody who they are: set storm\.secret\.file"):
+        check_bind(conf(**anywhere, storm__bind__external=True))
+    with pytest.raises(InvalidRequest, match=r"set storm\.bind\.external=true, or"):
+        check_bind(conf(**anywhere, storm__secret="0123456789abcdef"))
+    assert (
+        check_bind(conf(**anywhere, storm__bind__external=True, storm__secret="0123456789abcdef"))
+        == "0.0.0.0"
+    )
     with pytest.raises(InvalidRequest, match="cannot be resolved"):
         check_bind(conf(storm__local__hostname="no-such-host.invalid"))
 

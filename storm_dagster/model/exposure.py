@@ -1,0 +1,81 @@
+"""Where a service may listen: loopback, unless the conf says otherwise and others must prove who they are."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import stat
+from pathlib import Path
+from typing import Any, Literal
+
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.security import Security
+
+__all__ = ["Guardian", "address_beyond_loopback", "check_exposure", "make_private"]
+
+Guardian = Literal["secret or tls", "secret", "zookeeper auth"]
+"""What a kind of service can ask a stranger for."""
+
+_REMEDY = {
+    "secret or tls": "storm.secret.file (or storm.tls.cert, .key and .ca)",
+    "secret": "storm.secret.file",
+    "zookeeper auth": "storm.zookeeper.auth.scheme and .payload",
+}
+
+
+def address_beyond_loopback(host: str) -> str | None:
+    """The first address of ``host`` that others can reach; ``None`` when all are loopback.
+
+    :class:`InvalidRequest` when the name cannot be resolved.
+    """
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise InvalidRequest(
+            f"storm.local.hostname {host!r} cannot be resolved ({error.strerror}): set it to a name or address of this host"
+        ) from None
+    outside = sorted(each for each in found if not ipaddress.ip_address(each.partition("%")[0]).is_loopback)
+    return outside[0] if outside else None
+
+
+def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = None) -> str:
+    """The host that ``service`` binds (``storm.local.hostname`` unless given), if it may.
+
+    Beyond loopback that takes ``storm.bind.external: true`` and something to ask strangers for; otherwise
+    :class:`InvalidRequest` says what is missing.
+    """
+    host = str(host or conf["storm.local.hostname"])
+    outside = address_beyond_loopback(host)
+    if outside is None:
+        return host
+    lacking: list[str] = []
+    if not conf["storm.bind.external"]:
+        lacking.append("storm.bind.external=true")
+    security = Security.of(conf)
+    proven = {
+        "secret or tls": security.configured,
+        "secret": security.secret is not None,
+        "zookeeper auth": bool(conf.get("storm.zookeeper.auth.payload")),
+    }[needs]
+    if not proven:
+        lacking.append(_REMEDY[needs])
+    if lacking:
+        raise InvalidRequest(
+            f"{service} would listen on {host!r} ({outside}), which others can reach, and would ask nobody who they are: "
+            f"set {' and '.join(lacking)}, or use a loopback address as storm.local.hostname"
+        )
+    return host
+
+
+def make_private(home: Path) -> Path:
+    """Make the state folder, or close it to other users (mode 0700) when it is this user's own already.
+
+    A folder that is meant to be shared (sticky, such as /tmp) or a user's login folder is left as it is.
+    """
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    status = home.stat()
+    shared = status.st_mode & stat.S_ISVTX or home == Path.home() or home.parent == home
+    if status.st_uid == os.getuid() and status.st_mode & 0o077 and not shared:
+        home.chmod(0o700)
+    return home

@@ -1,0 +1,213 @@
+"""The cluster's secret, its certificates, and what follows from them for servers and clients.
+
+Nothing is configured by default, and then everything listens on loopback only (``exposure``). ``storm.secret``
+(or ``storm.secret.file``) is what every daemon, run and client of a cluster knows; whoever shows it is the
+cluster itself. ``storm.tls.*`` names a certificate, its key and the authority that both sides trust.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import ssl
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+
+__all__ = ["HIDDEN", "SECRET_KEYS", "Security", "public_conf", "read_private_file"]
+
+SECRET_KEYS = frozenset({"storm.secret", "storm.zookeeper.auth.payload"})
+"""Conf keys whose values are secrets: never shown, logged, or given on a command line."""
+
+HIDDEN = "*****"
+"""What stands in the place of a secret wherever a conf is shown."""
+
+_log = logging.getLogger(__name__)
+_SHORTEST_SECRET = 16
+_TELLTALE = re.compile(
+    r"secret(?!\.file$)|passw|token|credential|private.?key|access.?key|auth\.payload", re.I
+)
+
+
+def public_conf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a conf to be shown to people, pages and logs.
+
+    The values of :data:`SECRET_KEYS`, and of any other key (in maps such as ``topology.environment`` too)
+    whose name says password, secret, token or credential, are replaced by :data:`HIDDEN` (hazard S6).
+    """
+    shown: dict[str, Any] = {}
+    for key, value in values.items():
+        if value and isinstance(value, str) and (key in SECRET_KEYS or _TELLTALE.search(str(key))):
+            shown[key] = HIDDEN
+        elif isinstance(value, Mapping):
+            shown[key] = public_conf(value)
+        elif isinstance(value, list | tuple):
+            shown[key] = [public_conf(item) if isinstance(item, Mapping) else item for item in value]
+        else:
+            shown[key] = value
+    return shown
+
+
+def read_private_file(path: Path, what: str) -> str:
+    """The text of a file that only its owner may read; :class:`InvalidRequest` when others may, too."""
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(
+            f"{what} {path} cannot be read ({error}): name a file of this user's own"
+        ) from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InvalidRequest(f"{what} {path} can be read or written by other users: chmod 600 {path}")
+    return text
+
+
+@dataclass(frozen=True)
+class Security:
+    """What a process has to prove itself with, and to check others by. Its ``repr`` holds no secret."""
+
+    secret: str | None = field(default=None, repr=False)
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+
+    @staticmethod
+    def of(conf: Any) -> Security:
+        """By the keys ``storm.secret``, ``storm.secret.file`` and ``storm.tls.*`` of a conf.
+
+        Raises :class:`InvalidRequest` for a secret that is short, given twice, or readable by others, and
+        for TLS files that do not belong together.
+        """
+        secret, file = conf.get("storm.secret"), conf.get("storm.secret.file")
+        if secret and file:
+            raise InvalidRequest("storm.secret and storm.secret.file are both set: keep the file")
+        if file:
+            secret = read_private_file(Path(file).expanduser(), "storm.secret.file")
+        if secret is not None and len(secret) < _SHORTEST_SECRET:
+            raise InvalidRequest(
+                f"storm.secret has fewer than {_SHORTEST_SECRET} characters: make one with `openssl rand -hex 32`"
+            )
+        cert, key, ca = (conf.get(f"storm.tls.{part}") for part in ("cert", "key", "ca"))
+        if bool(cert) != bool(key):
+            raise InvalidRequest("storm.tls.cert and storm.tls.key go together: set both or none")
+        if cert and not ca:
+            raise InvalidRequest(
+                "storm.tls.cert needs storm.tls.ca, the authority by which daemons and clients know each other: set it"
+            )
+        security = Security(secret or None, cert or None, key or None, ca or None)
+        if security.tls:
+            security.server_context()
+        return security
+
+    @property
+    def tls(self) -> bool:
+        """Whether services speak TLS."""
+        return self.cert is not None
+
+    @property
+    def configured(self) -> bool:
+        """Whether anybody has to prove who they are."""
+        return self.secret is not None or self.tls
+
+    @property
+    def scheme(self) -> str:
+        """``http`` or ``https``."""
+        return "https" if self.tls else "http"
+
+    @property
+    def http_needs_certificate(self) -> bool:
+        """Whether the HTTP service refuses clients without a certificate: with TLS and no secret."""
+        return self.tls and self.secret is None
+
+    def derived(self, purpose: str) -> bytes:
+        """32 bytes for one purpose, made from the secret, which they do not betray."""
+        assert self.secret is not None, "nothing is derived without a secret"
+        return hmac.new(self.secret.encode(), f"storm-dagster {purpose}".encode(), hashlib.sha256).digest()
+
+    def matches(self, shown: str) -> bool:
+        """Whether ``shown`` is the secret; takes the same time wherever it differs."""
+        if self.secret is None:
+            return False
+        digests = (hashlib.sha256(text.encode("utf-8", "replace")).digest() for text in (shown, self.secret))
+        return hmac.compare_digest(*digests)
+
+    def headers(self) -> dict[str, str]:
+        """What a client of the cluster sends with each request."""
+        return {} if self.secret is None else {"Authorization": f"Bearer {self.secret}"}
+
+    def client_options(self) -> dict[str, Any]:
+        """Keyword arguments for an HTTP client of the cluster: headers, certificates, no proxy."""
+        options: dict[str, Any] = {"headers": self.headers(), "trust_env": False}
+        if self.ca is not None:
+            options["verify"] = self.client_context()
+        return options
+
+    def server_context(self, *, client_certificate: bool = True) -> ssl.SSLContext:
+        """For a server's socket. Clients must show a certificate of ``storm.tls.ca`` unless told otherwise."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.sslobject_class, context.sslsocket_class = _AuditedObject, _AuditedSocket
+        self._load(context)
+        context.verify_mode = ssl.CERT_REQUIRED if client_certificate else ssl.CERT_OPTIONAL
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """For a client: servers are known by ``storm.tls.ca`` and their name; our certificate is shown."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._load(context)
+        return context
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            if self.cert is not None and self.key is not None:
+                _refuse_shared_key(self.key)
+                context.load_cert_chain(self.cert, self.key)
+            if self.ca is not None:
+                context.load_verify_locations(self.ca)
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidRequest(
+                f"storm.tls.cert, .key or .ca cannot be used ({error}): name PEM files that belong together"
+            ) from None
+
+
+def _audit(error: ssl.SSLError) -> None:
+    if not isinstance(error, ssl.SSLWantReadError | ssl.SSLWantWriteError):
+        _log.warning("a TLS client was refused: %s", error)
+
+
+class _AuditedObject(ssl.SSLObject):
+    """Of asyncio servers, which keep a failed handshake to themselves."""
+
+    def do_handshake(self) -> None:
+        try:
+            super().do_handshake()
+        except ssl.SSLError as error:
+            _audit(error)
+            raise
+
+
+class _AuditedSocket(ssl.SSLSocket):
+    """Of blocking servers."""
+
+    def do_handshake(self, block: bool = False) -> None:
+        try:
+            super().do_handshake(block)
+        except ssl.SSLError as error:
+            _audit(error)
+            raise
+
+
+def _refuse_shared_key(path: str) -> None:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        raise Unavailable(f"storm.tls.key {path} cannot be read: {error.strerror}") from None
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise InvalidRequest(f"storm.tls.key {path} can be read by other users: chmod 600 {path}")

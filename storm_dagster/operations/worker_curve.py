@@ -1,0 +1,42 @@
+"""CurveZMQ between workers, and from nimbus to workers, when the cluster has a secret.
+
+Every worker of a topology serves with one key, derived from the cluster's secret and the topology's id. Its
+public half is told to nobody: a client must know it to say hello at all, so that only who can derive the key
+gets through, and a worker of another topology cannot. ZeroMQ encrypts what follows with keys of the session.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from storm_dagster.model.security import Security
+
+__all__ = ["link_key_of", "secure_client", "secure_server"]
+
+
+def link_key_of(security: Security, topology_id: str) -> str:
+    """The key of a topology's workers in hex; ``""`` without a secret (links are then open, on loopback)."""
+    return "" if security.secret is None else security.derived(f"worker links of {topology_id}").hex()
+
+
+def _secret_half(link_key: str) -> bytes:
+    return z85.encode(bytes.fromhex(link_key))
+
+
+def secure_server(socket: zmq.Socket[Any], link_key: str) -> None:
+    """Before ``bind``: let only clients in that know the key; nothing for an empty one."""
+    if link_key:
+        socket.setsockopt(zmq.CURVE_SERVER, 1)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, _secret_half(link_key))
+
+
+def secure_client(socket: zmq.Socket[Any], link_key: str) -> None:
+    """Before ``connect``: prove that the key is known; nothing for an empty one."""
+    if link_key:
+        public, secret = zmq.curve_keypair()
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
+        socket.setsockopt(zmq.CURVE_SERVERKEY, zmq.curve_public(_secret_half(link_key)))
