@@ -11,10 +11,10 @@ from starlette.routing import Route
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
+from storm_dagster.http.answers import Endpoint, get
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key
-from storm_dagster.nimbus.http.answers import Endpoint, get
 from storm_dagster.nimbus.http.transfer import BlobResponse, receive_file
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.replicated_store import WriteTerms

@@ -37,6 +37,11 @@ class Metrics:
         )
         self._registry.register(_ClusterFigures(nimbus, reader))
 
+    def observe(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count one request."""
+        self.requests.labels(method, route, str(status)).inc()
+        self.seconds.labels(method, route).observe(seconds)
+
     def exposition(self) -> bytes:
         """The text that Prometheus reads."""
         return generate_latest(self._registry)

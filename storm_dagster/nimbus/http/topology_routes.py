@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from storm_dagster.nimbus.http.answers import Endpoint, get, post
+from storm_dagster.http.answers import Endpoint, get, post
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus

@@ -1,0 +1,125 @@
+"""What every request passes: who may speak to a service on loopback, counting, and headers for browsers.
+
+A page of another site may make a browser send requests here (CSRF), or make its own name resolve to this machine
+(DNS rebinding). So the name in ``Host`` must be ours or an address literal, which no foreign page can forge; the
+``Origin`` of a page must be this very service; and a browser that says ``Sec-Fetch-Site: cross-site`` may only
+follow a link to a page that changes nothing. No answer carries a CORS header and none is JSONP, so that a
+foreign page reads nothing either (S11).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import time
+from collections.abc import Callable, Iterable
+from urllib.parse import urlsplit
+
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from storm_dagster.http.answers import error_response
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["Guard", "Observe", "allowed_hosts", "host_of"]
+
+Observe = Callable[[str, str, int, float], None]
+"""Called after each request with method, route pattern, status and seconds."""
+
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+_SAFE = frozenset({"GET", "HEAD"})
+_BROWSER_HEADERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"content-security-policy", b"default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"),
+]
+
+
+def allowed_hosts(configured: Iterable[str]) -> frozenset[str]:
+    """Host names under which the service may be addressed: the configured ones, this machine's, localhost."""
+    own = {"localhost", socket.gethostname().lower()}
+    return frozenset(own | {name.lower() for name in configured})
+
+
+def host_of(authority: str) -> str:
+    """The host in ``host:port`` or ``[v6]:port``, in lower case; ``""`` when it is none."""
+    try:
+        return (urlsplit(f"//{authority}").hostname or "").lower()
+    except ValueError:
+        return ""
+
+
+def _is_known(host: str, known: frozenset[str]) -> bool:
+    if host in known:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _same_origin(origin: str, scheme: str, authority: str) -> bool:
+    try:
+        found = urlsplit(origin)
+        return (found.scheme, found.netloc.lower()) == (scheme, authority.lower())
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Refuses requests that a foreign page makes a browser send, and has all others observed."""
+
+    def __init__(
+        self, app: ASGIApp, *, hosts: frozenset[str], observe: Observe, routes: Iterable[Route]
+    ) -> None:
+        self._app = app
+        self._patterns = {route.endpoint: route.path for route in routes}
+        self._hosts = hosts
+        self._observe = observe
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        refusal = self._refusal(scope["method"], scope.get("scheme", "http"), headers)
+        began = time.monotonic()
+        status = 500
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], *_BROWSER_HEADERS]
+            await send(message)
+
+        try:
+            if refusal is not None:
+                await error_response(refusal)(scope, receive, watched)
+            else:
+                await self._app(scope, receive, watched)
+        finally:
+            endpoint = scope.get("endpoint")
+            route = self._patterns.get(endpoint, "none") if endpoint is not None else "none"
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._observe(method, route, status, time.monotonic() - began)
+
+    def _refusal(self, method: str, scheme: str, headers: dict[bytes, str]) -> InvalidRequest | None:
+        authority = headers.get(b"host", "")
+        host = host_of(authority)
+        if not _is_known(host, self._hosts):
+            return InvalidRequest(
+                f"this service is not called {host!r:.100}: use its address, or set storm.local.hostname to that name"
+            )
+        origin = headers.get(b"origin")
+        if origin is not None and not _same_origin(origin, scheme, authority):
+            return InvalidRequest(f"requests of pages from {origin!r:.100} are refused")
+        if headers.get(b"sec-fetch-site") in ("cross-site", "same-site"):
+            followed = headers.get(b"sec-fetch-mode") == "navigate" and method in _SAFE
+            if not followed:
+                return InvalidRequest("requests that a browser makes for another site are refused")
+        return None

@@ -1,0 +1,133 @@
+"""Serving an application on an open socket, in a thread, against slow, silent and senseless peers (S10, S12, S23)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import threading
+import time
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from storm_dagster.model.errors import Unavailable
+
+__all__ = ["HttpService"]
+
+_log = logging.getLogger(__name__)
+_MOST_CONNECTIONS = 512
+_HEAD_SECS = 10.0
+"""Longest time that a connection may take to bring a request's head, or to take the end of an answer."""
+_MOST_HEAD_BYTES = 64 * 1024
+
+_Base: Any = AutoHTTPProtocol
+
+
+class _BoundedProtocol(_Base):
+    """A connection that is dropped when no request comes whole: neither silence nor drops of a head keep it.
+
+    Bodies have limits of their own, where they are read.
+    """
+
+    def connection_made(self, transport: Any) -> None:
+        """A peer connected."""
+        super().connection_made(transport)
+        self._head_bytes = 0
+        self._idle_since = time.monotonic()
+        self._look_again()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The connection ended."""
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a head or a body."""
+        cycle = self.cycle
+        if cycle is None or (cycle.response_complete and not cycle.more_body):
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                self.transport.abort()
+                return
+            self._head_bytes += len(data)
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        """An answer was given out; the next head begins."""
+        self._head_bytes = 0
+        self._idle_since = time.monotonic()
+        super().on_response_complete()
+
+    def _look_again(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_HEAD_SECS / 2, self._look)
+
+    def _look(self) -> None:
+        cycle = self.cycle
+        waiting = cycle is None or cycle.response_complete
+        if waiting and time.monotonic() - self._idle_since > _HEAD_SECS:
+            self.transport.abort()
+            return
+        self._look_again()
+
+
+class HttpService:
+    """Serves an application on an open socket in a thread of its own, over TLS with ``tls``."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        listener: socket.socket,
+        *,
+        name: str = "nimbus-http",
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        config = uvicorn.Config(
+            app,
+            http=_BoundedProtocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            limit_concurrency=_MOST_CONNECTIONS,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=3,
+        )
+        self._server = uvicorn.Server(config)
+        if tls is not None:
+            config.load()
+            config.ssl = tls
+        self._listener = listener
+        self._name = name
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+
+    def _serve(self) -> None:
+        try:
+            self._server.run(sockets=[self._listener])
+        except BaseException:
+            _log.exception("the HTTP service ended")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread serves."""
+        return self._thread.is_alive()
+
+    def start(self, timeout: float = 10.0) -> None:
+        """Begin to serve; :class:`Unavailable` when that does not happen in time."""
+        self._thread.start()
+        deadline = time.monotonic() + timeout
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                self.stop()
+                raise Unavailable(f"the HTTP service {self._name} did not start: see the daemon's log")
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End within a few seconds; requests in progress get three."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self._listener.close()
