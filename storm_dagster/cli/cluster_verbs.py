@@ -12,7 +12,7 @@ from typing import Any, Literal
 import click
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, human_seconds, print_json, print_table
+from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
@@ -210,6 +210,7 @@ def status(invocation: Invocation) -> None:
         "supervisors": [],
         "topologies": [],
         "healer": None,
+        "alarm": None,
     }
     problem = None
     try:
@@ -218,6 +219,7 @@ def status(invocation: Invocation) -> None:
             seen = nimbus.get("/v1/cluster")
             document["supervisors"] = seen.get("supervisors", [])
             document["healer"] = seen.get("healer")
+            document["alarm"] = seen.get("alarm")
             document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
     except StormDagsterError as error:
         problem = error.message
@@ -247,6 +249,8 @@ def status(invocation: Invocation) -> None:
         click.echo(problem, err=True)
         return
     click.echo(f"leader: {document['leader']}")
+    if document["alarm"]:
+        click.echo(plain(f"ALARM, healing pauses: {document['alarm']}"))
     if cluster and cluster.dagster:
         click.echo(f"Dagster UI: {cluster.dagster.url}")
     print_table(

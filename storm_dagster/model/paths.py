@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "ACTIONS",
     "ASSIGNMENTS",
     "ASSIGNMENTS_BAK",
     "BLACKLIST",
@@ -25,6 +26,7 @@ __all__ = [
     "TASKS",
     "TOKENS",
     "TOPOLOGY",
+    "UNREPORTED",
     "WORKERS",
     "assignment",
     "assignment_backup",
@@ -68,6 +70,10 @@ TOKENS = "/tokens"
 COUNTER = "/counter"
 # Pinned Spark Connect sessions, one node for each use ("placement").
 SPARK_SESSIONS = "/spark_sessions"
+# Actions on topologies that the action listener has not heard yet, in their order (only while one is configured).
+ACTIONS = "/actions"
+# What leaders did without Dagster and have not reported to it yet: one bounded record.
+UNREPORTED = "/unreported"
 
 FIRST_LEVEL = (
     SUPERVISORS,
@@ -89,6 +95,8 @@ FIRST_LEVEL = (
     TOKENS,
     COUNTER,
     SPARK_SESSIONS,
+    ACTIONS,
+    UNREPORTED,
 )
 """The persistent first-level nodes, created together with the root."""
 

@@ -18,6 +18,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.nimbus.action_listener import ActionNotifier
 from storm_dagster.nimbus.blob_registry import BlobRegistry
 from storm_dagster.nimbus.blob_sync import BlobSync
 from storm_dagster.nimbus.dagster_client import DagsterClient
@@ -102,7 +103,7 @@ def _serve(
 
     nimbus, sync = _assemble(conf, home, identity, inbox, cluster, leadership, base, stack)
     sync_wake = threading.Event()
-    election = Election(nimbus, sync, lambda epoch: _initialise(nimbus, sync_wake))
+    election = Election(nimbus, sync, lambda epoch: _initialise(nimbus, epoch, sync_wake))
     stack.callback(election.close)
     nimbus.wake_election = election.wake
 
@@ -113,6 +114,7 @@ def _serve(
     threads = (
         ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
         ("nimbus-blob-sync", lambda: _synchronise(sync, sync_wake, ended)),
+        ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),
         ("nimbus-upkeep", lambda: _keep_up(nimbus, submissions, ended)),
     )
     for name, work in threads:
@@ -205,7 +207,7 @@ def _graphql_url(conf: ClusterConf, home: Path) -> str | None:
     return cluster.dagster.url.rstrip("/") + "/graphql"
 
 
-def _initialise(nimbus: Nimbus, sync_wake: threading.Event) -> None:
+def _initialise(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
     """A new leader looks at everything once before it acts; what it cannot read it must not lead."""
     for path in paths.FIRST_LEVEL:
         nimbus.cluster.state.mkdirs(path)
@@ -213,6 +215,7 @@ def _initialise(nimbus: Nimbus, sync_wake: threading.Event) -> None:
     for path, problem in view.corrupt.items():
         _log.error("damaged: %s: %s", path, problem)
     _log.info("leading %d topologies on %d supervisors", len(view.topologies), len(view.supervisors))
+    nimbus.unreported.take_over(nimbus.operations(epoch))
     sync_wake.set()
 
 

@@ -54,6 +54,11 @@ class FoundRun:
         """Whether it ended without success."""
         return self.status in ("FAILURE", "CANCELED")
 
+    @property
+    def finished(self) -> bool:
+        """Whether it ended."""
+        return self.status in FINISHED
+
 
 class DagsterClient:
     """Calls of one Dagster webserver; safe to share between threads.
@@ -90,6 +95,13 @@ class DagsterClient:
         result = self._call(queries.ADD_PARTITION, variables, "addDynamicPartition")
         if result["__typename"] not in ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"):
             raise _refusal(f"registering partition {key!r}", result)
+
+    def drop_partition(self, key: str) -> None:
+        """Remove the partition key ``key``; its history stays. It may be gone already."""
+        variables = {"selector": self._selector, "definition": PARTITIONS, "keys": [key]}
+        result = self._call(queries.DROP_PARTITION, variables, "deleteDynamicPartitions")
+        if result["__typename"] != "DeleteDynamicPartitionsSuccess":
+            raise _refusal(f"dropping partition {key!r}", result)
 
     def launch(
         self,

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ["ADD_PARTITION", "FAILURES", "FIND_RUNS", "LAUNCH", "REPORT", "RUN"]
+__all__ = ["ADD_PARTITION", "DROP_PARTITION", "FAILURES", "FIND_RUNS", "LAUNCH", "REPORT", "RUN"]
 
 ADD_PARTITION = """
 mutation StormAddPartition($selector: RepositorySelector!, $definition: String!, $key: String!) {
   addDynamicPartition(repositorySelector: $selector, partitionsDefName: $definition, partitionKey: $key) {
+    __typename
+    ... on PythonError { message }
+    ... on UnauthorizedError { message }
+  }
+}
+"""
+
+DROP_PARTITION = """
+mutation StormDropPartition($selector: RepositorySelector!, $definition: String!, $keys: [String!]!) {
+  deleteDynamicPartitions(repositorySelector: $selector, partitionsDefName: $definition, partitionKeys: $keys) {
     __typename
     ... on PythonError { message }
     ... on UnauthorizedError { message }

@@ -16,6 +16,7 @@ from storm_dagster.core.liveness_memory import LivenessMemory
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
+from storm_dagster.model.names import topology_name_of
 from storm_dagster.model.run_file import boot_id
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import cleaner, healing, lifecycle
@@ -64,6 +65,7 @@ class LeaderDuties:
         self._next_clean = now
         self._next_report = now
         self._frozen: str | None = None
+        self._nimbus.alarm = None
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop``."""
@@ -102,15 +104,20 @@ class LeaderDuties:
             self._clean(ctx)
         if now >= self._next_report:
             self._next_report = now + _REPORT_SECS
-            self._nimbus.unreported.flush(self._nimbus.dagster)
+            self._nimbus.unreported.flush(ctx, self._nimbus.dagster)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
         report = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=_boot_now())
         self._due = report.memory
         for line in report.done:
             _log.info("done by the leader, no sensor is armed: %s", line)
-            name = line.rpartition(" ")[2].rsplit("-", 2)[0]
-            self._nimbus.unreported.add(name, f"{line}, done by the leader because no sensor was armed")
+            action, _, topology_id = line.rpartition(" ")
+            self._nimbus.unreported.add(
+                ctx,
+                topology_name_of(topology_id),
+                f"{line}, done by the leader because no sensor was armed",
+                gone=action == "remove",
+            )
 
     def _heal(self, ctx: OperationsContext, absent: float) -> None:
         """Reassign what is dead once the healing sensor has been away for the backstop time."""
@@ -118,6 +125,7 @@ class LeaderDuties:
             if self._armed:
                 _log.info("a healing sensor is armed again, the leader leaves healing to it")
                 self._armed = False
+                self._frozen = self._nimbus.alarm = None
             return
         if not self._armed:
             self._armed = True
@@ -133,14 +141,16 @@ class LeaderDuties:
         )
         self._liveness = seen.memory
         if seen.frozen != self._frozen:
-            self._frozen = seen.frozen
+            self._frozen = self._nimbus.alarm = seen.frozen
             if seen.frozen:
                 _log.error("%s", seen.frozen)
         due, self._attempts = due_attempts(seen.causes, self._attempts, boot_now=now)
         if due:
-            self._note(healing.reassign(ctx, [attempt.cause for attempt in due]), seen.causes)
+            self._note(ctx, healing.reassign(ctx, [attempt.cause for attempt in due]), seen.causes)
 
-    def _note(self, reports: Iterable[ReassignReport], causes: Iterable[Cause]) -> None:
+    def _note(
+        self, ctx: OperationsContext, reports: Iterable[ReassignReport], causes: Iterable[Cause]
+    ) -> None:
         words = {cause.key: cause.describe() for cause in causes}
         for report in reports:
             why = "; ".join(words.get(key, key) for key in report.causes)
@@ -150,6 +160,7 @@ class LeaderDuties:
             if report.status == "assigned":
                 for asset in ("assignment", "published_assignment"):
                     self._nimbus.unreported.add(
+                        ctx,
                         report.name,
                         f"{report.moved} tasks of {report.topology_id} reassigned by the leader because no "
                         f"healing sensor was armed: {why}",

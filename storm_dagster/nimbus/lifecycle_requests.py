@@ -6,10 +6,12 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from storm_dagster.core.transitions import Event, apply_event
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import lifecycle
 from storm_dagster.operations.context import OperationsContext, topology_by_name
+from storm_dagster.operations.rebalance import rebalance
 from storm_dagster.operations.reports import LifecycleReport
 
 __all__ = ["VERBS", "LifecycleRequests"]
@@ -23,6 +25,12 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "restart": frozenset(),
     "kill": frozenset({"wait_secs"}),
     "rebalance": frozenset({"wait_secs", "workers", "executors", "reassign"}),
+}
+_EVENTS: Mapping[str, Event] = {
+    "activate": "activate",
+    "deactivate": "deactivate",
+    "kill": "kill",
+    "rebalance": "rebalance",
 }
 _LONGEST_WAIT_SECS = 10 * 366 * 86400
 
@@ -38,14 +46,26 @@ class LifecycleRequests:
 
         ``run_id`` is ``None`` when Dagster did not answer within 5 s and the leader did it itself (kill,
         activate, deactivate); rebalance and restart are then :class:`Unavailable`. :class:`NotAlive` for an
-        unknown topology.
+        unknown topology, :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing
+        is changed: the answer says what would be done, for a rebalance with the plan.
         """
         if verb not in VERBS:
             raise InvalidRequest(f"{verb!r:.40} is no change of a topology: use {', '.join(VERBS)}")
+        document = dict(document)
+        dry_run = document.pop("dry_run", False)
+        if not isinstance(dry_run, bool):
+            raise InvalidRequest("'dry_run' must be true or false")
         fields = _checked(verb, document)
         epoch = self._nimbus.status.require()
         topology = topology_by_name(self._nimbus.cluster.load_view(), name)
         answer = {"id": topology.id, "name": topology.base.name, "status": topology.base.status}
+        event = _EVENTS.get(verb)
+        if event is not None:
+            # The run decides; what cannot be done now needs no run to say so.
+            apply_event(topology.base, event)
+        if dry_run:
+            plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
+            return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
         try:
             return {"run_id": self._launch(topology.base.name, verb, fields), **answer}
         except Unavailable as error:
@@ -53,11 +73,31 @@ class LifecycleRequests:
             if by_hand is None:
                 raise
             _log.warning("%s of %s is done by the leader: %s", verb, topology.id, error)
-        report = by_hand(self._nimbus.operations(epoch), topology.id)
+        ctx = self._nimbus.operations(epoch)
+        report = by_hand(ctx, topology.id)
         self._nimbus.unreported.add(
-            report.name, f"{verb} of {report.topology_id}, done by the leader because Dagster did not answer"
+            ctx,
+            report.name,
+            f"{verb} of {report.topology_id}, done by the leader because Dagster did not answer",
+            gone=report.status is None,
         )
         return {"run_id": None, **answer, "status": report.status or "KILLED"}
+
+    def _plan(self, topology_id: str, fields: Mapping[str, Any], epoch: int) -> dict[str, Any]:
+        """What the rebalance would do, by the plain-Python planner; its error when it does not fit."""
+        asked = {key: value for key, value in fields.items() if key != "wait_secs"}
+        report = rebalance(self._nimbus.operations(epoch), topology_id, **asked, wait_secs=0, dry_run=True)
+        placement = report.placement
+        return {
+            "outcome": report.outcome,
+            "moved": report.moved,
+            "tasks_added": list(report.tasks_added),
+            "tasks_removed": list(report.tasks_removed),
+            "workers": [
+                {"node": worker.node, "host": worker.host, "port": worker.port, "tasks": list(worker.tasks)}
+                for worker in (placement.workers if placement else ())
+            ],
+        }
 
     def _launch(self, name: str, verb: str, fields: Mapping[str, Any]) -> str:
         dagster = self._nimbus.dagster

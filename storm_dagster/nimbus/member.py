@@ -70,6 +70,8 @@ class Nimbus:
     unreported: Unreported
     wake_election: Callable[[], None] = lambda: None
 
+    alarm: str | None = None
+    """Why this leader's own healing pauses."""
     def operations(self, epoch: int) -> OperationsContext:
         """The context for operations that this nimbus does itself, fenced with the epoch it leads in.
 

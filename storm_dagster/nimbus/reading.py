@@ -110,6 +110,7 @@ class ClusterReader:
         used = view.used_ports()
         now = time.time()
         return {
+        healer = self._nimbus.cluster.state.get_data(paths.HEALER)
             "cluster_id": view.cluster_id,
             "nimbuses": self._nimbuses(),
             "supervisors": [
@@ -125,7 +126,8 @@ class ClusterReader:
                 }
                 for supervisor_id, info in sorted(view.supervisors.items())
             ],
-            "healer": self._nimbus.cluster.state.exists(paths.HEALER),
+            "healer": healer is not None,
+            "alarm": _alarm_of(healer) or self._nimbus.alarm,
             "corrupt": dict(view.corrupt),
         }
 
@@ -199,6 +201,15 @@ class ClusterReader:
 
 
 def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
+def _alarm_of(healer: bytes | None) -> str | None:
+    """Why healing pauses, as the armed sensor says in its node."""
+    try:
+        said = json.loads(healer or b"{}").get("alarm")
+    except (ValueError, AttributeError):
+        return None
+    return said if isinstance(said, str) else None
+
+
     host, _, port = address.rpartition(":")
     uptime, started = detail.get("uptime_secs"), detail.get("started_secs")
     if uptime is None and isinstance(started, int):

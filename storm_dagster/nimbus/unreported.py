@@ -4,59 +4,82 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
-from dataclasses import dataclass
 
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus.dagster_client import DagsterClient
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.deeds import MOST_DEEDS, Deed, load_deeds, store_deeds
 
-__all__ = ["Deed", "Unreported"]
+__all__ = ["Unreported"]
 
 _log = logging.getLogger(__name__)
-_MOST = 1000
-
-
-@dataclass(frozen=True)
-class Deed:
-    """One thing that was done without a run."""
-
-    asset: tuple[str, ...]
-    partition: str
-    description: str
 
 
 class Unreported:
-    """A bounded memory of deeds; the oldest are forgotten first, and a restart forgets all."""
+    """A bounded memory of deeds, the oldest forgotten first. It stands in ZooKeeper: a new leader takes it over."""
 
     def __init__(self) -> None:
-        self._deeds: deque[Deed] = deque(maxlen=_MOST)
+        self._deeds: list[Deed] = []
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._deeds)
 
-    def add(
-        self, partition: str, description: str, asset: tuple[str, ...] = ("storm", "active_topology")
-    ) -> None:
-        """Remember a deed."""
+    def take_over(self, ctx: OperationsContext) -> None:
+        """Begin as the leader: with what former leaders did not report."""
         with self._lock:
-            self._deeds.append(Deed(asset, partition, description))
+            self._deeds = list(load_deeds(ctx))
 
-    def flush(self, dagster: DagsterClient) -> int:
+    def add(
+        self,
+        ctx: OperationsContext,
+        partition: str,
+        description: str,
+        asset: tuple[str, ...] = ("storm", "active_topology"),
+        *,
+        gone: bool = False,
+    ) -> None:
+        """Remember a deed. ``gone``: the topology was removed, so that its partition key is to go."""
+        with self._lock:
+            self._deeds = [
+                *self._deeds,
+                Deed(asset=asset, partition=partition, description=description, gone=gone),
+            ][-MOST_DEEDS:]
+            self._store(ctx)
+
+    def _store(self, ctx: OperationsContext) -> None:
+        try:
+            store_deeds(ctx, self._deeds)
+        except StormDagsterError as error:
+            _log.warning("what is to be reported to Dagster is kept in memory only: %s", error.message)
+
+    def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
         """Report what is remembered, oldest first, until Dagster does not answer; how many were reported."""
         reported = 0
-        while True:
-            with self._lock:
-                if not self._deeds:
-                    return reported
-                deed = self._deeds[0]
+        done: set[int] = set()
+        with self._lock:
+            deeds = list(self._deeds)
+        for deed in deeds:
             try:
                 dagster.report(deed.asset, deed.partition, deed.description)
                 reported += 1
+                if deed.gone and _name_is_free(ctx, dagster, deed.partition):
+                    dagster.drop_partition(deed.partition)
             except Unavailable:
-                return reported
+                break
             except StormDagsterError as error:
                 _log.warning("not reported to Dagster: %s (%s)", deed.description, error)
+            done.add(id(deed))
+        if done:
             with self._lock:
-                if self._deeds and self._deeds[0] is deed:
-                    self._deeds.popleft()
+                self._deeds = [deed for deed in self._deeds if id(deed) not in done]
+                self._store(ctx)
+        return reported
+
+
+def _name_is_free(ctx: OperationsContext, dagster: DagsterClient, name: str) -> bool:
+    """Whether no topology of the name lives and none is being submitted: else its key must stay."""
+    if ctx.cluster.load_view().topology_named(name) is not None:
+        return False
+    run = dagster.find_run("dagster/partition", name, job="submit_topology")
+    return run is None or run.finished

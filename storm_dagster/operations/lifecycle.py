@@ -11,12 +11,13 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.actions import Action, announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.deploy import restart, update
 from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY, finish_activation
 from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, finish_rebalance
 from storm_dagster.operations.reports import LifecycleReport
-from storm_dagster.operations.steps import operation
+from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
 from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
 
@@ -33,9 +34,16 @@ __all__ = [
 
 ACTIVATE = operation("activate", "activate")
 DEACTIVATE = operation("deactivate", "deactivate")
-REMOVE = operation("remove", "unassign", SWEEP, DELETE_BLOBS, "remove_base")
+REMOVE = shared_steps("remove", "unassign", SWEEP, DELETE_BLOBS, "remove_base")
 KILL = operation("kill", "kill", REMOVE)
 FINISH_DUE = operation("finish_due", REMOVE, FINISH_REBALANCE, ABANDON_REBALANCE, ACTIVATE_TOPOLOGY)
+
+
+_ACTIONS: dict[Event, Action] = {
+    "activate": "activate",
+    "deactivate": "deactivate",
+    "kill": "killTopology",
+}
 
 
 def activate(ctx: OperationsContext, name: str) -> LifecycleReport:
@@ -93,6 +101,7 @@ def _change(
         if after is not before:
             transaction = fenced(ctx, epoch)
             transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
+            announce(ctx, transaction, topology.id, _ACTIONS[event])
             commit(ctx, transaction, event)
             ctx.log.info("%s: %s -> %s", topology.id, before.status, after.status)
         return LifecycleReport(

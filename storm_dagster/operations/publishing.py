@@ -19,6 +19,7 @@ from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.actions import Action, announce
 from storm_dagster.operations.context import OperationsContext, damaged_topology
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.records_io import append_assignment, append_backup, read_backup
@@ -34,7 +35,7 @@ from storm_dagster.operations.staging import (
     read_topology,
     write_part,
 )
-from storm_dagster.operations.steps import operation, step
+from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
 from storm_dagster.zk.shards import delete_ops
 
@@ -47,9 +48,9 @@ __all__ = [
     "write_reasons",
 ]
 
-STAGE_ASSIGNMENT = operation("stage_assignment", "stage.placement")
-PUBLISH_ASSIGNMENT = operation("publish_assignment", "stage.placement", "store.placement.json", "publish")
-ACTIVATE_TOPOLOGY = operation("activate_topology", "activate")
+STAGE_ASSIGNMENT = shared_steps("stage_assignment", "stage.placement")
+PUBLISH_ASSIGNMENT = shared_steps("publish_assignment", "stage.placement", "store.placement.json", "publish")
+ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
 
 
 def placement_error(name: str, placement: TopologyPlacement) -> StormDagsterError:
@@ -281,6 +282,9 @@ def _publish(
     append_assignment(ctx, transaction, assignment, None)
     append_backup(ctx, transaction, record.name, assignment)
     transaction.create(paths.topology(topology_id), encode_record(base))
+    # What takes the place of a topology was uploaded (hot deploy), or is its own code again.
+    again: Action = "restart" if record.handle is None else "updateTopology"
+    announce(ctx, transaction, topology_id, again if replaced is not None else "submitTopology")
     commit(ctx, transaction, "publish")
     found = ctx.cluster.state.get_version(paths.assignment(topology_id))
     return PublishReport(

@@ -20,18 +20,19 @@ from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.actions import announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.publishing import placement_error, write_reasons
 from storm_dagster.operations.records_io import append_assignment, append_backup
 from storm_dagster.operations.reports import RebalanceReport
-from storm_dagster.operations.steps import operation
+from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
 from storm_dagster.zk.cluster_state import Transaction
 
 __all__ = ["RebalanceWish", "finish_rebalance", "rebalance"]
 
-FINISH_REBALANCE = operation("finish_rebalance", "store.placement.json", "finish_rebalance")
-ABANDON_REBALANCE = operation("abandon_rebalance", "abandon_rebalance")
+FINISH_REBALANCE = shared_steps("finish_rebalance", "store.placement.json", "finish_rebalance")
+ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
 REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
 
 
@@ -89,6 +90,7 @@ def rebalance(
         transaction = fenced(ctx, epoch)
         transaction.set(paths.topology(topology.id), encode_record(marked), topology.base_at.version)
         transaction.create(_wish_path(topology.id), encode_record(wish))
+        announce(ctx, transaction, topology.id, "rebalance")
         commit(ctx, transaction, "rebalance")
         return _report(topology, marked, plan, "waiting", delay=delay)
 

@@ -38,6 +38,7 @@ class _Operation:
     data: bytes = b""
     version: int = -1
     ephemeral: bool = False
+    sequence: bool = False
 
 
 def conflict(message: str, path: str) -> Conflict:
@@ -98,9 +99,15 @@ class Transaction:
         """Commit only if the node has that data version. A failing check of ``/epoch`` is ``Fenced``."""
         return self._add(_Operation("check", path, version=version))
 
-    def create(self, path: str, data: bytes = b"", ephemeral: bool = False) -> Transaction:
-        """Create the node, whose parent must exist and which must not."""
-        return self._add(_Operation("create", path, data, ephemeral=ephemeral))
+    def create(
+        self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False
+    ) -> Transaction:
+        """Create the node, whose parent must exist and which must not.
+
+        With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so that such
+        nodes stand in the order of their transactions.
+        """
+        return self._add(_Operation("create", path, data, ephemeral=ephemeral, sequence=sequence))
 
     def set(self, path: str, data: bytes, version: int) -> Transaction:
         """Replace the data of the node if it has that version."""
@@ -158,7 +165,9 @@ class Transaction:
             if operation.kind == "check":
                 request.check(full, operation.version)
             elif operation.kind == "create":
-                request.create(full, operation.data, ephemeral=operation.ephemeral)
+                request.create(
+                    full, operation.data, ephemeral=operation.ephemeral, sequence=operation.sequence
+                )
             elif operation.kind == "set":
                 request.set_data(full, operation.data, operation.version)
             else:

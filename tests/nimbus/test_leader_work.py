@@ -15,6 +15,7 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.records import StormBase, SupervisorInfo, WorkerNode, encode_record
+from storm_dagster.nimbus.dagster_client import DagsterClient
 from storm_dagster.operations import publishing, submission
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.testing.waiting import eventually
@@ -281,16 +282,45 @@ def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Any, cluster: Any) -> No
 
 
 @pytest.mark.dagster
-def test_what_was_done_by_hand_is_reported_later(dagster_server: Any) -> None:
-    from storm_dagster.nimbus.dagster_client import DagsterClient
-    from storm_dagster.nimbus.unreported import Unreported
+def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
+    dagster_server: Any, nimbuses: Any, cluster: Any
+) -> None:
+    # The first leader has no Dagster in reach: what it does is kept.
+    first = nimbuses.start(nimbus__monitor__backstop__secs=1).await_leading()
+    state = cluster()
+    add_base(state, "gone-1-100")
+    assert post(first, "/v1/topologies/gone/kill", {"wait_secs": 0}).json()["run_id"] is None
+    add_base(state, "stays-2-100")
+    assert post(first, "/v1/topologies/stays/deactivate").json()["run_id"] is None
+    client = DagsterClient(lambda: dagster_server.url, timeout=20)
+    client.add_partition("gone")
+    client.add_partition("stays")
+    first.stop()
+    second = nimbuses.start("n2", dagster__graphql__url=dagster_server.url).await_leading()
 
-    url: list[str | None] = [None]
-    client = DagsterClient(lambda: url[0], timeout=20)
-    unreported = Unreported()
-    unreported.add("wc", "kill of wc-1-100, done by the leader because Dagster did not answer")
-    assert unreported.flush(client) == 0 and len(unreported) == 1
-    url[0] = dagster_server.url
-    client.add_partition("wc")
-    assert unreported.flush(client) == 1 and len(unreported) == 0
+    def waiting() -> str:
+        lines = second.get("/metrics").text.splitlines()
+        return next(line for line in lines if line.startswith("storm_nimbus_unreported_deeds"))
+
+    eventually(lambda: float(waiting().split()[-1]) == 0, timeout=60, what="both deeds reported")
+    query = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { __typename
+      ... on Asset { assetMaterializations(limit: 10) { partition description } } } }"""
+    keys = """query { assetNodes { partitionKeysByDimension { partitionKeys } } }"""
+
+    def ask(text: str, variables: Any = None) -> Any:
+        document = {"query": text, "variables": variables or {}}
+        return httpx.post(dagster_server.url, json=document, timeout=20, trust_env=False).json()["data"]
+
+    told = ask(query, {"key": {"path": ["storm", "active_topology"]}})["assetOrError"][
+        "assetMaterializations"
+    ]
+    said = {event["partition"]: event["description"] for event in told}
+    assert "kill of gone-1-100" in said["gone"] and "deactivate of stays-2-100" in said["stays"]
+    registered = {
+        key
+        for node in ask(keys)["assetNodes"]
+        for dimension in node["partitionKeysByDimension"]
+        for key in dimension["partitionKeys"]
+    }
+    assert "stays" in registered and "gone" not in registered
     client.close()

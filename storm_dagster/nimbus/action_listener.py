@@ -1,0 +1,164 @@
+"""The action listener: a class of the user that hears what is done to topologies, in order (Storm, JStorm).
+
+``nimbus.topology.action.notifier.plugin.class: "module:Class"``. The leader makes one instance and calls::
+
+    prepare(conf)                    once, with the cluster conf        (optional)
+    notify(topology_id, action)      for each action
+    cleanup()                        when this nimbus leads no more     (optional)
+
+Whatever the class does, the cluster does not feel it: it is called in a thread of its own, its errors are
+logged, and a call that does not end holds up later calls only. What a leader had not told when it ended, the next
+one tells; the action under way then is told twice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.operations.actions import NOTIFIER_KEY, PendingAction, forget_action, pending_actions
+from storm_dagster.operations.context import OperationsContext
+
+__all__ = ["ActionNotifier", "load_listener"]
+
+_log = logging.getLogger(__name__)
+
+_LOOK_SECS = 1.0
+_LATE_SECS = 30.0
+_MOST_WAITING = 1000
+
+
+def load_listener(name: str) -> Any:
+    """An instance of ``module:Class``; :class:`InvalidRequest` saying what is wrong with it."""
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise InvalidRequest(f"{NOTIFIER_KEY}: {name!r:.200} is not of the form 'module:Class'")
+    try:
+        listener = getattr(importlib.import_module(module), attribute)()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        raise InvalidRequest(
+            f"{NOTIFIER_KEY}: {name!r:.200} cannot be loaded ({type(error).__name__}: {error}): "
+            "it must be importable by nimbus and take no arguments"
+        ) from error
+    if not callable(getattr(listener, "notify", None)):
+        raise InvalidRequest(f"{NOTIFIER_KEY}: {name!r:.200} has no method notify(topology_id, action)")
+    return listener
+
+
+class _Caller:
+    """Makes one call at a time in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def busy(self) -> bool:
+        """Whether a call has not come back yet."""
+        return not self._idle.is_set()
+
+    def call(self, what: str, function: Callable[[], Any], wait_secs: float) -> bool:
+        """Call; whether it came back within ``wait_secs``. Its errors are logged."""
+        self._idle.clear()
+
+        def run() -> None:
+            try:
+                function()
+            except BaseException as error:
+                _log.warning("the action listener failed at %s: %s: %s", what, type(error).__name__, error)
+            finally:
+                self._idle.set()
+
+        threading.Thread(target=run, name="action-listener", daemon=True).start()
+        return self._idle.wait(wait_secs)
+
+
+class ActionNotifier:
+    """Tells the configured listener. :meth:`run` blocks in a thread of the daemon; without a listener it ends."""
+
+    def __init__(
+        self, nimbus: Nimbus, *, late_secs: float = _LATE_SECS, most_waiting: int = _MOST_WAITING
+    ) -> None:
+        self._nimbus = nimbus
+        self._late = late_secs
+        self._most = most_waiting
+        self._caller = _Caller()
+        self._listener: Any = None
+        self._epoch: int | None = None
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop``."""
+        name = self._nimbus.conf[NOTIFIER_KEY]
+        if not name:
+            return
+        try:
+            self._listener = load_listener(str(name))
+        except InvalidRequest as error:
+            # The cluster works without it; its actions are dropped, so that they do not pile up.
+            _log.error("%s; nobody hears of actions", error.message)
+        while not stop.wait(_LOOK_SECS):
+            try:
+                self.run_once(stop)
+            except StormDagsterError as error:
+                _log.warning("actions are told later: %s", error.message)
+            except Exception:
+                _log.exception("telling the action listener failed")
+        self._end()
+
+    def run_once(self, stop: threading.Event) -> None:
+        """Tell what waits, when this nimbus leads and the listener is free."""
+        epoch = self._nimbus.status.epoch
+        if epoch != self._epoch:
+            self._end()
+            self._epoch = epoch
+            if epoch is not None:
+                self._begin()
+        if epoch is None:
+            return
+        ctx = self._nimbus.operations(epoch)
+        waiting = pending_actions(ctx)
+        for action in self._trimmed(ctx, waiting):
+            if stop.is_set() or self._caller.busy():
+                return
+            self._tell(action)
+            forget_action(ctx, action)
+
+    def _trimmed(self, ctx: OperationsContext, waiting: list[PendingAction]) -> list[PendingAction]:
+        """The newest of them; the others are dropped, because nodes must not grow without bound."""
+        late = waiting[: max(0, len(waiting) - self._most)]
+        for action in late:
+            _log.error(
+                "the listener does not hear of %s of %s: too many wait", action.action, action.topology_id
+            )
+            forget_action(ctx, action)
+        return waiting[len(late) :]
+
+    def _tell(self, action: PendingAction) -> None:
+        if self._listener is None or not action.action:
+            return
+        what = f"{action.action} of {action.topology_id}"
+        listener = self._listener
+        if not self._caller.call(
+            what, lambda: listener.notify(action.topology_id, action.action), self._late
+        ):
+            _log.warning(
+                "the action listener has not come back from %s for %g s: others wait", what, self._late
+            )
+
+    def _begin(self) -> None:
+        prepare = getattr(self._listener, "prepare", None)
+        if callable(prepare):
+            conf: Mapping[str, Any] = dict(self._nimbus.conf.values)
+            self._caller.call("prepare", lambda: prepare(conf), self._late)
+
+    def _end(self) -> None:
+        cleanup = getattr(self._listener, "cleanup", None)
+        if self._epoch is not None and callable(cleanup) and not self._caller.busy():
+            self._caller.call("cleanup", cleanup, 2.0)
+        self._epoch = None
