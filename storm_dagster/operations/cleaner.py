@@ -22,7 +22,7 @@ from storm_dagster.operations.staging import token_of_staging_key
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
 
-__all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "take_inventory"]
+__all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "read_tokens", "take_inventory"]
 
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
 
@@ -194,19 +194,7 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
             handle = _handle_of(ctx, key)
             if handle:
                 handles[token] = handle
-    # The blob store is not ZooKeeper: see at least what was written before it was listed.
-    state.sync_path(paths.TOKENS)
-    tokens: dict[str, TokenRecord] = {}
-    damaged: list[str] = []
-    for token in state.find_children(paths.TOKENS) or ():
-        path = paths.token(token)
-        raw = state.get_data(path)
-        if raw is None:
-            continue
-        try:
-            tokens[token] = decode_record(TokenRecord, raw, path)
-        except StormDagsterError:
-            damaged.append(token)
+    tokens, damaged = read_tokens(ctx)
     return Inventory(
         blobs=blobs,
         nodes=nodes,
@@ -217,6 +205,24 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
         newest=newest,
         busy_workers=busy,
     )
+
+
+def read_tokens(ctx: OperationsContext) -> tuple[dict[str, TokenRecord], list[str]]:
+    """Every client token with its record, and those whose record is damaged."""
+    state = ctx.cluster.state
+    # The blob store is not ZooKeeper: see at least what was written before it was listed.
+    state.sync_path(paths.TOKENS)
+    tokens: dict[str, TokenRecord] = {}
+    damaged: list[str] = []
+    listed = state.find_children(paths.TOKENS) or []
+    for token, found in zip(listed, state.get_many([paths.token(each) for each in listed]), strict=True):
+        if found is None:
+            continue
+        try:
+            tokens[token] = decode_record(TokenRecord, found[0], paths.token(token))
+        except StormDagsterError:
+            damaged.append(token)
+    return tokens, damaged
 
 
 def _read(ctx: OperationsContext, key: str) -> bytes | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-__all__ = ["Observed", "Operation", "all_operations", "no_observer", "operation", "step"]
+__all__ = ["Observed", "Operation", "all_operations", "no_observer", "operation", "shared_steps", "step"]
 
 _declared: dict[str, Operation] = {}
 
@@ -48,16 +48,21 @@ class Operation:
         return tuple(f"{side}.{name}" for name in self.steps for side in ("before", "after"))
 
 
+def shared_steps(name: str, *parts: str | Operation) -> Operation:
+    """Steps that several operations share; an operation among ``parts`` stands for its steps, each once."""
+    steps = dict.fromkeys(
+        step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,))
+    )
+    return Operation(name, tuple(steps))
+
+
 def operation(name: str, *parts: str | Operation) -> Operation:
-    """Declare an operation; an operation among ``parts`` stands for its steps. A step is named once.
+    """Declare an operation made of ``parts``: each of its steps needs a scenario in the crash tests.
 
     :class:`ValueError` when another operation has the name, or there is no step.
     """
-    steps = dict.fromkeys(
-        step for part in parts for step in (part.steps if isinstance(part, Operation) else (part,))
-    )
-    made = Operation(name, tuple(steps))
-    if not steps or _declared.setdefault(name, made) != made:
+    made = shared_steps(name, *parts)
+    if not made.steps or _declared.setdefault(name, made) != made:
         raise ValueError(f"operation {name!r} is declared already, or has no step: give it a name of its own")
     return made
 

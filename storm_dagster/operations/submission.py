@@ -55,7 +55,7 @@ from storm_dagster.operations.staging import (
     upload_key,
     write_part,
 )
-from storm_dagster.operations.steps import operation, step
+from storm_dagster.operations.steps import operation, shared_steps, step
 
 __all__ = [
     "activate_topology",
@@ -66,9 +66,11 @@ __all__ = [
     "stage_tasks",
 ]
 
-STAGE_CONF = operation("stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest")
-STAGE_CODE = operation("stage_code", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser")
-STAGE_TASKS = operation("stage_tasks", "stage.tasks")
+STAGE_CONF = shared_steps(
+    "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
+)
+STAGE_CODE = shared_steps("stage_code", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser")
+STAGE_TASKS = shared_steps("stage_tasks", "stage.tasks")
 SUBMIT = operation(
     "submit", STAGE_CONF, STAGE_CODE, STAGE_TASKS, STAGE_ASSIGNMENT, PUBLISH_ASSIGNMENT, ACTIVATE_TOPOLOGY
 )

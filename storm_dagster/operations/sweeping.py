@@ -8,20 +8,20 @@ from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
 from storm_dagster.model.records import StormBase
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.staging import PARTS, newest_token_key, staging_key
-from storm_dagster.operations.steps import operation, step
+from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.turnstile import delete_tree
 
 __all__ = ["delete_blobs", "delete_code", "sweep"]
 
-SWEEP = operation(
+SWEEP = shared_steps(
     "sweep",
     *(f"sweep.{part}" for part in ("tasks", "taskbeats", "taskerrors", "gray_upgrade", "metrics", "workers")),
 )
-DELETE_CODE = operation(
+DELETE_CODE = shared_steps(
     "delete_code",
     *(f"delete.{suffix}" for suffix in ("stormjar.jar", "stormconf.ser", "stormcode.ser", "placement.json")),
 )
-DELETE_BLOBS = operation(
+DELETE_BLOBS = shared_steps(
     "delete_blobs", DELETE_CODE, *(f"delete.staged.{part}" for part in PARTS), "delete.newest"
 )
 

@@ -1,0 +1,158 @@
+"""What was seen of a cluster, what a rule is, and what breaks one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from storm_dagster.model.records import TokenRecord
+from storm_dagster.model.view import ClusterView, TopologyView
+
+__all__ = [
+    "Facts",
+    "Found",
+    "GrayNodes",
+    "Pending",
+    "Rule",
+    "Violation",
+    "WorkerPid",
+    "settle",
+    "title",
+    "visible",
+]
+
+
+@dataclass(frozen=True)
+class WorkerPid:
+    """One worker process that runs on a machine that was looked at."""
+
+    topology_id: str
+    node: str
+    """Supervisor id."""
+    port: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class GrayNodes:
+    """What stands below ``/gray_upgrade/<id>``: whether there is an upgrade, and the slots (``node:port``) of it."""
+
+    going_on: bool
+    upgrading: frozenset[str] = frozenset()
+    upgraded: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One look at a cluster. ``None`` stands for what was not looked at."""
+
+    view: ClusterView
+    tokens: Mapping[str, TokenRecord] | None = None
+    blobs: Mapping[str, str] | None = None
+    """Blob key -> SHA-256, of the blobs of topologies that are stored."""
+    copies: Mapping[str, int] | None = None
+    """Blob key -> nimbuses that hold the newest content."""
+    wanted_copies: Mapping[str, int] = field(default_factory=dict)
+    """Topology id -> nimbuses that should hold its blobs, as far as there are so many."""
+    unschedulable: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """Topology id -> tasks without a slot for which a reason is recorded."""
+    wishes: frozenset[str] = frozenset()
+    """Ids of topologies below which a rebalance stands."""
+    gray: Mapping[str, GrayNodes] | None = None
+    garbage: tuple[str, ...] | None = None
+    """Nodes and blobs that belong to nothing, and that the cleaner should have removed by now."""
+    processes: tuple[WorkerPid, ...] | None = None
+    former: Facts | None = None
+    """An earlier look by the same observer."""
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Something that breaks an invariant."""
+
+    invariant: str
+    """``I1`` to ``I8``."""
+    rule: str
+    """Name of the rule; asset checks bear it."""
+    thing: str
+    """``topology wc-1-1700000000``."""
+    reason: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """Thing and reason."""
+        return f"{self.thing}: {self.reason}"
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "invariant": self.invariant,
+            "rule": self.rule,
+            "thing": self.thing,
+            "reason": self.reason,
+            "remedy": self.remedy,
+        }
+
+
+Found = Iterator[tuple[str, str]]
+"""(thing, reason) pairs."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One rule of an invariant."""
+
+    invariant: str
+    name: str
+    words: str
+    """What holds, in one sentence."""
+    remedy: str
+    find: Callable[[Facts], Found]
+    by_view: bool = False
+    """Whether a view alone decides it."""
+    heals: bool = False
+    """Whether the cluster may break it for as long as it takes to heal: a warning, no error."""
+
+    def check(self, facts: Facts) -> list[Violation]:
+        """What breaks it."""
+        return [
+            Violation(self.invariant, self.name, thing, reason, self.remedy)
+            for thing, reason in self.find(facts)
+        ]
+
+
+def visible(view: ClusterView) -> Iterator[TopologyView]:
+    return (topology for topology in view.topologies.values() if topology.base.status != "KILLED")
+
+
+def title(topology: TopologyView) -> str:
+    return f"topology {topology.id}"
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What is broken and since when: violation -> (boot clock, looks)."""
+
+    seen: Mapping[Violation, tuple[float, int]] = field(default_factory=dict)
+
+
+def settle(
+    pending: Pending, found: list[Violation], *, boot_now: float, settle_secs: float
+) -> tuple[list[Violation], Pending]:
+    """Those of ``found`` that count by now, and what to hand in at the next look.
+
+    A violation counts once it was found in two looks in a row or more, over at least ``settle_secs``. What
+    breaks ``no_idle_writes`` is a deed, not a state: it counts at once.
+    """
+    seen = {}
+    for violation in found:
+        since, looks = pending.seen.get(violation, (boot_now, 0))
+        seen[violation] = (since, looks + 1)
+    counted = [
+        violation
+        for violation, (since, looks) in seen.items()
+        if (looks > 1 and boot_now - since >= settle_secs) or violation.rule == "no_idle_writes"
+    ]
+    return counted, Pending(seen)

@@ -1,0 +1,198 @@
+"""I3 to I8: nothing left over, code stored, one leader, one version, no writes for nothing. Pure."""
+
+from __future__ import annotations
+
+from storm_dagster.core.invariants.facts import Facts, Found, title, visible
+from storm_dagster.model import paths
+from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.view import TopologyView
+
+__all__ = [
+    "base_implies_published",
+    "blobs_present",
+    "blobs_replicated",
+    "epoch_rises",
+    "no_idle_writes",
+    "no_orphans",
+    "no_stray_processes",
+    "one_topology_per_token",
+    "one_version_per_worker",
+    "records_intact",
+    "wishes_end",
+]
+
+_UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
+
+# -- I3: no orphans, nothing referenced is missing ----------------------------------------------------------
+
+
+def base_implies_published(facts: Facts) -> Found:
+    for topology in visible(facts.view):
+        parts = (("task table", topology.tasks), ("assignment", topology.assignment))
+        if missing := [what for what, part in parts if part is None]:
+            yield title(topology), f"is {topology.base.status} but has no {' and no '.join(missing)}"
+
+
+def records_intact(facts: Facts) -> Found:
+    yield from sorted(facts.view.corrupt.items())
+
+
+def no_orphans(facts: Facts) -> Found:
+    for thing in facts.garbage or ():
+        yield thing, "belongs to no topology, submission or upload"
+
+
+def no_stray_processes(facts: Facts) -> Found:
+    for process in facts.processes or ():
+        topology = facts.view.topologies.get(process.topology_id)
+        slot = (process.node, process.port)
+        if any(f"/{process.topology_id}" in path for path in facts.view.corrupt):
+            continue  # Nothing is decided about a damaged topology, whose workers go on.
+        if topology is None or topology.assignment is None:
+            yield (
+                f"process {process.pid}",
+                f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, which is gone",
+            )
+        elif slot not in {worker.slot for worker in topology.assignment.workers}:
+            yield (
+                f"process {process.pid}",
+                (
+                    f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, whose assignment names that slot no more"
+                ),
+            )
+
+
+# -- I4: code is stored and replicated ----------------------------------------------------------------------
+
+
+def _keys(topology: TopologyView) -> tuple[str, str, str]:
+    prefix = topology.assignment.code_dir if topology.assignment else topology.id
+    return jar_key(prefix), conf_key(prefix), code_key(prefix)
+
+
+def blobs_present(facts: Facts) -> Found:
+    if facts.blobs is None:
+        return
+    for topology in visible(facts.view):
+        for key in _keys(topology):
+            if not facts.blobs.get(key):
+                yield title(topology), f"blob {key} is missing"
+
+
+def blobs_replicated(facts: Facts) -> Found:
+    if facts.copies is None:
+        return
+    for topology in visible(facts.view):
+        wanted = facts.wanted_copies.get(topology.id, 1)
+        for key in _keys(topology):
+            if facts.copies.get(key, 0) < wanted:
+                yield (
+                    title(topology),
+                    f"blob {key} is held by {facts.copies.get(key, 0)} nimbuses of {wanted}",
+                )
+
+
+# -- I5: only the newest leader writes ----------------------------------------------------------------------
+
+
+def epoch_rises(facts: Facts) -> Found:
+    for token, record in sorted((facts.tokens or {}).items()):
+        if record.epoch > facts.view.epoch:
+            yield f"token {token}", f"was claimed in epoch {record.epoch}, the newest is {facts.view.epoch}"
+    if facts.former is None:
+        return
+    before, now = facts.former.view, facts.view
+    if before.cluster_id != now.cluster_id:
+        yield f"cluster {now.cluster_id}", f"stands where cluster {before.cluster_id} stood"
+    elif now.epoch < before.epoch or now.assignments_version < before.assignments_version:
+        yield (
+            f"cluster {now.cluster_id}",
+            (
+                f"went back from epoch {before.epoch}, placement {before.assignments_version} "
+                f"to epoch {now.epoch}, placement {now.assignments_version}"
+            ),
+        )
+
+
+# -- I6: one topology for one token and one name ------------------------------------------------------------
+
+
+def one_topology_per_token(facts: Facts) -> Found:
+    names: dict[str, str] = {}
+    tokens: dict[str, str] = {}
+    for topology in facts.view.topologies.values():
+        base = topology.base
+        for what, known in ((base.name, names), (base.token, tokens)):
+            other = known.setdefault(what, topology.id)
+            if other != topology.id:
+                yield title(topology), f"and {other} both stand for {what!r}"
+        if facts.tokens is None:
+            continue
+        record = facts.tokens.get(base.token)
+        if record is None:
+            yield (
+                title(topology),
+                f"its token {base.token!r} does not exist: a repetition would publish it twice",
+            )
+        elif record.topology_id != topology.id or not record.published:
+            yield (
+                title(topology),
+                f"its token {base.token!r} says {record.topology_id}, published: {record.published}",
+            )
+
+
+# -- I7: each worker is on one version ----------------------------------------------------------------------
+
+
+def one_version_per_worker(facts: Facts) -> Found:
+    for topology in visible(facts.view):
+        gray = (facts.gray or {}).get(topology.id)
+        if facts.gray is not None and (gray is not None and gray.going_on) != (
+            topology.base.status in _UPGRADING
+        ):
+            yield (
+                title(topology),
+                (
+                    f"is {topology.base.status}, but a gray upgrade is {'' if gray and gray.going_on else 'not '}recorded"
+                ),
+            )
+        if gray is not None and (both := gray.upgrading & gray.upgraded):
+            yield title(topology), f"workers {', '.join(sorted(both))} are upgrading and upgraded at once"
+        if topology.base.status in _UPGRADING:
+            continue
+        codes: dict[str, list[str]] = {}
+        for (node, port), worker in sorted(topology.live_workers.items()):
+            if worker.code:
+                codes.setdefault(worker.code, []).append(f"{node}:{port}")
+        if len(codes) > 1:
+            shown = "; ".join(f"{code}: {', '.join(slots)}" for code, slots in sorted(codes.items()))
+            yield title(topology), f"its workers run {len(codes)} versions without an upgrade ({shown})"
+
+
+# -- I8: nothing is written when nothing changed ------------------------------------------------------------
+
+
+def no_idle_writes(facts: Facts) -> Found:
+    before = facts.former.view.topologies if facts.former is not None else {}
+    for topology_id, topology in facts.view.topologies.items():
+        old = before.get(topology_id)
+        if old is None:
+            continue
+        if topology.base == old.base and topology.base_at.version == old.base_at.version + 1:
+            yield paths.topology(topology_id), "was written although nothing of it changed"
+        if (
+            topology.assignment is not None
+            and old.assignment is not None
+            and old.assignment_at is not None
+            and topology.assignment_at is not None
+            and topology.assignment_at.version == old.assignment_at.version + 1
+            and topology.assignment.model_copy(update={"timestamp_ms": old.assignment.timestamp_ms})
+            == old.assignment
+        ):
+            yield paths.assignment(topology_id), "was written although nothing of it changed"
+
+
+def wishes_end(facts: Facts) -> Found:
+    for topology in visible(facts.view):
+        if topology.id in facts.wishes and topology.base.status != "REBALANCING":
+            yield title(topology), f"is {topology.base.status}, but a rebalance stands below it for ever"

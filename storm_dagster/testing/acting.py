@@ -1,0 +1,169 @@
+"""Operations run by a real process of their own, which is stopped, killed or let go at any named step.
+
+::
+
+    with Actor(conf, blob_dir, "storm_dagster.operations.lifecycle:kill", {"name": "wc", "wait_secs": 0}) as actor:
+        assert actor.run_to("after.unassign")
+        actor.kill()  # kill -9
+
+The process is forked from a server that has imported the package and is connected to nothing, so that it
+costs milliseconds. What it runs is the operation itself, against real ZooKeeper and a real blob store; only
+the observer of its steps comes from here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.core.causes import Cause
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.model.conf import ClusterConf, default_conf
+from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
+from storm_dagster.operations import healing, submission
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["Actor", "reassign", "submit"]
+
+_PATIENCE_SECS = 60.0
+_forking = multiprocessing.get_context("forkserver")
+_forking.set_forkserver_preload([__name__])
+
+
+def submit(ctx: OperationsContext, *, name: str, token: str, handle: str, **options: Any) -> None:
+    """The six stages of a submission, one after the other, as its run has them."""
+    submission.stage_conf(ctx, name=name, token=token, handle=handle, **options)
+    submission.stage_code(ctx, token=token)
+    submission.stage_tasks(ctx, token=token)
+    submission.stage_assignment(ctx, token=token)
+    submission.publish_assignment(ctx, token=token)
+    submission.activate_topology(ctx, token=token)
+
+
+def reassign(ctx: OperationsContext, *, causes: list[dict[str, Any]]) -> None:
+    """A reassignment for causes in their JSON form."""
+    healing.reassign(ctx, [Cause.from_json(cause) for cause in causes])
+
+
+class Actor:
+    """One process that runs one operation. A context manager: the process has ended when it exits.
+
+    ``target`` is ``module:function``, whose first argument is the operations' context; ``arguments`` are its
+    keyword arguments, JSON. ``conf`` leads to the cluster. The plain-Python planner places.
+    """
+
+    def __init__(
+        self,
+        conf: Mapping[str, Any],
+        blob_dir: Path,
+        target: str,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.points: list[str] = []
+        """Every point that was passed so far."""
+        mine, theirs = _forking.Pipe()
+        self._pipe: Connection = mine
+        order = {
+            "conf": dict(conf),
+            "blobs": str(blob_dir),
+            "target": target,
+            "arguments": dict(arguments or {}),
+        }
+        self._process: BaseProcess = _forking.Process(
+            target=_act, args=(theirs, json.dumps(order)), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+        self._document: dict[str, Any] | None = None
+
+    def __enter__(self) -> Actor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.is_alive():
+            self.kill()
+        self._pipe.close()
+        self._process.close()
+
+    def run_to(self, point: str | None = None) -> bool:
+        """Go on until ``point``, where the process then stands still; ``False`` when it ended without passing it."""
+        while True:
+            document = self._receive()
+            if "point" not in document:
+                self._document = document
+                self._process.join(_PATIENCE_SECS)
+                return False
+            self.points.append(document["point"])
+            if document["point"] == point:
+                return True
+            self._pipe.send_bytes(b"")
+
+    def go_on(self) -> None:
+        """Let a process go on that stands at a point."""
+        self._pipe.send_bytes(b"")
+
+    def finish(self) -> StormDagsterError | None:
+        """Let it run to its end; the typed error with which it ended, if it did."""
+        if self._document is None:
+            self.run_to(None)
+        assert self._document is not None
+        if "error" not in self._document:
+            return None
+        return error_from_document(self._document)
+
+    def kill(self) -> None:
+        """``kill -9``, and wait until it is gone."""
+        assert self._process.pid is not None
+        os.kill(self._process.pid, signal.SIGKILL)
+        self._process.join(_PATIENCE_SECS)
+        if self._process.exitcode != -signal.SIGKILL:
+            raise Unavailable(f"the acting process ended with {self._process.exitcode}, not by the signal")
+
+    def _receive(self) -> dict[str, Any]:
+        if not self._pipe.poll(_PATIENCE_SECS):
+            raise Unavailable(
+                f"the acting process says nothing (last point: {self.points[-1:]}): see its traceback"
+            )
+        try:
+            return json.loads(self._pipe.recv_bytes())
+        except EOFError:
+            self._process.join(_PATIENCE_SECS)
+            raise Unavailable(
+                f"the acting process died by itself with {self._process.exitcode} (last point: {self.points[-1:]})"
+            ) from None
+
+
+def _act(pipe: Connection, raw: str) -> None:
+    """The child: connect, run the operation, tell of every point and wait to be let on."""
+    order = json.loads(raw)
+    values = {**default_conf(), **order["conf"]}
+
+    def observer(point: str) -> None:
+        pipe.send_bytes(json.dumps({"point": point}).encode())
+        pipe.recv_bytes()
+
+    module, _, function = order["target"].partition(":")
+    with StormClusterState.open(values) as cluster:
+        ctx = OperationsContext(
+            cluster=cluster,
+            blobs=LocalBlobStore(Path(order["blobs"])),
+            conf=ClusterConf(values, dict.fromkeys(values, "test")),
+            planner=plan_placement,
+            checkpoint=observer,
+        )
+        try:
+            getattr(importlib.import_module(module), function)(ctx, **order["arguments"])
+        except StormDagsterError as error:
+            pipe.send_bytes(json.dumps(error.to_document()).encode())
+        else:
+            pipe.send_bytes(json.dumps({"done": True}).encode())
