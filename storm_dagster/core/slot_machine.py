@@ -74,7 +74,7 @@ def forgive(slot: Slot, seconds: float) -> Slot:
 def step(slot: Slot, event: Event, now: float, limits: SlotLimits) -> _Result:
     """The slot after ``event``, and what to do. Late answers that fit nothing any more change nothing."""
     if isinstance(event, Assigned):
-        return _assigned(slot, event.work, now)
+        return _assigned(slot, event.work, event.lazy, now)
     if isinstance(event, CodeReady):
         return _code_ready(slot, event.code_dir, now)
     if isinstance(event, CodeFailed):
@@ -98,13 +98,13 @@ def _enter(slot: Slot, state: SlotState, now: float) -> Slot:
     return replace(slot, state=state, since=now) if slot.state != state else slot
 
 
-def _assigned(slot: Slot, work: Work | None, now: float) -> _Result:
-    if work == slot.wanted:
+def _assigned(slot: Slot, work: Work | None, lazy: bool, now: float) -> _Result:
+    if work == slot.wanted and lazy == slot.lazy:
         return slot, ()
-    same_topology = _same_topology(work, slot.wanted)
-    slot = replace(slot, wanted=work, reason="", crashes=slot.crashes if same_topology else 0)
-    if not same_topology:
-        slot = replace(slot, not_before=0.0)
+    if work != slot.wanted:
+        # Other code starts with a clean slate: what a rollback brings back must not wait for what crashed.
+        slot = replace(slot, crashes=0, not_before=0.0)
+    slot = replace(slot, wanted=work, lazy=lazy, reason="")
     if not _same_topology(work, slot.ran):
         slot = replace(slot, ran=None)
     if work is not None and slot.ready != work.code_dir:
@@ -120,10 +120,16 @@ def _assigned(slot: Slot, work: Work | None, now: float) -> _Result:
         # Back to what runs before anything was done to it.
         return _enter(slot, "running" if slot.running_since is not None else "waiting-for-start", now), ()
     if _same_topology(work, slot.worker.work):
-        # New code: what runs keeps running until the new code is here.
-        slot = _enter(slot, "waiting-for-update", now)
-        return _update_or_fetch(slot, now)
+        return _other_code(slot, now)
     return _end_process(slot, now)
+
+
+def _other_code(slot: Slot, now: float) -> _Result:
+    """The process runs other code of the topology: it keeps running until that is here, or for good if it may."""
+    if slot.lazy:
+        slot = _enter(slot, "running" if slot.running_since is not None else "waiting-for-start", now)
+        return _fetch(slot, now)
+    return _update_or_fetch(_enter(slot, "waiting-for-update", now), now)
 
 
 def _fetch(slot: Slot, now: float) -> _Result:
@@ -207,7 +213,7 @@ def _launched(slot: Slot, event: Launched, now: float) -> _Result:
     if slot.wanted == event.worker.work:
         return slot if event.beating else _enter(slot, "waiting-for-start", now), ()
     if _same_topology(slot.wanted, event.worker.work):
-        return _update_or_fetch(_enter(slot, "waiting-for-update", now), now)
+        return _other_code(slot, now)
     return _end_process(slot, now)
 
 

@@ -82,6 +82,8 @@ class Assigned:
     """What the cluster wants in this slot now; ``None``: nothing."""
 
     work: Work | None
+    lazy: bool = False
+    """A process of the same topology that runs other code may go on: the wanted code is for its next start."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ class Slot:
     port: int
     state: SlotState = "empty"
     wanted: Work | None = None
+    lazy: bool = False
+    """What is wanted need not replace a process of the same topology that runs other code."""
     worker: Worker | None = None
     """The process that lives here, as far as is known."""
     launching: bool = False

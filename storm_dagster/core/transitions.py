@@ -26,7 +26,15 @@ __all__ = [
 ]
 
 Event = Literal[
-    "activate", "deactivate", "kill", "rebalance", "finish_rebalance", "upgrade", "end_upgrade", "rollback"
+    "activate",
+    "deactivate",
+    "drain",
+    "kill",
+    "rebalance",
+    "finish_rebalance",
+    "upgrade",
+    "end_upgrade",
+    "rollback",
 ]
 
 HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "UPGRADING", "ROLLBACK"})
@@ -38,6 +46,7 @@ _TABLE: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previou
     "ACTIVE": {
         "activate": "ACTIVE",
         "deactivate": "INACTIVE",
+        "drain": "INACTIVE",
         "kill": "KILLED",
         "rebalance": "REBALANCING",
         "upgrade": "UPGRADING",
@@ -57,6 +66,7 @@ _TABLE: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previou
 _DOING: Mapping[Event, str] = {
     "activate": "activated",
     "deactivate": "deactivated",
+    "drain": "drained",
     "kill": "killed",
     "rebalance": "rebalanced",
     "finish_rebalance": "taken out of a rebalance",
@@ -91,7 +101,8 @@ def delay_of(asked: int | None, message_timeout_secs: int) -> int:
 def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None) -> StormBase:
     """The base after ``event``; the same object when nothing changes.
 
-    ``delay_secs`` goes with ``kill`` and ``rebalance``. Raises :class:`Conflict` when the status does not
+    ``delay_secs`` goes with ``kill`` and ``rebalance``, and with ``drain``, which silences the spouts of a topology
+    that is about to be replaced: when nobody ends it, it becomes ACTIVE again after the delay. Raises :class:`Conflict` when the status does not
     allow the event. Killing a killed topology stores the new delay (case M2).
     """
     target = _TABLE[base.status].get(event)
@@ -103,7 +114,10 @@ def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None)
         target = base.previous_status or base.wanted_status
     changes: dict[str, object] = {"status": target}
     if event in ("activate", "deactivate"):
-        changes["wanted_status"] = target
+        # A drain that was under way is over, whoever ends it.
+        changes |= {"wanted_status": target, "delay_secs": None}
+    if event == "drain":
+        changes["delay_secs"] = delay_secs
     if event == "kill":
         changes |= {
             "delay_secs": delay_secs,
@@ -167,7 +181,7 @@ def due_actions(
 
     Removal of a killed topology and the end of a rebalance are due when their delay has passed on the
     observer's clock; a delay of 0 at once. The activation of a topology that was published for ACTIVE and
-    is still INACTIVE is due after five seconds.
+    is still INACTIVE is due after five seconds, that of one whose drain nobody ended after its delay.
     """
     known = dict(memory.seen or {}) if memory.boot_id == boot_id else {}
     seen: dict[str, tuple[int, float]] = {}
@@ -180,7 +194,9 @@ def due_actions(
         elif base.status == "REBALANCING":
             action, delay = "finish_rebalance", base.delay_secs or 0
         elif base.status == "INACTIVE" and base.wanted_status == "ACTIVE":
-            action, delay = "activate", _UNFINISHED_ACTIVATION_SECS
+            # With a delay it is being drained for its successor, who ends it; without, it was just published.
+            delay = _UNFINISHED_ACTIVATION_SECS if base.delay_secs is None else base.delay_secs
+            action = "activate"
         else:
             continue
         zxid, since = known.get(topology_id, (-1, boot_now))

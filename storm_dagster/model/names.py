@@ -18,10 +18,12 @@ __all__ = [
     "check_component_id",
     "check_stream_id",
     "check_topology_name",
+    "code_dir_of_blob_key",
     "code_key",
     "conf_key",
     "id_of_blob_key",
     "jar_key",
+    "make_code_dir",
     "make_topology_id",
     "placement_key",
     "topology_name_of",
@@ -34,6 +36,8 @@ SYSTEM = "__system"
 _TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _COMPONENT_ID = re.compile(r"[A-Za-z0-9\-_/.$<>()#:]{1,200}")
 _TOPOLOGY_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12})-(?P<secs>[0-9]{1,12})")
+# A topology id ends in its seconds, so that what follows a last dot can only be a version of its code.
+_CODE_DIR = re.compile(rf"(?P<id>{_TOPOLOGY_ID.pattern})(\.[0-9]{{1,12}})?")
 _BLOB_KEY = re.compile(r"[\w \t.:\-]{1,255}", re.ASCII)
 _BLOB_SUFFIXES = ("-stormjar.jar", "-stormconf.ser", "-stormcode.ser", "-placement.json")
 
@@ -90,19 +94,24 @@ def topology_name_of(topology_id: str) -> str:
     return match["name"]
 
 
-def jar_key(topology_id: str) -> str:
-    """Blob key of the topology's archive."""
-    return f"{topology_id}-stormjar.jar"
+def make_code_dir(topology_id: str, number: int) -> str:
+    """Blob key prefix of a later version of a topology's code; that of its first is the topology id itself."""
+    return f"{topology_id}.{number}"
 
 
-def conf_key(topology_id: str) -> str:
+def jar_key(code_dir: str) -> str:
+    """Blob key of the archive of a topology's code."""
+    return f"{code_dir}-stormjar.jar"
+
+
+def conf_key(code_dir: str) -> str:
     """Blob key of the normalized conf (JSON)."""
-    return f"{topology_id}-stormconf.ser"
+    return f"{code_dir}-stormconf.ser"
 
 
-def code_key(topology_id: str) -> str:
+def code_key(code_dir: str) -> str:
     """Blob key of the normalized topology (JSON)."""
-    return f"{topology_id}-stormcode.ser"
+    return f"{code_dir}-stormcode.ser"
 
 
 def placement_key(topology_id: str) -> str:
@@ -110,12 +119,19 @@ def placement_key(topology_id: str) -> str:
     return f"{topology_id}-placement.json"
 
 
-def id_of_blob_key(key: str) -> str | None:
-    """The topology id that a blob belongs to, or ``None`` for a blob of another kind (JStorm B7)."""
+def code_dir_of_blob_key(key: str) -> str | None:
+    """The code (``<topology id>`` or ``<topology id>.<number>``) that a blob is part of, ``None`` for other blobs."""
     for suffix in _BLOB_SUFFIXES:
-        if key.endswith(suffix) and _TOPOLOGY_ID.fullmatch(key[: -len(suffix)]):
+        if key.endswith(suffix) and _CODE_DIR.fullmatch(key[: -len(suffix)]):
             return key[: -len(suffix)]
     return None
+
+
+def id_of_blob_key(key: str) -> str | None:
+    """The topology id that a blob belongs to, or ``None`` for a blob of another kind (JStorm B7)."""
+    code_dir = code_dir_of_blob_key(key)
+    match = _CODE_DIR.fullmatch(code_dir) if code_dir is not None else None
+    return match["id"] if match else None
 
 
 def check_blob_key(key: object) -> str:

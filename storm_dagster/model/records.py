@@ -23,6 +23,7 @@ __all__ = [
     "ComponentTasks",
     "EpochRecord",
     "GrayUpgrade",
+    "GrayWorker",
     "Record",
     "StormBase",
     "SupervisorInfo",
@@ -163,17 +164,40 @@ class TaskError(Record):
 
 
 class GrayUpgrade(Record):
-    """State of a gray upgrade."""
+    """State of a gray upgrade: ``/gray_upgrade/<id>/conf``, present while one is under way.
+
+    ``number``, ``component`` and ``workers`` say which workers the next batch is to take.
+    """
 
     number: int = 0
     component: str | None = None
     workers: tuple[str, ...] = ()
+    """``host:port``; cleared once the batch is picked."""
     expires: int
     """Epoch seconds after which the upgrade may no longer go on."""
     continue_: bool = Field(default=False, alias="continue")
+    """A batch was asked for and is not picked yet."""
     rollback: bool = False
+    """Every worker that was picked goes back to the former code."""
+    code_dir: str = ""
+    """Prefix of the blob keys of the new code. The former one stays that of the assignment until the end."""
+    token: str = ""
+    """Client token of the call that began it."""
+    reason: str | None = None
+    """Why it is rolled back, when nobody asked for that."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+
+
+class GrayWorker(Record):
+    """One worker below ``upgrading_workers`` or ``upgraded_workers``, named ``host:port``; its supervisor writes it."""
+
+    boot_id: str = ""
+    """Boot of the host under which ``started`` counts."""
+    started: float = 0
+    """Boot clock of the host, seconds, at which its first process with the new code was started."""
+    failed: str | None = None
+    """What became of that process, when it is a reason to roll the upgrade back."""
 
 
 class WorkerSlot(Record):
@@ -197,6 +221,11 @@ class WorkerSlot(Record):
     def slot(self) -> tuple[str, int]:
         """(supervisor id, port)."""
         return (self.node, self.port)
+
+    @property
+    def address(self) -> str:
+        """``host:port``, the name of a worker for people and below ``/gray_upgrade``."""
+        return f"{self.host}:{self.port}"
 
 
 class Assignment(Record):

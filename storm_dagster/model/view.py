@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 from storm_dagster.model.records import (
     Assignment,
+    GrayUpgrade,
+    GrayWorker,
     StormBase,
     SupervisorInfo,
     TaskBeats,
@@ -18,7 +20,7 @@ from storm_dagster.model.records import (
     WorkerNode,
 )
 
-__all__ = ["ClusterView", "TopologyView", "Versioned"]
+__all__ = ["ClusterView", "TopologyView", "UpgradeState", "Versioned"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,19 @@ class Versioned:
 
     version: int
     mzxid: int
+
+
+@dataclass(frozen=True)
+class UpgradeState:
+    """What stands below ``/gray_upgrade/<id>``. Only while there is a ``record`` do the lists mean anything."""
+
+    at: int = -1
+    """Data version of ``/gray_upgrade/<id>``: whoever changes the record raises it, whoever moves a worker checks it."""
+    record: GrayUpgrade | None = None
+    upgrading: Mapping[str, GrayWorker] = field(default_factory=dict)
+    """``host:port`` of the workers that are to change their code now."""
+    upgraded: Mapping[str, GrayWorker] = field(default_factory=dict)
+    """``host:port`` of the workers that run the new code."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,11 @@ class TopologyView:
     beats_at: Versioned | None = None
     live_workers: Mapping[tuple[str, int], WorkerNode] = field(default_factory=dict)
     """(supervisor id, port) -> the record of a worker whose session lives."""
+
+    @property
+    def code_dir(self) -> str:
+        """Prefix of the blob keys of the topology's code; a gray upgrade that ended has changed it."""
+        return self.assignment.code_dir if self.assignment is not None else self.id
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.records import Assignment, SupervisorInfo
+from storm_dagster.supervisor.upgrades import Upgrades
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["ClusterLink"]
@@ -32,6 +33,8 @@ _FULL_READ_SECS = 10.0
 _VANISHED_TWICE_SECS = 0.3
 _MOST_REPORTS = 100
 _LOST_RETRY_SECS = 0.5
+_UPGRADE_SECS = 0.2
+"""Pause between two looks at this supervisor's own processes while one of their topologies is upgraded."""
 
 
 class ClusterLink:
@@ -47,6 +50,7 @@ class ClusterLink:
         info: Callable[[int], SupervisorInfo],
         passes: Callable[[], int],
         wake: Callable[[], None],
+        upgrades: Upgrades,
     ) -> None:
         """``info(count)``: the heartbeat record. ``passes()``: completed passes of the loop. ``wake`` wakes the
         loop when :attr:`claims` changed. ``cluster_id``: the only cluster that is obeyed, ``None`` until the
@@ -57,6 +61,7 @@ class ClusterLink:
         self._info = info
         self._passes = passes
         self._wake_loop = wake
+        self._upgrades = upgrades
         self._cluster_id = cluster_id
         self._remember_cluster = remember_cluster
         self.claims: SlotClaims | None = None
@@ -150,6 +155,7 @@ class ClusterLink:
         # Before anything is believed, and before this supervisor offers itself.
         cluster.check_cluster_id()
         self._read(cluster)
+        self._changed.update(self._upgrades.act(cluster, self._assignments))
         self._write_heartbeat(cluster)
         while self._reports:
             self._write_report(cluster, *self._reports[0])
@@ -162,6 +168,10 @@ class ClusterLink:
 
     def _until_due(self) -> float:
         longest = float(self._conf["supervisor.monitor.frequency.secs"])
+        if self._changed:
+            return 0.01
+        if self._upgrades.waiting():
+            longest = min(longest, _UPGRADE_SECS)
         if self._beat_at is None:
             return 0.1
         due = self._beat_at + float(self._conf["supervisor.heartbeat.frequency.secs"]) - time.monotonic()
@@ -183,7 +193,7 @@ class ClusterLink:
             raise
         if everything:
             self._read_all_at = now
-        claims = slot_claims(self._assignments, self._id)
+        claims = slot_claims(self._assignments, self._id, self._upgrades.states)
         if claims != self.claims:
             self.claims = claims
             self._wake_loop()
@@ -201,6 +211,7 @@ class ClusterLink:
             del self._assignments[topology_id]
             self._changed.discard(topology_id)
             self._wakes.pop(topology_id, None)
+            self._upgrades.forget(topology_id)
         self._changed.update(listed if everything else listed - set(self._assignments))
 
     def _concerns_us(self, assignment: Assignment) -> bool:
@@ -214,6 +225,7 @@ class ClusterLink:
         # One wake for each topology, so that reading again does not pile them up.
         wake = self._wakes.setdefault(topology_id, changed)
         try:
+            self._upgrades.read(cluster, topology_id, wake)
             found = cluster.read_assignment(topology_id, wake)
         except Corrupt as error:
             # What was last understood stays in force.

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 import storm_dagster
+from storm_dagster.core.gray_upgrade import SlotRun
 from storm_dagster.core.slot_claims import SlotClaims, check_ports
 from storm_dagster.core.slot_model import SlotLimits, Work
 from storm_dagster.model.conf import ClusterConf
@@ -42,6 +43,7 @@ from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalS
 from storm_dagster.supervisor.localizer import Localizer
 from storm_dagster.supervisor.processes import WorkerProcess
 from storm_dagster.supervisor.slots import LiveWorker, SlotTable, WorkerStarter
+from storm_dagster.supervisor.upgrades import Upgrades, started_at
 
 __all__ = ["Supervisor", "resolve_supervisor_id", "run"]
 
@@ -101,6 +103,9 @@ class Supervisor:
         self._file = LocalStateFile(self._folder / "localstate")
         before = self._file.read()
         self._housekeeper = Housekeeper(self._file)
+        self._upgrades = Upgrades(
+            supervisor_id, self._runs, boot_clock, float(conf["nimbus.task.launch.secs"])
+        )
         self._link = ClusterLink(
             conf,
             supervisor_id,
@@ -109,6 +114,7 @@ class Supervisor:
             info=self._info,
             passes=lambda: self._passes,
             wake=self._wake.set,
+            upgrades=self._upgrades,
         )
         self._localizer = Localizer(
             self._folder,
@@ -131,6 +137,7 @@ class Supervisor:
             wake=self._wake.set,
             clean=self._clean,
             report=self._link.report,
+            failed=self._upgrades.failed,
         )
         self._restarting: tuple[int, ...] = ()
         self._offered = self._ports
@@ -212,6 +219,17 @@ class Supervisor:
         if (restarting, offered) != (self._restarting, self._offered):
             self._restarting, self._offered = restarting, offered
             self._link.beat_now()
+
+    def _runs(self) -> list[SlotRun]:
+        """The processes that run here. One that is on its way out, or not what its slot wants, does not count as running."""
+        found = []
+        for live in self.table.workers():
+            slot = self.table.slots.get(live.port)
+            settled = slot is not None and slot.state == "running" and slot.wanted == live.worker.work
+            started = started_at(live.process.start_ticks)
+            running = settled and live.status == "running"
+            found.append(SlotRun(live.port, *live.worker.work, started=started, running=running))
+        return found
 
     def _forward_stop(self, stop: threading.Event) -> None:
         stop.wait()

@@ -73,6 +73,8 @@ class LiveWorker:
     heartbeat_path: Path
     log_path: Path
     count: int = -1
+    status: str = ""
+    """What it said of itself in that beat."""
 
 
 class SlotTable:
@@ -88,15 +90,18 @@ class SlotTable:
         wake: Callable[[], None],
         clean: Callable[[LiveWorker, bool], None],
         report: Callable[[str, int, str], None],
+        failed: Callable[[int, Work, str], None] = lambda port, work, text: None,
     ) -> None:
         """``wake`` wakes the loop. ``clean(worker, last)`` removes what a dead worker left (``last``: no other
-        follows in its slot now). ``report(topology id, port, text)`` tells the topology's owner."""
+        follows in its slot now). ``report(topology id, port, text)`` tells the topology's owner,
+        ``failed(port, work, text)`` whoever upgrades it: that work did not go well in that slot."""
         self._limits = limits
         self._localizer = localizer
         self._starter = starter
         self._wake = wake
         self._clean = clean
         self._report = report
+        self._failed = failed
         self._events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
         self._slots: dict[int, Slot] = {port: Slot(port) for port in sorted(ports)}
         self._lock = threading.Lock()
@@ -168,7 +173,7 @@ class SlotTable:
         self._contested = claims.contested
         for port in sorted({*self._slots, *claims.work}):
             if port not in claims.contested:
-                self._feed(port, Assigned(claims.work.get(port)), now)
+                self._feed(port, Assigned(claims.work.get(port), lazy=port in claims.lazy), now)
 
     def look(self, now: float) -> None:
         """One pass: everything that happened, the workers' beats, and the time."""
@@ -188,7 +193,7 @@ class SlotTable:
         for live in self.workers():
             beat = HeartbeatFile.read(live.heartbeat_path)
             if beat is not None and beat.count != live.count:
-                live.count = beat.count
+                live.count, live.status = beat.count, beat.status
                 self._feed(live.port, Beat(live.worker.id), now)
         for port in list(self._slots):
             self._feed(port, Tick(), now)
@@ -229,6 +234,10 @@ class SlotTable:
             )
         for instruction in instructions:
             self._execute(port, instruction, now)
+            if isinstance(instruction, Report):
+                work = before.worker.work if before.worker is not None else before.wanted
+                if work is not None:
+                    self._failed(port, work, instruction.text)
 
     def _execute(self, port: int, instruction: Instruction, now: float) -> None:
         if isinstance(instruction, Fetch):

@@ -18,6 +18,7 @@ ALLOWED: dict[str, dict[str, str]] = {
         "kill": "KILLED",
         "rebalance": "REBALANCING",
         "upgrade": "UPGRADING",
+        "drain": "INACTIVE",
     },
     "INACTIVE": {
         "activate": "ACTIVE",
@@ -65,6 +66,14 @@ def test_an_inactive_topology_stays_inactive_through_a_rebalance() -> None:
     waiting = apply_event(inactive, "rebalance", delay_secs=3)
     assert (waiting.previous_status, waiting.delay_secs) == ("INACTIVE", 3)
     assert apply_event(waiting, "finish_rebalance") == inactive
+
+
+def test_a_drain_is_undone_after_its_delay_unless_somebody_ends_it() -> None:
+    active = base("ACTIVE", wanted_status="ACTIVE")
+    drained = apply_event(active, "drain", delay_secs=7)
+    assert (drained.status, drained.wanted_status, drained.delay_secs) == ("INACTIVE", "ACTIVE", 7)
+    assert apply_event(drained, "activate") == active
+    assert apply_event(drained, "deactivate") == apply_event(active, "deactivate")
 
 
 def test_a_kill_during_a_rebalance_wins() -> None:

@@ -84,6 +84,8 @@ class Rig:
                 ),
                 task_start_secs={},
                 timestamp_ms=1,
+                # Without it new code is for each worker's next start.
+                type="UpdateTopology" if code else "Assign",
             ),
         )
 
