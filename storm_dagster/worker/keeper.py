@@ -20,6 +20,7 @@ from storm_dagster.model.records import Assignment, StormBase, TaskBeats, Worker
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.contract import Placement
 from storm_dagster.worker.lease import Lease
+from storm_dagster.worker.upgrade_driver import UpgradeDriver
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["Keeper", "LoopSide"]
@@ -82,6 +83,8 @@ class Keeper:
         self._components: tuple[int, dict[int, str]] | None = None
         """(version of the assignment, task -> component)."""
         self._next_beat = 0.0
+        self._runs_master = False
+        self._upgrades = UpgradeDriver(spec.topology_id, cluster, lease)
         self._refreshed = 0.0
         session = cluster.session
         session.add_listener(lambda _: self._wake_stale())
@@ -149,6 +152,7 @@ class Keeper:
                 self._write_node()
                 self._write_errors()
                 self._write_beats()
+                self._drive_upgrade()
             except Unavailable as error:
                 _log.debug("ZooKeeper: %s", error)
                 self._stale.set()
@@ -282,11 +286,17 @@ class Keeper:
         if now < self._next_beat or self._view is None:
             return
         beats = self.loop.beats(frozenset(self._view[0].task_slots()))
+        self._runs_master = beats is not None
         if beats is None:
             return
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
         self._next_beat = now + min(10.0, timeout / 3)
         self.cluster.write_beats(self.spec.topology_id, beats)
+
+    def _drive_upgrade(self) -> None:
+        """The topology master picks the batches of a gray upgrade."""
+        if self._view is not None and self._runs_master:
+            self._upgrades.drive(self._view[0], self._view[1], self._event)
 
 
 def _ids(node: WorkerNode) -> tuple[int, ...]:
