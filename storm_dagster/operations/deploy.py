@@ -14,7 +14,7 @@ from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.publishing import activate_topology, publish_assignment, stage_assignment
 from storm_dagster.operations.reports import LifecycleReport
-from storm_dagster.operations.staging import StagingRecord, read_token, write_part
+from storm_dagster.operations.staging import StagingRecord, read_record, read_token, write_part
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submission import SUBMIT, stage_code, stage_conf, stage_tasks
 from storm_dagster.operations.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
@@ -91,8 +91,10 @@ def _prepare(
 def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
     published = publish_assignment(ctx, token=token)
     report = activate_topology(ctx, token=token)
-    if published.replaced is not None:
-        delete_replaced(ctx, published.replaced)
+    # A repetition after a crash sweeps what the first one published over and did not come to sweep.
+    replaced = published.replaced or (read_record(ctx, token).replaces if published.already else None)
+    if replaced is not None:
+        delete_replaced(ctx, replaced)
     return LifecycleReport(report.topology_id, report.name, report.status, changed=True)
 
 
@@ -104,8 +106,8 @@ def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:
 
 def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> None:
     """Stage the running topology's conf and code, its present parallelism laid over, as if they were uploaded."""
-    conf = decode_json(ctx.blobs.read(conf_key(topology.id)), conf_key(topology.id))
-    spec = decode_topology(ctx.blobs.read(code_key(topology.id)))
+    conf = decode_json(ctx.blobs.read(conf_key(topology.code_dir)), conf_key(topology.code_dir))
+    spec = decode_topology(ctx.blobs.read(code_key(topology.code_dir)))
     executors = topology.base.executors
     conf = {
         **conf,
@@ -119,7 +121,7 @@ def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> N
         },
     }
     head = StagingRecord(
-        topology_id=topology.id, name=topology.base.name, epoch=0, archive=jar_key(topology.id)
+        topology_id=topology.id, name=topology.base.name, epoch=0, archive=jar_key(topology.code_dir)
     )
     write_part(ctx, token, "conf", conf)
     write_part(ctx, token, "topology", spec.model_dump(mode="json", exclude_defaults=True))

@@ -29,11 +29,11 @@ from storm_dagster.core.causes import Cause
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
-from storm_dagster.operations import healing, submission
+from storm_dagster.operations import healing, lifecycle, submission
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["Actor", "reassign", "submit"]
+__all__ = ["Actor", "finish_due", "reassign", "submit"]
 
 _PATIENCE_SECS = 60.0
 _forking = multiprocessing.get_context("forkserver")
@@ -53,6 +53,12 @@ def submit(ctx: OperationsContext, *, name: str, token: str, handle: str, **opti
 def reassign(ctx: OperationsContext, *, causes: list[dict[str, Any]]) -> None:
     """A reassignment for causes in their JSON form."""
     healing.reassign(ctx, [Cause.from_json(cause) for cause in causes])
+
+
+def finish_due(ctx: OperationsContext) -> None:
+    """What the leader does by itself, once every delay has passed."""
+    seen = lifecycle.finish_due(ctx, boot_id="b", boot_now=0.0)
+    lifecycle.finish_due(ctx, seen.memory, boot_id="b", boot_now=1e9)
 
 
 class Actor:

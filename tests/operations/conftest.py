@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,13 +148,35 @@ def run_stages(ctx: OperationsContext, **conf: Any) -> None:
 
 
 @pytest.fixture
-def world(zk_cluster: StormClusterState, tmp_path: Path) -> World:
-    """A cluster with a leader and two supervisors of four slots each."""
-    made = World(zk_cluster, LocalBlobStore(tmp_path / "blobs"), {"task.cleanup.timeout.sec": 0})
-    made.lead()
-    made.supervisor("s1")
-    made.supervisor("s2")
-    return made
+def zk_worlds(zookeeper_server: str, tmp_path: Path) -> Iterator[Callable[[], World]]:
+    """Makes clusters with a leader and two supervisors of four slots each."""
+    host, _, port = zookeeper_server.rpartition(":")
+    opened: list[StormClusterState] = []
+
+    def make() -> World:
+        conf = {
+            "storm.zookeeper.servers": [host],
+            "storm.zookeeper.port": int(port),
+            "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
+            "storm.zookeeper.session.timeout": 4000,
+        }
+        opened.append(StormClusterState.open(conf, create_root=True))
+        blobs = LocalBlobStore(tmp_path / f"blobs-{len(opened)}")
+        made = World(opened[-1], blobs, {**conf, "task.cleanup.timeout.sec": 0})
+        made.lead()
+        made.supervisor("s1")
+        made.supervisor("s2")
+        return made
+
+    yield make
+    for cluster in opened:
+        cluster.disconnect()
+
+
+@pytest.fixture
+def world(zk_worlds: Callable[[], World]) -> World:
+    """One of these clusters."""
+    return zk_worlds()
 
 
 @pytest.fixture

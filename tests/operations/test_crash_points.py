@@ -1,0 +1,477 @@
+"""``kill -9`` after every step of every operation: it completes or is undone, and I1 to I8 hold (J6, P1).
+
+The list of points is generated from what the operations declare (:mod:`storm_dagster.operations.steps`).
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import storm_dagster.operations
+from storm_dagster.core.causes import Cause
+from storm_dagster.core.invariants import RULES, violations
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, NotAlive
+from storm_dagster.model.names import jar_key
+from storm_dagster.operations import healing, lifecycle
+from storm_dagster.operations.cleaner import clean
+from storm_dagster.operations.inspection import look
+from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY
+from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, rebalance
+from storm_dagster.operations.steps import all_operations, no_observer
+from storm_dagster.testing.acting import Actor, finish_due, submit
+
+pytestmark = pytest.mark.zookeeper
+
+LIFECYCLE = "storm_dagster.operations.lifecycle"
+
+
+@dataclass
+class Scene:
+    """An operation that is about to begin in a world."""
+
+    world: Any
+    target: str
+    arguments: dict[str, Any]
+    again: Callable[[Any], object]
+    """The same operation, repeated by somebody else on their context."""
+    begun: Callable[[], bool]
+    """Whether the operation has done anything that counts, so that the leader alone must complete it."""
+    completed: Callable[[], object]
+    """Asserts that it is done."""
+    undone: Callable[[], object]
+    """Asserts that nothing of it remains."""
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def named(world: Any, name: str = "wc") -> Any:
+    return world.cluster.load_view().topology_named(name)
+
+
+def gone(world: Any, topology_id: str) -> None:
+    """No node and no blob names the topology, besides its token."""
+    state = world.cluster.state
+    nodes = [
+        path
+        for path in (
+            paths.topology(topology_id),
+            paths.assignment(topology_id),
+            paths.tasks(topology_id),
+            paths.taskbeats(topology_id),
+            paths.task_errors(topology_id),
+            paths.gray_upgrade(topology_id),
+            paths.metrics(topology_id),
+            paths.workers(topology_id),
+        )
+        if state.exists(path)
+    ]
+    assert [*nodes, *(key for key in world.blobs.keys("") if topology_id in key)] == []
+
+
+def submission(world: Any) -> Scene:
+    arguments = {"name": "wc", "token": "t", "handle": world.upload("h", conf={"topology.workers": 2})}
+
+    def completed() -> None:
+        topology = named(world)
+        assert (topology.base.status, topology.base.token) == ("ACTIVE", "t")
+        assert len(topology.assignment.workers) == 2
+
+    return Scene(
+        world,
+        "storm_dagster.testing.acting:submit",
+        arguments,
+        again=lambda ctx: submit(ctx, **arguments),
+        begun=lambda: named(world) is not None,
+        completed=completed,
+        undone=lambda: assert_nothing(world),
+    )
+
+
+def assert_nothing(world: Any) -> None:
+    assert not world.cluster.load_view().topologies
+    assert [key for key in world.blobs.keys("") if not key.startswith("upload.")] == []
+
+
+def killing(world: Any) -> Scene:
+    topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+    world.cluster.report_error(topology_id, 1, "boom", time=1)
+
+    def begun() -> bool:
+        topology = named(world)
+        return topology is None or topology.base.status == "KILLED"
+
+    return Scene(
+        world,
+        f"{LIFECYCLE}:kill",
+        {"name": "wc", "wait_secs": 0},
+        again=lambda ctx: lifecycle.kill(ctx, "wc", 0),
+        begun=begun,
+        completed=lambda: gone(world, topology_id),
+        undone=lambda: is_active(world, topology_id),
+    )
+
+
+def is_active(world: Any, topology_id: str, workers: int = 2) -> None:
+    topology = named(world)
+    assert (topology.id, topology.base.status, topology.base.workers) == (topology_id, "ACTIVE", workers)
+    assert len(topology.assignment.workers) == workers
+    assert "rebalance" not in (world.cluster.state.find_children(paths.topology(topology_id)) or ())
+
+
+def turning(event: str) -> Callable[[Any], Scene]:
+    def scene(world: Any) -> Scene:
+        world.submit("wc", "t", inactive=event == "activate")
+        wanted, before = ("ACTIVE", "INACTIVE") if event == "activate" else ("INACTIVE", "ACTIVE")
+
+        def status(expected: str) -> None:
+            base = named(world).base
+            assert base.status == base.wanted_status == expected
+
+        return Scene(
+            world,
+            f"{LIFECYCLE}:{event}",
+            {"name": "wc"},
+            again=lambda ctx: getattr(lifecycle, event)(ctx, "wc"),
+            begun=lambda: named(world).base.status == wanted,
+            completed=lambda: status(wanted),
+            undone=lambda: status(before),
+        )
+
+    return scene
+
+
+def rebalancing(world: Any) -> Scene:
+    topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+    wish = {"workers": 4, "executors": {"split": 3}, "wait_secs": 0}
+
+    def completed() -> None:
+        is_active(world, topology_id, 4)
+        assert named(world).base.executors["split"] == 3
+
+    return Scene(
+        world,
+        "storm_dagster.operations.rebalance:rebalance",
+        {"name": "wc", **wish},
+        again=lambda ctx: rebalance(ctx, "wc", **wish),
+        begun=lambda: (named(world).base.status, named(world).base.workers) != ("ACTIVE", 2),
+        completed=completed,
+        undone=lambda: is_active(world, topology_id),
+    )
+
+
+def replacing(verb: str) -> Callable[[Any], Scene]:
+    def scene(world: Any) -> Scene:
+        old = world.submit("wc", "t", conf={"topology.workers": 2})
+        old_code = world.blobs.meta(jar_key(old)).sha256
+        options: dict[str, Any] = {"token": "next"}
+        if verb == "update":
+            options["handle"] = world.upload("h2", conf={"topology.workers": 2}, archive=b"newer archive")
+
+        def completed() -> None:
+            new = named(world)
+            assert new.id != old
+            is_active(world, new.id)
+            assert (world.blobs.meta(jar_key(new.id)).sha256 == old_code) == (verb == "restart")
+            gone(world, old)
+
+        def undone() -> None:
+            is_active(world, old)
+            assert world.blobs.meta(jar_key(old)).sha256 == old_code
+
+        return Scene(
+            world,
+            f"{LIFECYCLE}:{verb}",
+            {"name": "wc", **options},
+            again=lambda ctx: getattr(lifecycle, verb)(ctx, "wc", **options),
+            begun=lambda: named(world).id != old,
+            completed=completed,
+            undone=undone,
+        )
+
+    return scene
+
+
+def reassigning(world: Any) -> Scene:
+    topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+    lost = named(world).assignment.workers[0]
+    world.cluster.state.delete_node(paths.supervisor(lost.node))
+    world.supervisor("s3")
+
+    def causes() -> list[Cause]:
+        topology = named(world)
+        return [
+            Cause(
+                topology.id,
+                "wc",
+                topology.assignment_at.version,
+                "lost_host",
+                worker.node,
+                worker.host,
+                worker.port,
+                worker.ids,
+            )
+            for worker in topology.assignment.workers
+            if worker.node == lost.node
+        ]
+
+    def completed() -> None:
+        is_active(world, topology_id)
+        assert causes() == []
+
+    return Scene(
+        world,
+        "storm_dagster.testing.acting:reassign",
+        {"causes": [cause.to_json() for cause in causes()]},
+        again=lambda ctx: healing.reassign(ctx, causes()),
+        # The cause is seen again for as long as it is there: nobody needs to remember it.
+        begun=lambda: causes() == [],
+        completed=completed,
+        undone=lambda: is_active(world, topology_id),
+    )
+
+
+def cleaning(world: Any) -> Scene:
+    living = world.submit("living", "l")
+    orphan = world.submit("wc", "t", conf={"topology.workers": 2})
+    world.cluster.state.delete_node(paths.topology(orphan))
+    before = {key: world.blobs.meta(key).sha256 for key in world.blobs.keys("") if living in key}
+
+    def completed() -> None:
+        gone(world, orphan)
+        topology = named(world, "living")
+        assert topology.id == living and topology.assignment is not None
+        assert before == {key: world.blobs.meta(key).sha256 for key in world.blobs.keys("") if living in key}
+
+    now = {"grace_secs": 0, "token_secs": 0}
+    return Scene(
+        world,
+        "storm_dagster.operations.cleaner:clean",
+        now,
+        again=lambda ctx: clean(ctx, **now),
+        begun=lambda: True,
+        completed=completed,
+        undone=lambda: None,
+    )
+
+
+def blacklisting(world: Any) -> Scene:
+    from storm_dagster.operations.blacklist import change_blacklist
+
+    world.submit("wc", "t")
+
+    def listed(*hosts: str) -> None:
+        assert world.cluster.load_view().blacklist == frozenset(hosts)
+
+    return Scene(
+        world,
+        "storm_dagster.operations.blacklist:change_blacklist",
+        {"add": ["s2"]},
+        again=lambda ctx: change_blacklist(ctx, add=["s2"]),
+        begun=lambda: bool(world.cluster.load_view().blacklist),
+        completed=lambda: listed("s2"),
+        undone=lambda: listed(),
+    )
+
+
+def due_removal(world: Any) -> Scene:
+    scene = killing(world)
+    lifecycle.kill(world.context(), "wc", 5)
+    return due(scene)
+
+
+def due_rebalance(world: Any) -> Scene:
+    scene = rebalancing(world)
+    rebalance(world.context(), "wc", workers=4, executors={"split": 3}, wait_secs=5, stay=False)
+    return due(scene)
+
+
+def due_rebalance_that_fits_no_more(world: Any) -> Scene:
+    topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+    rebalance(world.context(), "wc", workers=7, wait_secs=5, stay=False)
+    world.cluster.state.delete_node(paths.supervisor("s2"))
+    return due(
+        Scene(
+            world,
+            "",
+            {},
+            again=finish_due,
+            begun=lambda: True,
+            completed=lambda: is_active(world, topology_id),
+            undone=lambda: None,
+        )
+    )
+
+
+def due_activation(world: Any) -> Scene:
+    scene = submission(world)
+    with Actor(world.conf, world.blobs.directory, scene.target, scene.arguments) as actor:
+        assert actor.run_to("after.publish")
+        actor.kill()
+    return due(scene)
+
+
+def due(scene: Scene) -> Scene:
+    """The leader, or the sensor, finishes what another process began."""
+    scene.target, scene.arguments = "storm_dagster.testing.acting:finish_due", {}
+    scene.again = finish_due
+    return scene
+
+
+SCENES: dict[str, list[tuple[Callable[[Any], Scene], tuple[str, ...] | None]]] = {
+    "submit": [(submission, None)],
+    "kill": [(killing, None)],
+    "activate": [(turning("activate"), None)],
+    "deactivate": [(turning("deactivate"), None)],
+    "rebalance": [(rebalancing, None)],
+    "restart": [(replacing("restart"), None)],
+    "update": [(replacing("update"), None)],
+    "reassign": [(reassigning, None)],
+    "clean": [(cleaning, None)],
+    "blacklist": [(blacklisting, None)],
+    "finish_due": [
+        (due_rebalance, FINISH_REBALANCE.steps),
+        (due_rebalance_that_fits_no_more, ABANDON_REBALANCE.steps),
+        (due_activation, ACTIVATE_TOPOLOGY.steps),
+        (due_removal, None),
+    ],
+}
+"""Operation -> how it is set up, and for which of its steps (``None``: for all others)."""
+
+
+def scene_of(world: Any, operation: str, step: str) -> Scene:
+    for make, steps in SCENES[operation]:
+        if steps is None or step in steps:
+            return make(world)
+    raise AssertionError(f"no scene reaches {step} of {operation}: add one to SCENES")
+
+
+POINTS = [(name, step) for name, declared in all_operations().items() for step in declared.steps]
+
+
+HEALS = {rule.name for rule in RULES if rule.heals}
+
+
+def check(world: Any, former: Any = None) -> Any:
+    facts = look(world.context(), former)
+    found = [violation for violation in violations(facts) if violation.rule not in HEALS]
+    assert [violation.sentence for violation in found] == []
+    return facts
+
+
+def act(scene: Scene) -> Actor:
+    return Actor(scene.world.conf, scene.world.blobs.directory, scene.target, scene.arguments)
+
+
+def clean_up(world: Any) -> None:
+    """The cleaner, when everything that may expire has expired; what it leaves belongs to something."""
+    clean(world.context(), grace_secs=0, token_secs=0, upload_secs=0)
+    report, _ = clean(world.context(), grace_secs=0, token_secs=0, upload_secs=0)
+    assert (report.nodes, report.blobs, report.tokens, report.waiting, report.problems) == ((), (), (), 0, ())
+
+
+@pytest.mark.parametrize(("operation", "step"), POINTS)
+def test_killed_after_a_step_and_repeated(world: Any, operation: str, step: str) -> None:
+    scene = scene_of(world, operation, step)
+    with act(scene) as actor:
+        assert actor.run_to(f"after.{step}"), f"{operation} never passed {step}"
+        actor.kill()
+    before = check(world)
+    if POINTS.index((operation, step)) % 2:
+        world.lead()
+    try:
+        scene.again(world.context())
+    except (NotAlive, Conflict):
+        pass  # It was complete, or it goes on by itself.
+    finish_due(world.context())
+    scene.completed()
+    check(world, before)
+    clean_up(world)
+    scene.completed()
+    check(world)
+
+
+@pytest.mark.parametrize(("operation", "step"), POINTS)
+def test_killed_after_a_step_and_left_to_the_leader(world: Any, operation: str, step: str) -> None:
+    scene = scene_of(world, operation, step)
+    with act(scene) as actor:
+        assert actor.run_to(f"after.{step}"), f"{operation} never passed {step}"
+        actor.kill()
+    world.lead()
+    begun = scene.begun()
+    finish_due(world.context())
+    clean_up(world)
+    if begun:
+        scene.completed()
+    else:
+        scene.undone()
+    check(world)
+
+
+@pytest.mark.parametrize(("operation", "step"), POINTS)
+def test_deposed_before_a_step_it_writes_nothing_more(world: Any, operation: str, step: str) -> None:
+    """I5: the epoch ends while the process stands before a step. Cluster state stays as the new leader found it."""
+    scene = scene_of(world, operation, step)
+    with act(scene) as actor:
+        assert actor.run_to(f"before.{step}")
+        world.lead()
+        before = everything(world)
+        actor.go_on()
+        error = actor.finish()
+    assert error is None or type(error).__name__ == "Fenced"
+    if error is not None:
+        assert everything(world) == before
+    finish_due(world.context())
+    check(world)
+
+
+def everything(world: Any) -> dict[str, Any]:
+    """Every node of the cluster with its data and version."""
+    state, found, folders = world.cluster.state, {}, [""]
+    while folders:
+        folder = folders.pop()
+        for child in state.get_children(folder or "/"):
+            path = f"{folder}/{child}"
+            found[path] = state.get_data_with_version(path)
+            folders.append(path)
+    return found
+
+
+@pytest.mark.parametrize("operation", sorted(all_operations()))
+def test_an_operation_passes_the_steps_that_it_declares_and_no_others(
+    zk_worlds: Callable[[], Any], operation: str
+) -> None:
+    passed: set[str] = set()
+    for make, _ in SCENES[operation]:
+        with act(make(zk_worlds())) as actor:
+            assert actor.finish() is None
+        passed |= {point.removeprefix("after.") for point in actor.points if point.startswith("after.")}
+    assert passed == set(all_operations()[operation].steps)
+
+
+def test_every_step_in_the_code_belongs_to_an_operation() -> None:
+    """Steps on paths that no scene takes are found in the source."""
+    declared = {step for each in all_operations().values() for step in each.steps}
+    named_in_code = set()
+    for path in Path(storm_dagster.operations.__path__[0]).glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                at = {"step": 1, "commit": 2, "delete_tree": 3}.get(node.func.id)
+                if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
+                    named_in_code.add(node.args[at].value)
+    assert named_in_code and named_in_code <= declared
+    assert set(SCENES) == set(all_operations()), "every operation has a scene, and every scene an operation"
+
+
+def test_nothing_outside_of_a_context_can_observe_steps(monkeypatch: pytest.MonkeyPatch, world: Any) -> None:
+    """Neither the environment nor a conf key reaches the observer: a context that was given none has none."""
+    for name in ("STORM_DAGSTER_CRASHPOINT", "CRASHPOINT", "CRASH_AT", "STORM_DAGSTER_CHECKPOINT"):
+        monkeypatch.setenv(name, "after.publish")
+    ctx = world.context(conf=world.context().conf)
+    assert ctx.checkpoint is no_observer
+    assert world.submit("wc", conf={"crash.at": "after.publish", "checkpoint": "after.publish"}, ctx=ctx)
