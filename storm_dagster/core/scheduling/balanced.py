@@ -46,10 +46,13 @@ def place_balanced(
         raise NoRoom(_short(topology, demand, offer, reserved))
     bins = _claimed_bins(topology, demand.claims, offer)
     master = next((unit for unit in demand.loose if unit.is_master), None) if demand.alone else None
-    reuse = Reuse((), None)
+    reuse = Reuse((), frozenset(), None)
     if topology.event == "rebalance" and not topology.reassign:
         seats = demand.count - len(demand.claims) - (1 if master else 0)
-        reuse = choose_reused(history.lost, offer, {unit.first for unit in demand.loose}, seats, master)
+        firsts = {unit.first for unit in demand.loose}
+        sizes = [len(claim.units) for claim in demand.claims] + [0] * seats
+        level = water_level(sizes, len(firsts) - (master is not None))
+        reuse = choose_reused(history.lost, offer, firsts, seats, level, master)
         bins.extend(
             _bin(topology, offer.take(worker.slot), offer, Reason.SLOT_REUSED) for worker in reuse.kept
         )
@@ -225,7 +228,7 @@ def _fill(
     open_bins = [bin for bin in bins if not bin.locked]
     average, remainder = water_level([bin.size for bin in open_bins], len(loose))
     firsts = {unit.first for unit in loose}
-    stays = trim(reuse.kept, firsts, average, remainder, holding)
+    stays = trim(reuse, firsts, average, holding)
     for bin in open_bins:
         for unit in stays.get(bin.slot, ()):
             bin.put(unit, Reason.STAYS)

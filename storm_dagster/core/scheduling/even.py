@@ -121,10 +121,11 @@ def _keep_most(
 ) -> list[Bin]:
     """The fullest old slots are used on, and keep as many executors as their share allows."""
     firsts = {unit.first for unit in mine}
-    fullest = choose_reused(history.lost, offer, firsts, len(shares), None).kept
-    stays = trim(fullest, firsts, shares[-1], sum(share > shares[-1] for share in shares), {})
+    level = (shares[-1], sum(share > shares[-1] for share in shares))
+    reuse = choose_reused(history.lost, offer, firsts, len(shares), level)
+    stays = trim(reuse, firsts, shares[-1], {})
     bins: list[Bin] = []
-    for worker in sorted(fullest, key=lambda worker: worker.slot):
+    for worker in sorted(reuse.kept, key=lambda worker: worker.slot):
         slot = offer.take(worker.slot)
         bins.append(Bin(slot, offer.hosts[slot[0]], Reason.SLOT_REUSED, topology.memory_bytes, topology.cpu))
         for unit in stays[slot]:

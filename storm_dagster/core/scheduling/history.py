@@ -27,6 +27,10 @@ class OldWorker:
     """Its tasks as the assignment lists them."""
     units: tuple[Unit, ...]
 
+    def weight(self, unit: Unit) -> int:
+        """How many tasks of the executor are here: so many need not move when it stays."""
+        return 1 if len(unit.tasks) == 1 else len(self.tasks.intersection(unit.tasks))
+
 
 @dataclass(frozen=True)
 class History:

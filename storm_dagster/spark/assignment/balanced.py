@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from storm_dagster.model.placement_reasons import Reason, differ_node_refusal
+from storm_dagster.spark.assignment.fill import shared_out
 from storm_dagster.spark.assignment.ports import Slot
+from storm_dagster.spark.assignment.saving import Saving, most_saving
 from storm_dagster.spark.assignment.seating import Refused, Seating
 
 __all__ = ["seat_balanced"]
@@ -80,20 +82,27 @@ def _slot_for(claim: Row, seating: Seating) -> Slot | None:
 
 
 def _reuse(seating: Seating, places: int, alone: bool) -> Slot | None:
-    """Sits on the old slots that save most moves; returns the one where the topology master stays alone."""
-    usable = [seat for seat in seating.demand["seats"] if seating.may_use((seat["node"], seat["port"]))]
-    ranked = sorted(
-        (seat for seat in usable if seat["size"]),
-        key=lambda seat: (-seat["size"], seat["node"], seat["port"]),
-    )
-    kept = ranked[: max(0, places)]
+    """Sits on the old slots that save most moves; returns the one where the topology master stays alone.
+
+    The topology master stays where it is when nothing else stays there, which is so when that saves a move.
+    """
+    demand = seating.demand
+    sizes = [claim["size"] for claim in demand["claims"]] + [0] * places
+    share, rest = shared_out(sizes, demand["loose"] - int(alone))
+    usable = [seat for seat in demand["seats"] if seating.may_use((seat["node"], seat["port"]))]
+    savings = [Saving(seat, share) for seat in usable if seat["size"]]
+    home = next((seat for seat in usable if alone and seat["master"]), None)
+    saved, plain, fuller = most_saving(savings, places, rest)
+    if home is not None:
+        others = [saving for saving in savings if saving.row is not home]
+        without, *seats = most_saving(others, places, rest)
+        if without >= saved:
+            plain, fuller = seats
+    kept = sorted([*plain, *fuller], key=lambda seat: (-seat["size"], seat["node"], seat["port"]))
     for seat in kept:
-        seating.sit((seat["node"], seat["port"]), "reuse", Reason.SLOT_REUSED, seat["worker"])
-    if alone:
-        for seat in usable:
-            if seat["master"] and seat not in kept:
-                return (seat["node"], seat["port"])
-    return None
+        role = "fuller" if seat in fuller else "reuse"
+        seating.sit((seat["node"], seat["port"]), role, Reason.SLOT_REUSED, seat["worker"])
+    return (home["node"], home["port"]) if home is not None and home not in kept else None
 
 
 def _spread(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storm_dagster.spark.assignment.past import KEPT, LOST, UNSTOPPED, Executors, Past, read_past
+from storm_dagster.spark.assignment.past import KEPT, LOST, UNSTOPPED, Executors, OldWorker, Past, read_past
 from storm_dagster.spark.assignment.schema import DEMANDS
 
 __all__ = ["demand_of"]
@@ -29,6 +29,7 @@ def demand_of(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa
 
 def _demand(about: Row, executors: Executors, past: Past) -> Row:
     loose = set(past.loose())
+    tasks = executors.tasks() if "size" in executors.columns else None
     even = about["strategy"] == "even"
     master = about["master"] if past.alone and not even else -1
     state = KEPT if about["event"] == "monitor" else LOST
@@ -38,12 +39,15 @@ def _demand(about: Row, executors: Executors, past: Past) -> Row:
             continue
         holds = worker.holds if even else [position for position in worker.holds if position in loose]
         components = [executors.component[position] for position in holds]
+        weights = _weights(worker, [p for p in holds if executors.component[p] != master], tasks)
         seats.append(
             {
                 "worker": number,
                 "node": worker.node,
                 "port": worker.port,
                 "size": sum(component != master for component in components),
+                "weights": list(weights),
+                "numbers": list(weights.values()),
                 "master": master in components,
             }
         )
@@ -58,6 +62,7 @@ def _demand(about: Row, executors: Executors, past: Past) -> Row:
                 "port": claim.port,
                 "host": claim.host,
                 "old": claim.old,
+                "size": len(claim.holds),
                 "hint_node": claim.hint[0] if claim.hint else None,
                 "hint_port": claim.hint[1] if claim.hint else None,
                 "components": sorted({executors.component[position] for position in claim.holds}),
@@ -70,7 +75,19 @@ def _demand(about: Row, executors: Executors, past: Past) -> Row:
         "fixed": [len(worker.holds) for worker in past.old if worker.state == UNSTOPPED],
         "total": len(executors.unit),
         "missing": len(past.needed),
+        "loose": len(loose),
     }
+
+
+def _weights(worker: OldWorker, holds: list[int], tasks: list[list[int]] | None) -> dict[int, int]:
+    """How many of the executors have how many tasks in this worker, the largest first."""
+    if tasks is None:
+        return {1: len(holds)} if holds else {}
+    counts: dict[int, int] = {}
+    for position in holds:
+        here = len(worker.tasks.intersection(tasks[position]))
+        counts[here] = counts.get(here, 0) + 1
+    return dict(sorted(counts.items(), reverse=True))
 
 
 def _needs(about: Row, executors: Executors, past: Past, loose: set[int]) -> list[Row]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from storm_dagster.model.placement_reasons import Reason, local_refusal, no_supervisor_refusal
 from storm_dagster.spark.assignment.ports import Slot
+from storm_dagster.spark.assignment.saving import Saving, most_saving
 from storm_dagster.spark.assignment.seating import Refused, Seating
 
 __all__ = ["even_shares", "seat_even", "seat_local"]
@@ -77,9 +78,11 @@ def _keep_fullest(seating: Seating, shares: list[int]) -> None:
         for seat in seating.demand["seats"]
         if seat["size"] and seating.may_use((seat["node"], seat["port"]))
     ]
-    fullest = sorted(usable, key=lambda seat: -seat["size"])[: len(shares)]
-    for seat in sorted(fullest, key=lambda seat: seat["worker"]):
-        seating.sit((seat["node"], seat["port"]), "reuse", Reason.SLOT_REUSED, seat["worker"])
+    savings = [Saving(seat, shares[-1]) for seat in usable]
+    _, plain, fuller = most_saving(savings, len(shares), sum(share > shares[-1] for share in shares))
+    for seat in sorted([*plain, *fuller], key=lambda seat: seat["worker"]):
+        role = "fuller" if seat in fuller else "reuse"
+        seating.sit((seat["node"], seat["port"]), role, Reason.SLOT_REUSED, seat["worker"])
 
 
 def _dealt(seating: Seating, count: int) -> list[Slot]:

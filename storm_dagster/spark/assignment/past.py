@@ -30,9 +30,14 @@ class Executors:
         self._rows = rows
         self._order = order
 
+    @property
+    def columns(self) -> list[str]:
+        """Columns of the rows; ``size`` is there when some executor has several tasks."""
+        return self._rows.column_names
+
     def tasks(self) -> list[list[int]]:
         """The tasks of each executor; needed only where an assignment is read."""
-        if "size" not in self._rows.column_names:
+        if "size" not in self.columns:
             return [[unit] for unit in self.unit]
         sizes = self._rows.column("size").to_pylist()
         members = self._rows.column("members").to_pylist()

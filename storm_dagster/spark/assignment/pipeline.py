@@ -126,6 +126,7 @@ def _plain_demands(topologies: DataFrame) -> DataFrame:
         "needs": F.filter(needs, lambda need: need["units"] > 0),
         "total": total,
         "missing": total,
+        "loose": total,
     }
     fields = [
         known.get(field.name, F.array()).cast(ddl_type(field.type)).alias(field.name)

@@ -13,7 +13,7 @@ from storm_dagster.spark.assignment.even import even_shares
 from storm_dagster.spark.assignment.fill import Filling, Worker, shared_out
 from storm_dagster.spark.assignment.past import KEPT, LOST, Executors, Past, read_past
 from storm_dagster.spark.assignment.schema import PLACED
-from storm_dagster.spark.assignment.stay import who_stays
+from storm_dagster.spark.assignment.stay import Reused, who_stays
 
 __all__ = ["place_tasks"]
 
@@ -104,17 +104,24 @@ class _Placing:
             }
         )
 
-    def _reused(self, seats: list[Row], loose: set[int]) -> dict[int, tuple[tuple[str, int], list[int]]]:
-        """Seat number -> slot and executors that are there already, for seats that are used on."""
-        assert self.past is not None
-        return {
-            index: (
-                (seat["node"], seat["port"]),
-                [position for position in self.past.old[seat["ref"]].holds if position in loose],
-            )
-            for index, seat in enumerate(seats)
-            if seat["role"] == "reuse"
-        }
+    def _stays(
+        self, seats: list[Row], loose: set[int], share: int, apart: dict[int, set[str]]
+    ) -> dict[int, list[int]]:
+        """Seat number -> executors that stay there, for seats that are used on."""
+        if self.past is None:
+            return {}
+        tasks = self.executors.tasks() if "size" in self.executors.columns else None
+        reused: dict[int, Reused] = {}
+        for index, seat in enumerate(seats):
+            if seat["role"] not in ("reuse", "fuller"):
+                continue
+            worker = self.past.old[seat["ref"]]
+            holds = [position for position in worker.holds if position in loose]
+            weights = [len(worker.tasks.intersection(tasks[p])) for p in holds] if tasks else [1] * len(holds)
+            limit = share + (seat["role"] == "fuller")
+            reused[index] = Reused((seat["node"], seat["port"]), holds, weights, limit)
+        system = {self.about["acker"], self.about["master"]}
+        return who_stays(reused, self.executors.component, apart, system)
 
     def _balance(self, seats: list[Row]) -> None:
         about, component = self.about, self.executors.component
@@ -135,10 +142,7 @@ class _Placing:
                     worker.put(position, component[position], Reason.OLD if claim.old else Reason.USER)
         share, rest = shared_out((len(worker.positions) for worker in open_workers), len(loose))
         apart = self._apart(open_workers)
-        stays: dict[int, list[int]] = {}
-        if self.past is not None:
-            reused = self._reused(seats, set(loose))
-            stays = who_stays(reused, component, share, rest, apart, {about["acker"], about["master"]})
+        stays = self._stays(seats, set(loose), share, apart)
         for index, positions in stays.items():
             for position in positions:
                 workers[index].put(position, component[position], Reason.STAYS)
@@ -196,11 +200,8 @@ class _Placing:
         if self.past is not None and freed:
             waiting = sorted([*waiting, *(p for number in freed for p in self.past.old[number].holds)])
             shares = even_shares(len(waiting), len(seats))
-        elif self.past is not None and any(seat["role"] == "reuse" for seat in seats):
-            reused = self._reused(seats, set(waiting))
-            more = sum(share > shares[-1] for share in shares)
-            system = {self.about["acker"], self.about["master"]}
-            stays = who_stays(reused, self.executors.component, shares[-1], more, {}, system)
+        else:
+            stays = self._stays(seats, set(waiting), shares[-1], {})
         here = {position for positions in stays.values() for position in positions}
         filled = [list(stays.get(index, ())) for index in range(len(seats))]
         reasons = [[int(Reason.STAYS)] * len(positions) for positions in filled]

@@ -110,6 +110,7 @@ DEMAND = pa.struct(
                         *_SLOT,
                         ("host", pa.string()),
                         ("old", pa.bool_()),
+                        ("size", pa.int32()),
                         ("hint_node", pa.string()),
                         ("hint_port", pa.int32()),
                         ("components", _INTS),
@@ -121,7 +122,16 @@ DEMAND = pa.struct(
         (
             "seats",
             pa.list_(
-                pa.struct([("worker", pa.int32()), *_SLOT, ("size", pa.int32()), ("master", pa.bool_())])
+                pa.struct(
+                    [
+                        ("worker", pa.int32()),
+                        *_SLOT,
+                        ("size", pa.int32()),
+                        ("weights", _INTS),
+                        ("numbers", _INTS),
+                        ("master", pa.bool_()),
+                    ]
+                )
             ),
         ),
         (
@@ -131,10 +141,12 @@ DEMAND = pa.struct(
         ("fixed", _INTS),
         ("total", pa.int32()),
         ("missing", pa.int32()),
+        ("loose", pa.int32()),
     ]
 )
-"""What a topology wants of the slots. ``seats`` are old workers whose slot may be used on; for ``even``,
-``fixed`` are the sizes of unstopped workers, ``total`` and ``missing`` count executors."""
+"""What a topology wants of the slots. ``seats`` are old workers whose slot may be used on, with ``numbers`` of
+executors that have so many tasks there (``weights``, descending); ``fixed`` are the sizes of unstopped workers,
+``total``, ``missing`` and ``loose`` (to be placed, in no claim) count executors."""
 
 DEMANDS = pa.schema(
     [("cluster", pa.int32()), ("topology", pa.int32()), ("text", pa.string()), ("demand", DEMAND)]
@@ -158,7 +170,7 @@ SEATS = pa.schema(
     ]
 )
 """``kind`` is ``seat``, ``failed``, or ``freed`` for a live worker whose slot is given back; ``role`` is
-``empty``, ``claim``, ``reuse`` or ``master``, and ``ref`` the number of the claim or of the old worker; ``text``
+``empty``, ``claim``, ``reuse``, ``fuller`` (reused, with one executor more than the share) or ``master``, and ``ref`` the number of the claim or of the old worker; ``text``
 is a failure as JSON."""
 
 PLACED = pa.schema(

@@ -3,56 +3,65 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-__all__ = ["who_stays"]
+__all__ = ["Reused", "who_stays"]
+
+
+class Reused(NamedTuple):
+    """An old worker whose slot is used on."""
+
+    slot: tuple[str, int]
+    holds: list[int]
+    """Executors in it."""
+    weights: list[int]
+    """How many tasks of each are here."""
+    limit: int
+    """How many executors may stay."""
 
 
 def who_stays(
-    reused: Mapping[int, tuple[tuple[str, int], list[int]]],
+    reused: Mapping[int, Reused],
     component: Sequence[int],
-    share: int,
-    rest: int,
     apart: Mapping[int, set[str]],
     system: set[int],
 ) -> dict[int, list[int]]:
     """Seat -> executors that stay in it.
 
-    ``reused`` maps a seat to its slot and to what is in it, ``apart`` a component that must not be
-    twice on a supervisor to those that have it already. The fullest ``rest`` seats may keep one more than
-    ``share``. Of a seat that is too full one of its most numerous component goes, and again: user components
-    before system ones, higher task ids first.
+    ``apart`` maps a component that must not be twice on a supervisor to those that have it already. Of a
+    seat that is too full the executors with the fewest tasks go, of these one of the most numerous component,
+    and again: user components before system ones, higher task ids first.
     """
     met = {kind: set(nodes) for kind, nodes in apart.items()}
-    slots = sorted(reused, key=lambda index: reused[index][0])
-    lawful: dict[int, list[int]] = {}
-    for index in slots:
-        (node, _), positions = reused[index]
-        lawful[index] = []
-        for position in positions:
+    stays: dict[int, list[int]] = {}
+    for index in sorted(reused, key=lambda index: reused[index].slot):
+        worker = reused[index]
+        lawful: list[tuple[int, int]] = []
+        for position, weight in zip(worker.holds, worker.weights, strict=True):
             kind = component[position]
             if kind in met:
-                if node in met[kind]:
+                if worker.slot[0] in met[kind]:
                     continue
-                met[kind].add(node)
-            lawful[index].append(position)
-    for index in sorted(slots, key=lambda index: -len(lawful[index])):
-        positions = lawful[index]
-        keep = share
-        if len(positions) > share and rest > 0:
-            keep, rest = share + 1, rest - 1
-        if len(positions) > keep:
-            lawful[index] = _shed(positions, len(positions) - keep, component, system)
-    return lawful
+                met[kind].add(worker.slot[0])
+            lawful.append((weight, position))
+        stays[index] = _kept(lawful, worker.limit, component, system)
+    return stays
 
 
-def _shed(positions: list[int], count: int, component: Sequence[int], system: set[int]) -> list[int]:
-    stacks: dict[int, list[int]] = {}
-    for position in positions:
-        stacks.setdefault(component[position], []).append(position)
+def _kept(held: list[tuple[int, int]], limit: int, component: Sequence[int], system: set[int]) -> list[int]:
+    counts: dict[int, int] = {}
+    stacks: dict[int, dict[int, list[int]]] = {}
+    for weight, position in held:
+        kind = component[position]
+        counts[kind] = counts.get(kind, 0) + 1
+        stacks.setdefault(weight, {}).setdefault(kind, []).append(position)
     gone: set[int] = set()
-    for _ in range(count):
-        kind = max(stacks, key=lambda kind: (len(stacks[kind]), kind not in system, stacks[kind][-1]))
-        gone.add(stacks[kind].pop())
-        if not stacks[kind]:
-            del stacks[kind]
-    return [position for position in positions if position not in gone]
+    for weight in sorted(stacks):
+        piles = stacks[weight]
+        while piles and len(held) - len(gone) > limit:
+            kind = max(piles, key=lambda kind: (counts[kind], kind not in system, piles[kind][-1]))
+            gone.add(piles[kind].pop())
+            counts[kind] -= 1
+            if not piles[kind]:
+                del piles[kind]
+    return [position for _, position in held if position not in gone]
