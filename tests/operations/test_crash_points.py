@@ -352,6 +352,9 @@ def scene_of(world: Any, operation: str, step: str) -> Scene:
 
 
 POINTS = [(name, step) for name, declared in all_operations().items() for step in declared.steps]
+# A restart is an update from its own code, and what is due is what a kill or rebalance left: the same code takes
+# their steps, so that the second and third test ask once for both.
+DISTINCT = [(name, step) for name, step in POINTS if name not in ("restart", "finish_due")]
 
 
 HEALS = {rule.name for rule in RULES if rule.heals}
@@ -396,7 +399,7 @@ def test_killed_after_a_step_and_repeated(world: Any, operation: str, step: str)
     check(world)
 
 
-@pytest.mark.parametrize(("operation", "step"), POINTS)
+@pytest.mark.parametrize(("operation", "step"), DISTINCT)
 def test_killed_after_a_step_and_left_to_the_leader(world: Any, operation: str, step: str) -> None:
     scene = scene_of(world, operation, step)
     with act(scene) as actor:
@@ -413,7 +416,7 @@ def test_killed_after_a_step_and_left_to_the_leader(world: Any, operation: str, 
     check(world)
 
 
-@pytest.mark.parametrize(("operation", "step"), POINTS)
+@pytest.mark.parametrize(("operation", "step"), DISTINCT)
 def test_deposed_before_a_step_it_writes_nothing_more(world: Any, operation: str, step: str) -> None:
     """I5: the epoch ends while the process stands before a step. Cluster state stays as the new leader found it."""
     scene = scene_of(world, operation, step)
