@@ -260,7 +260,7 @@ def assignment_of(
     }
     return Assignment(
         topology_id=topology_id,
-        code_dir=topology_id,
+        code_dir=previous.code_dir if previous else topology_id,
         node_host={worker.node: worker.host for worker in placement.workers},
         workers=tuple(
             WorkerSlot(

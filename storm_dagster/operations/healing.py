@@ -85,7 +85,7 @@ def _reassign_one(
             if committed and topology.assignment == committed[0].assignment:
                 return committed[0]  # The reply of our own commit was lost.
             return ReassignReport(topology_id, name, "void", keys)
-        batch = monitor_batch(view, topology, load_runnable(ctx, topology_id), topology.tasks, true)
+        batch = monitor_batch(view, topology, load_runnable(ctx, topology.code_dir), topology.tasks, true)
         result, why = plan_or_fall_back(ctx, batch)
         placement = result.placement(name)
         dead = frozenset(task for cause in true for task in cause.tasks)

@@ -70,15 +70,15 @@ def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> Lif
     def delay(topology: TopologyView) -> int:
         if wait_secs is not None and wait_secs >= 0:
             return wait_secs
-        return delay_of(wait_secs, _message_timeout(ctx, topology.id))
+        return delay_of(wait_secs, _message_timeout(ctx, topology.code_dir))
 
     report = _change(ctx, name, "kill", delay)
     return remove(ctx, report.topology_id) if report.delay_secs == 0 else report
 
 
-def _message_timeout(ctx: OperationsContext, topology_id: str) -> int:
+def _message_timeout(ctx: OperationsContext, code_dir: str) -> int:
     try:
-        return message_timeout_secs(load_runnable(ctx, topology_id).conf)
+        return message_timeout_secs(load_runnable(ctx, code_dir).conf)
     except StormDagsterError:
         # A topology whose blobs are lost or damaged can still be killed.
         return message_timeout_secs(ctx.values())

@@ -79,7 +79,7 @@ def rebalance(
 
     def begin(view: ClusterView) -> RebalanceReport:
         topology = topology_by_name(view, name)
-        runnable = load_runnable(ctx, topology.id)
+        runnable = load_runnable(ctx, topology.code_dir)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
         marked = apply_event(topology.base, "rebalance", delay_secs=delay)
         wish = _wish(topology, runnable, workers, dict(executors or {}), reassign)
@@ -222,7 +222,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceRepor
         if found is not None:
             transaction.delete(path, found[1].version)
         try:
-            plan = _plan(ctx, view, topology, load_runnable(ctx, topology_id), wish)
+            plan = _plan(ctx, view, topology, load_runnable(ctx, topology.code_dir), wish)
         except (Unavailable, InvalidRequest, Conflict):
             transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
             commit(ctx, transaction, "abandon_rebalance")

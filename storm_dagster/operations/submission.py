@@ -6,10 +6,8 @@ any crash, and the whole ends in exactly one topology for one client token.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
-from storm_dagster.blobstore.store import BlobMeta
 from storm_dagster.core.submission import (
     check_conf,
     normalize_conf,
@@ -20,20 +18,19 @@ from storm_dagster.core.submission import (
     wanted_executors,
     with_system_components,
 )
-from storm_dagster.model import paths
 from storm_dagster.model.errors import (
     AlreadyAlive,
     Conflict,
     InvalidTopology,
     KeyNotFound,
     NotAlive,
-    Unavailable,
 )
-from storm_dagster.model.names import check_topology_name, code_key, conf_key, jar_key
+from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.operations.code_storage import store_code
 from storm_dagster.operations.context import OperationsContext, damaged_topology
-from storm_dagster.operations.documents import decode_json, encode_json
+from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.publishing import (
     ACTIVATE_TOPOLOGY,
     PUBLISH_ASSIGNMENT,
@@ -59,7 +56,9 @@ from storm_dagster.operations.steps import operation, shared_steps, step
 
 __all__ = [
     "activate_topology",
+    "normalised",
     "publish_assignment",
+    "read_source",
     "stage_assignment",
     "stage_code",
     "stage_conf",
@@ -74,9 +73,6 @@ STAGE_TASKS = shared_steps("stage_tasks", "stage.tasks")
 SUBMIT = operation(
     "submit", STAGE_CONF, STAGE_CODE, STAGE_TASKS, STAGE_ASSIGNMENT, PUBLISH_ASSIGNMENT, ACTIVATE_TOPOLOGY
 )
-
-_CHUNK = 1 << 16
-_HOLDER_POLL_SECS = 0.1
 
 
 def stage_conf(
@@ -127,12 +123,12 @@ def stage_conf(
         )
     if published:
         return _take_epoch(ctx, token, epoch)
-    submitted, spec, warnings, archive = _source(ctx, token, handle, unknown)
+    submitted, spec, warnings, archive = read_source(ctx, token, handle, unknown)
     spec = spec.model_copy(update={"name": name})
     # Checked in full before the token's node, the first thing that is stored.
-    _normalised(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
+    normalised(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
     claimed, _ = claim_topology_id(ctx, token, name, epoch)
-    conf, spec = _normalised(ctx, submitted, spec, claimed.topology_id)
+    conf, spec = normalised(ctx, submitted, spec, claimed.topology_id)
     record = StagingRecord(
         topology_id=claimed.topology_id,
         name=name,
@@ -185,9 +181,10 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfReport:
     )
 
 
-def _normalised(
+def normalised(
     ctx: OperationsContext, submitted: dict[str, Any], spec: TopologySpec, topology_id: str
 ) -> tuple[dict[str, Any], TopologySpec]:
+    """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what cannot run."""
     conf = normalize_conf(ctx.values(), submitted, spec, topology_id)
     total = total_conf(ctx.values(), conf)
     normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
@@ -197,7 +194,7 @@ def _normalised(
     return conf, normal
 
 
-def _source(
+def read_source(
     ctx: OperationsContext, token: str, handle: str | None, unknown: Literal["error", "warn"] | None
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
     """Conf and topology as submitted, warnings, and the blob key of the archive."""
@@ -252,94 +249,28 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
     """
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
-    total = total_conf(ctx.values(), conf)
     topology_id = record.topology_id
     claimed = read_token(ctx, token)
     # What runs is never replaced by a repetition: a published topology is only completed.
     keep = claimed is not None and claimed[0].published
-    blobs = (
-        _store_archive(ctx, record, keep=keep),
-        _store(ctx, conf_key(topology_id), encode_json(conf), keep=keep),
-        _store(ctx, code_key(topology_id), spec.to_json(), keep=keep),
+    stored = store_code(
+        ctx,
+        topology_id,
+        name=record.name,
+        archive=record.archive,
+        conf=conf,
+        spec=spec,
+        keep=keep,
+        allow_degraded=record.allow_degraded,
     )
-    wanted = int(total.get("topology.min.replication.count") or 1)
-    copies = _await_copies(
-        ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0)
-    )
-    fewest = min(copies.values())
-    if fewest < wanted and not record.allow_degraded:
-        lacking = [key for key, count in copies.items() if count < wanted]
-        raise Unavailable(
-            f"topology {record.name!r}: {lacking[0]} is held by {copies[lacking[0]]} nimbuses, {wanted} are wanted: "
-            "start more nimbuses, lower topology.min.replication.count, or submit with --allow-degraded"
-        )
     return CodeReport(
         topology_id=topology_id,
         name=record.name,
-        blobs=blobs,
-        copies=copies,
-        wanted_copies=wanted,
-        degraded=fewest < wanted,
+        blobs=stored.blobs,
+        copies=stored.copies,
+        wanted_copies=stored.wanted,
+        degraded=stored.degraded,
     )
-
-
-def _store(ctx: OperationsContext, key: str, raw: bytes, *, keep: bool) -> BlobMeta:
-    stored = _meta(ctx, key) if keep else None
-    if stored is not None:
-        return stored
-    with step(ctx, f"store.{key.rpartition('-')[2]}"):
-        return ctx.blobs.put(key, raw)
-
-
-def _store_archive(ctx: OperationsContext, record: StagingRecord, *, keep: bool) -> BlobMeta:
-    target = jar_key(record.topology_id)
-    stored = _meta(ctx, target)
-    if stored is not None and keep:
-        return stored
-    source = _meta(ctx, record.archive)
-    if source is None:
-        if stored is not None:
-            return stored
-        raise NotAlive(
-            f"the archive {record.archive!r} of topology {record.name!r} does not exist, its upload has expired: "
-            "submit again"
-        )
-    if stored is not None and stored.sha256 == source.sha256:
-        return stored
-    with step(ctx, "store.stormjar.jar"):
-        # The store has these very bytes under the upload's key: they need not travel.
-        meta = ctx.blobs.put_existing(target, source.sha256)
-        if meta is None:
-            with ctx.blobs.open(record.archive) as stream:
-                meta = ctx.blobs.put(target, _chunks(stream), expected_sha256=source.sha256)
-    return meta
-
-
-def _meta(ctx: OperationsContext, key: str) -> BlobMeta | None:
-    try:
-        return ctx.blobs.meta(key)
-    except KeyNotFound:
-        return None
-
-
-def _chunks(stream: BinaryIO) -> Iterator[bytes]:
-    while chunk := stream.read(_CHUNK):
-        yield chunk
-
-
-def _await_copies(
-    ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float
-) -> dict[str, int]:
-    """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one at least."""
-    deadline = ctx.monotonic() + wait_secs
-    while True:
-        copies = {
-            meta.key: max(1, len(ctx.cluster.state.find_children(paths.blob(meta.key)) or ()))
-            for meta in blobs
-        }
-        if min(copies.values()) >= wanted or ctx.monotonic() >= deadline:
-            return copies
-        ctx.sleep(_HOLDER_POLL_SECS)
 
 
 def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksReport:

@@ -1,0 +1,133 @@
+"""Archive, conf and topology as the blobs of one version of a topology's code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+from storm_dagster.blobstore.store import BlobMeta
+from storm_dagster.core.submission import total_conf
+from storm_dagster.model import paths
+from storm_dagster.model.errors import KeyNotFound, NotAlive, Unavailable
+from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.steps import step
+
+__all__ = ["StoredCode", "store_code"]
+
+_CHUNK = 1 << 16
+_HOLDER_POLL_SECS = 0.1
+
+
+@dataclass(frozen=True)
+class StoredCode:
+    """The three blobs, and on how many nimbuses each is."""
+
+    blobs: tuple[BlobMeta, ...]
+    copies: Mapping[str, int]
+    wanted: int
+
+    @property
+    def degraded(self) -> bool:
+        """Whether a blob is on fewer nimbuses than wanted."""
+        return min(self.copies.values()) < self.wanted
+
+
+def store_code(
+    ctx: OperationsContext,
+    code_dir: str,
+    *,
+    name: str,
+    archive: str,
+    conf: dict[str, Any],
+    spec: TopologySpec,
+    keep: bool,
+    allow_degraded: bool,
+) -> StoredCode:
+    """Store the code under the prefix ``code_dir`` and see it replicated.
+
+    ``archive`` is the blob key of the uploaded archive; one that is stored already with the same content is not
+    copied again. ``keep``: what is stored under the prefix is never replaced. Raises :class:`Unavailable` when
+    ``topology.min.replication.count`` nimbuses do not hold all of it within
+    ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
+    """
+    total = total_conf(ctx.values(), conf)
+    blobs = (
+        _store_archive(ctx, code_dir, name, archive, keep=keep),
+        _store(ctx, conf_key(code_dir), encode_json(conf), keep=keep),
+        _store(ctx, code_key(code_dir), spec.to_json(), keep=keep),
+    )
+    wanted = int(total.get("topology.min.replication.count") or 1)
+    copies = _await_copies(
+        ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0)
+    )
+    stored = StoredCode(blobs, copies, wanted)
+    if stored.degraded and not allow_degraded:
+        lacking = [key for key, count in copies.items() if count < wanted]
+        raise Unavailable(
+            f"topology {name!r}: {lacking[0]} is held by {copies[lacking[0]]} nimbuses, {wanted} are wanted: "
+            "start more nimbuses, lower topology.min.replication.count, or submit with --allow-degraded"
+        )
+    return stored
+
+
+def _store(ctx: OperationsContext, key: str, raw: bytes, *, keep: bool) -> BlobMeta:
+    stored = _meta(ctx, key) if keep else None
+    if stored is not None:
+        return stored
+    with step(ctx, f"store.{key.rpartition('-')[2]}"):
+        return ctx.blobs.put(key, raw)
+
+
+def _store_archive(ctx: OperationsContext, code_dir: str, name: str, archive: str, *, keep: bool) -> BlobMeta:
+    target = jar_key(code_dir)
+    stored = _meta(ctx, target)
+    if stored is not None and keep:
+        return stored
+    source = _meta(ctx, archive)
+    if source is None:
+        if stored is not None:
+            return stored
+        raise NotAlive(
+            f"the archive {archive!r} of topology {name!r} does not exist, its upload has expired: "
+            "submit again"
+        )
+    if stored is not None and stored.sha256 == source.sha256:
+        return stored
+    with step(ctx, "store.stormjar.jar"):
+        # The store has these very bytes under the upload's key: they need not travel.
+        meta = ctx.blobs.put_existing(target, source.sha256)
+        if meta is None:
+            with ctx.blobs.open(archive) as stream:
+                meta = ctx.blobs.put(target, _chunks(stream), expected_sha256=source.sha256)
+    return meta
+
+
+def _meta(ctx: OperationsContext, key: str) -> BlobMeta | None:
+    try:
+        return ctx.blobs.meta(key)
+    except KeyNotFound:
+        return None
+
+
+def _chunks(stream: BinaryIO) -> Iterator[bytes]:
+    while chunk := stream.read(_CHUNK):
+        yield chunk
+
+
+def _await_copies(
+    ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float
+) -> dict[str, int]:
+    """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one at least."""
+    deadline = ctx.monotonic() + wait_secs
+    while True:
+        copies = {
+            meta.key: max(1, len(ctx.cluster.state.find_children(paths.blob(meta.key)) or ()))
+            for meta in blobs
+        }
+        if min(copies.values()) >= wanted or ctx.monotonic() >= deadline:
+            return copies
+        ctx.sleep(_HOLDER_POLL_SECS)
