@@ -11,55 +11,45 @@ from collections.abc import Iterable, Mapping
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.core.invariants import RULES, Facts
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.invariants import VIEW_RULES, blobs_present
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, SUPERVISORS, TOPOLOGY_CODE
 from storm_dagster.defs.metadata import notes
-from storm_dagster.model.errors import KeyNotFound
+from storm_dagster.defs.operating import Handles, operations
+from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.inspection import code_keys, inspect_cluster, stored_hashes
 
 __all__ = ["CHECK_ASSETS", "build_checks", "view_findings"]
 
-CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
-    "one_slot_per_task": (
-        PUBLISHED_ASSIGNMENT,
-        dg.AssetCheckSeverity.ERROR,
-        "Every task of every topology stands in exactly one slot.",
-    ),
-    "slots_not_shared": (
-        PUBLISHED_ASSIGNMENT,
-        dg.AssetCheckSeverity.ERROR,
-        "No slot is given to two topologies.",
-    ),
-    "base_implies_published": (
-        ACTIVE_TOPOLOGY,
-        dg.AssetCheckSeverity.ERROR,
-        "A topology that is visible has its tasks and its assignment.",
-    ),
-    "one_live_owner": (
-        ACTIVE_TOPOLOGY,
-        dg.AssetCheckSeverity.ERROR,
-        "At most one live process runs a task.",
-    ),
-    "records_intact": (
-        ACTIVE_TOPOLOGY,
-        dg.AssetCheckSeverity.ERROR,
-        "Every record of the cluster in ZooKeeper is readable.",
-    ),
-    # A lost supervisor is what the cluster heals from: a warning for as long as that takes.
-    "assigned_to_live_slots": (
-        SUPERVISORS,
-        dg.AssetCheckSeverity.WARN,
-        "Every assigned slot belongs to a supervisor that lives and offers it.",
-    ),
+_SETTLE_SECS = 5.0
+
+_ASSETS: Mapping[str, dg.AssetKey] = {
+    "one_slot_per_task": PUBLISHED_ASSIGNMENT,
+    "slots_not_shared": PUBLISHED_ASSIGNMENT,
+    "assigned_to_live_slots": SUPERVISORS,
 }
-"""Check -> the asset it stands at, its severity, and the rule in words."""
+
+CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
+    rule.name: (
+        _ASSETS.get(rule.name, ACTIVE_TOPOLOGY),
+        # A lost supervisor is what the cluster heals from: a warning for as long as that takes.
+        dg.AssetCheckSeverity.WARN if rule.heals else dg.AssetCheckSeverity.ERROR,
+        rule.words,
+    )
+    for rule in RULES
+    if rule.by_view
+}
+"""Check -> the asset it stands at, its severity, and the rule in words: the rules that one view decides."""
 
 
 def view_findings(view: ClusterView) -> dict[str, list[str]]:
     """Check name -> violations of its rule in ``view``."""
-    return {name: list(rule(view)) for name, rule in VIEW_RULES.items()}
+    facts = Facts(view)
+    return {
+        rule.name: [violation.sentence for violation in rule.check(facts)] for rule in RULES if rule.by_view
+    }
 
 
 def result_of(name: str, found: Iterable[str], looked_at: int) -> dg.AssetCheckResult:
@@ -77,14 +67,9 @@ def result_of(name: str, found: Iterable[str], looked_at: int) -> dg.AssetCheckR
 
 def missing_blobs(view: ClusterView, blobs: BlobStore) -> list[str]:
     """Violations of the rule that the code of every topology is stored."""
-
-    def sha256_of(key: str) -> str | None:
-        try:
-            return blobs.meta(key).sha256
-        except KeyNotFound:
-            return None
-
-    return list(blobs_present(view, sha256_of))
+    facts = Facts(view, blobs=stored_hashes(blobs, code_keys(view)))
+    (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
+    return [violation.sentence for violation in rule.check(facts)]
 
 
 def _view_check(name: str) -> dg.AssetChecksDefinition:
@@ -94,7 +79,7 @@ def _view_check(name: str) -> dg.AssetChecksDefinition:
     def check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
         with step_errors(), zookeeper.cluster() as cluster:
             view = cluster.load_view()
-        return result_of(name, VIEW_RULES[name](view), len(view.topologies))
+        return result_of(name, view_findings(view)[name], len(view.topologies))
 
     return check
 
@@ -112,6 +97,38 @@ def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> d
             return result_of("blobs_present", missing_blobs(view, blobs), len(view.topologies))
 
 
+@dg.asset_check(
+    asset=ACTIVE_TOPOLOGY,
+    name="invariants",
+    description="I1 to I8 hold: what `storm-dagster doctor --invariants` asks. Looks for as long as something is broken.",
+)
+def invariants_check(
+    context: dg.AssetCheckExecutionContext,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    spark: SparkResource,
+) -> dg.AssetCheckResult:
+    """Every invariant of the cluster, in at least two looks."""
+    home = zookeeper.home_path()
+    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        seen = inspect_cluster(ops, home=home if home.is_dir() else None, settle_secs=_SETTLE_SECS)
+    return dg.AssetCheckResult(
+        passed=seen.sound,
+        asset_key=ACTIVE_TOPOLOGY,
+        check_name="invariants",
+        severity=dg.AssetCheckSeverity.ERROR,
+        metadata={
+            "violations": len(seen.violations),
+            "found": notes(
+                [f"{part.invariant} {part.sentence}: {part.remedy}" for part in seen.violations[:50]]
+            ),
+            "warnings": notes([f"{part.invariant} {part.sentence}" for part in seen.warnings[:50]]),
+            "looks": seen.looks,
+            "topologies": len(seen.view.topologies),
+        },
+    )
+
+
 def build_checks() -> list[dg.AssetChecksDefinition]:
     """All checks."""
-    return [*(_view_check(name) for name in CHECK_ASSETS), blobs_check]
+    return [*(_view_check(name) for name in CHECK_ASSETS), blobs_check, invariants_check]

@@ -30,7 +30,8 @@ class Handles:
 
 @contextmanager
 def operations(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext, handles: Handles
+    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
+    handles: Handles,
 ) -> Iterator[OperationsContext]:
     """The operations' context for one step, connected inside; typed errors leave as Dagster failures.
 

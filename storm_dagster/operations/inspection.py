@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.core.invariants import RULES, Facts, GrayNodes, Pending, Violation, WorkerPid, settle
 from storm_dagster.core.invariants import violations as violations_of
 from storm_dagster.model import paths
@@ -22,7 +23,7 @@ from storm_dagster.operations.cleaner import CleanerMemory, find_garbage, read_t
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
 
-__all__ = ["Inspection", "inspect_cluster", "look", "worker_processes"]
+__all__ = ["Inspection", "code_keys", "inspect_cluster", "look", "stored_hashes", "worker_processes"]
 
 _WORKER_MODULE = "storm_dagster.worker"
 
@@ -57,17 +58,13 @@ def look(
     processes = None if home is None else worker_processes(home)
     view = ctx.cluster.load_view()
     visible = [topology for topology in view.topologies.values() if topology.base.status != "KILLED"]
-    keys = [
-        make(topology.assignment.code_dir if topology.assignment else topology.id)
-        for topology in visible
-        for make in (jar_key, conf_key, code_key)
-    ]
+    keys = code_keys(view)
     copies, nimbuses = _copies(ctx, keys)
     return Facts(
         view=view,
         # Tokens are claimed before a base exists, and read after it here.
         tokens=read_tokens(ctx)[0],
-        blobs={key: sha256 for key in keys if (sha256 := _sha256(ctx, key))},
+        blobs=stored_hashes(ctx.blobs, keys),
         copies=copies,
         wanted_copies={topology.id: _wanted(ctx, topology, nimbuses) for topology in visible},
         unschedulable=dict(_unschedulable(ctx, visible)),
@@ -83,11 +80,25 @@ def look(
     )
 
 
-def _sha256(ctx: OperationsContext, key: str) -> str | None:
-    try:
-        return ctx.blobs.meta(key).sha256
-    except KeyNotFound:
-        return None
+def code_keys(view: ClusterView) -> list[str]:
+    """Blob keys of archive, conf and code of every topology that is not killed."""
+    return [
+        make(topology.assignment.code_dir if topology.assignment else topology.id)
+        for topology in view.topologies.values()
+        if topology.base.status != "KILLED"
+        for make in (jar_key, conf_key, code_key)
+    ]
+
+
+def stored_hashes(blobs: BlobStore, keys: Iterable[str]) -> dict[str, str]:
+    """Blob key -> SHA-256, of those that are stored."""
+    found: dict[str, str] = {}
+    for key in keys:
+        try:
+            found[key] = blobs.meta(key).sha256
+        except KeyNotFound:
+            continue
+    return found
 
 
 def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, int] | None, int]:

@@ -7,8 +7,8 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from storm_dagster.defs.checks import CHECK_ASSETS
-from storm_dagster.defs.invariants import VIEW_RULES, blobs_present
+from storm_dagster.core.invariants import RULES, Facts
+from storm_dagster.defs.checks import CHECK_ASSETS, view_findings
 from storm_dagster.model.names import jar_key
 from storm_dagster.model.records import Assignment
 
@@ -39,14 +39,14 @@ def broken(view, name, **changes):
 
 
 def findings(view):
-    return {name: found for name, rule in VIEW_RULES.items() if (found := list(rule(view)))}
+    return {name: found for name, found in view_findings(view).items() if found}
 
 
 def test_every_check_passes_on_a_sound_cluster(world) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     names = {key.name for key in checks(world)}
-    assert names == {*CHECK_ASSETS, "blobs_present"}
+    assert names == {*CHECK_ASSETS, "blobs_present", "invariants"}
     for name in names:
         evaluation = check(world, name)
         assert evaluation.passed, name
@@ -127,4 +127,6 @@ def test_a_killed_topology_is_not_held_to_its_blobs(world) -> None:
     world.submit("wc")
     view = world.cluster.load_view()
     base = view.topology_named("wc").base.model_copy(update={"status": "KILLED"})
-    assert list(blobs_present(broken(view, "wc", base=base), lambda key: None)) == []
+    (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
+    assert rule.check(Facts(view, blobs={}))
+    assert rule.check(Facts(broken(view, "wc", base=base), blobs={})) == []
