@@ -130,7 +130,9 @@ class TopologyPlacement(_Value):
     reasons: dict[int, str] = {}
     """Task id -> the choice that put it where it is, in words (for ``explain``)."""
     worker_reasons: dict[str, str] = {}
-    """``"node:port"`` -> why that slot."""
+    """``"node:port"`` -> why that slot; in the order in which workers of equal merit were preferred."""
+    warnings: tuple[str, ...] = ()
+    """Wishes of the conf that were not followed, and why."""
 
 
 class PlacementResult(_Value):

@@ -15,10 +15,14 @@ __all__ = [
     "Reason",
     "Refusal",
     "differ_node_refusal",
+    "dropped_wishes",
+    "even_ignores",
+    "even_refusal",
     "local_refusal",
     "no_supervisor_refusal",
     "reason_text",
     "short_of_slots_refusal",
+    "too_many_wishes_refusal",
 ]
 
 MASTER_ALONE_FROM = 10
@@ -154,6 +158,42 @@ def differ_node_refusal(name: str, component: str, needed: int, supervisors: int
         "reassign, or turn task.on.differ.node off"
     )
     return Refusal("Unavailable", message, "task.on.differ.node finds too few supervisors")
+
+
+def too_many_wishes_refusal(name: str, wished: int, kept: int, count: int) -> Refusal:
+    """For user-defined workers that do not fit beside the old workers that are kept (JStorm f, item 4)."""
+    message = (
+        f"topology {name!r} places {_counted(count, 'worker')}, but use.userdefine.assignment asks for {wished} and "
+        f"{_counted(kept, 'old worker')} would be kept beside: raise topology.workers, ask for fewer workers, or "
+        "place all anew (rebalance with reassign, or without use.old.assignment)"
+    )
+    return Refusal("InvalidRequest", message, "more workers are asked for than its topology has")
+
+
+def dropped_wishes(key: str, wished: int, count: int) -> str:
+    """The warning for wishes that are more than the workers to be placed: none of them is followed (JStorm f)."""
+    return (
+        f"{key} asks for {_counted(wished, 'worker')}, {count} can be had: none of them is followed; "
+        "raise topology.workers or ask for fewer"
+    )
+
+
+def even_refusal(name: str, wishes: Iterable[str]) -> Refusal:
+    """For wishes that the ``even`` strategy, which deals tasks over slots in turn, cannot keep."""
+    message = (
+        f"topology {name!r} uses the even strategy, which knows no {', no '.join(wishes)}: "
+        "remove that, or set topology.scheduler.strategy=balanced"
+    )
+    return Refusal("InvalidRequest", message, "the even strategy cannot do what the conf asks for")
+
+
+def even_ignores(wishes: Iterable[str]) -> str:
+    """The warning for wishes that the ``even`` strategy leaves aside."""
+    return f"the even strategy knows no {', no '.join(wishes)}: ignored"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def local_refusal(name: str, supervisors: int) -> Refusal:

@@ -117,6 +117,9 @@ def _topology(
         changes["parallelism"] = {component: owners.count(component) for component in base.parallelism}
     if rng.random() < 0.25:
         changes["user_workers"] = _user_workers(rng, base, supervisors)
+    if base.strategy == "even" and rng.random() < 0.8:
+        # Most of the time without the wishes that a new topology of this strategy may not make.
+        changes.update(differ_node=(), user_workers=(), single_master=None)
     base = base.model_copy(update=changes)
     if base.event != "new" or rng.random() < 0.5:
         base = base.model_copy(update=_past(rng, base, free))
@@ -147,7 +150,7 @@ def _user_workers(
             cpu=rng.choice((None, 3)),
             components={rng.choice(components): rng.randint(1, 3) for _ in range(rng.randint(1, 2))},
         )
-        for _ in range(rng.randint(1, 2))
+        for _ in range(rng.randint(1, 3))
     )
 
 

@@ -14,7 +14,13 @@ from storm_dagster.core.scheduling.slots import DifferNeed, Offer, spread_worker
 from storm_dagster.core.scheduling.units import Unit, exchanges, worker_count
 from storm_dagster.core.scheduling.wishes import Claim, claims_of
 from storm_dagster.model.placement import TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, Refusal, differ_node_refusal, short_of_slots_refusal
+from storm_dagster.model.placement_reasons import (
+    Reason,
+    Refusal,
+    differ_node_refusal,
+    short_of_slots_refusal,
+    too_many_wishes_refusal,
+)
 
 __all__ = ["place_balanced"]
 
@@ -31,12 +37,13 @@ class _Demand:
     claims: tuple[Claim, ...]
     loose: tuple[Unit, ...]
     """Executors to place that no claim holds."""
+    warnings: list[str]
 
 
 def place_balanced(
     topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer
-) -> list[Bin]:
-    """Workers for all executors that the event places; raises :class:`NoRoom` when they do not fit.
+) -> tuple[list[Bin], list[str]]:
+    """Workers for all executors that the event places, and warnings; :class:`NoRoom` when they do not fit.
 
     Slots that are used are taken out of ``offer``.
     """
@@ -44,10 +51,14 @@ def place_balanced(
     reserved = max(0, topology.reserve)
     if offer.total - reserved < demand.count:
         raise NoRoom(_short(topology, demand, offer, reserved))
+    old = [worker.slot for worker in history.lost if offer.has(worker.slot)]
     bins = _claimed_bins(topology, demand.claims, offer)
     master = next((unit for unit in demand.loose if unit.is_master), None) if demand.alone else None
     reuse = Reuse((), frozenset(), None)
     if topology.event == "rebalance" and not topology.reassign:
+        kept = min(len(old), demand.count) - sum(bin.slot in old for bin in bins)
+        if demand.claims and len(demand.claims) + kept > demand.count:
+            raise NoRoom(too_many_wishes_refusal(topology.name, len(demand.claims), kept, demand.count))
         seats = demand.count - len(demand.claims) - (1 if master else 0)
         firsts = {unit.first for unit in demand.loose}
         sizes = [len(claim.units) for claim in demand.claims] + [0] * seats
@@ -79,7 +90,7 @@ def place_balanced(
     holding = _holding(topology, history, bins)
     _check_differ(topology, needs, holding, bins)
     _fill(topology, bins, [unit for unit in demand.loose if unit is not master], reuse, holding)
-    return bins
+    return bins, demand.warnings
 
 
 def _demand(topology: TopologyToPlace, units: tuple[Unit, ...], history: History) -> _Demand:
@@ -90,11 +101,11 @@ def _demand(topology: TopologyToPlace, units: tuple[Unit, ...], history: History
     # needs a second one beside the rest. Workers beyond the executors would stay empty.
     least = 2 if alone and masters and len(history.needed) > masters else 1
     count = min(max(wanted - staying, least), len(history.needed))
-    claims = claims_of(topology, units, history, count, alone and masters > 0)
+    claims, warnings = claims_of(topology, units, history, count, alone and masters > 0)
     claimed = {unit.first for claim in claims for unit in claim.units}
     loose = tuple(unit for unit in history.needed if unit.first not in claimed)
     alone = alone and any(unit.is_master for unit in loose)
-    return _Demand(min(count, len(claims) + len(loose)), staying, alone, claims, loose)
+    return _Demand(min(count, len(claims) + len(loose)), staying, alone, claims, loose, warnings)
 
 
 def _short(topology: TopologyToPlace, demand: _Demand, offer: Offer, reserved: int) -> Refusal:

@@ -9,9 +9,9 @@ from storm_dagster.core.scheduling.selectors import Bin
 from storm_dagster.core.scheduling.slots import Offer, interleaved
 from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement import TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, short_of_slots_refusal
+from storm_dagster.model.placement_reasons import Reason, even_ignores, even_refusal, short_of_slots_refusal
 
-__all__ = ["fixed_workers", "is_settled", "place_even"]
+__all__ = ["fixed_workers", "ignored_wishes", "is_settled", "place_even"]
 
 
 def is_settled(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> bool:
@@ -29,8 +29,7 @@ def place_even(
 
     Raises :class:`NoRoom` only when there is no slot at all. In a monitor event live workers whose size fits
     no share of an even spread are freed, as Storm's default scheduler does; a rebalance moves the fewest.
-    The topology master is dealt like any task; ``task.on.differ.node``, user-defined and old workers are
-    wishes of the ``balanced`` strategy only.
+    The topology master is dealt like any task. What :func:`ignored_wishes` says is refused in a new topology.
     """
     alive = _alive(topology, history, offer)
     total = _total(topology, units, history, alive, offer)
@@ -64,6 +63,23 @@ def place_even(
     else:
         _deal(waiting, new, _shares(len(waiting), len(new)) if new else [])
     return [*kept, *new]
+
+
+def ignored_wishes(topology: TopologyToPlace) -> list[str]:
+    """The warning about wishes that dealing tasks over slots in turn cannot keep.
+
+    A new topology that makes one of the first three raises :class:`NoRoom`: it asks for what it would not get.
+    One that is there already is healed and rebalanced all the same.
+    """
+    broken = ["use.userdefine.assignment"] if topology.user_workers else []
+    broken += (
+        [f"task.on.differ.node ({', '.join(sorted(topology.differ_node))})"] if topology.differ_node else []
+    )
+    broken += ["topology.master.single.worker"] if topology.single_master else []
+    if broken and topology.event == "new":
+        raise NoRoom(even_refusal(topology.name, broken))
+    ignored = [*broken, *(["use.old.assignment"] if topology.use_old else [])]
+    return [even_ignores(ignored)] if ignored else []
 
 
 def fixed_workers(topology: TopologyToPlace, history: History, offer: Offer) -> tuple[OldWorker, ...]:

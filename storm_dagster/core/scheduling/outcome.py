@@ -44,7 +44,7 @@ def staying_bins(topology: TopologyToPlace, history: History) -> list[Bin]:
 
 
 def succeeded(
-    topology: TopologyToPlace, bins: Iterable[Bin], unassigned: Iterable[tuple[Unit, str]] = ()
+    topology: TopologyToPlace, bins: Iterable[Bin], warnings: Iterable[str] = ()
 ) -> TopologyPlacement:
     """The outcome ``assigned``, or ``unchanged`` when a live assignment already looks so (design 8.8)."""
     filled = [bin for bin in bins if bin.units]
@@ -72,16 +72,15 @@ def succeeded(
         for unit in bin.units
         for task in unit.tasks
     }
-    without = {task: why for unit, why in unassigned for task in unit.tasks}
-    same = topology.event != "new" and not without and _same(topology.old, workers)
+    same = topology.event != "new" and _same(topology.old, workers)
     return TopologyPlacement(
         name=topology.name,
         status="unchanged" if same else "assigned",
         workers=workers,
-        unassigned=without,
         moved=moved_tasks(topology.old, workers),
         reasons=dict(sorted(reasons.items())),
         worker_reasons={f"{bin.slot[0]}:{bin.slot[1]}": reason_text(bin.why) for bin in filled},
+        warnings=tuple(warnings),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from storm_dagster.core.scheduling.balanced import place_balanced
-from storm_dagster.core.scheduling.even import fixed_workers, is_settled, place_even
+from storm_dagster.core.scheduling.even import fixed_workers, ignored_wishes, is_settled, place_even
 from storm_dagster.core.scheduling.history import History, read_history
 from storm_dagster.core.scheduling.outcome import NoRoom, failed, staying_bins, succeeded
 from storm_dagster.core.scheduling.selectors import Bin
@@ -54,28 +54,33 @@ def _place(topology: TopologyToPlace, pool: Pool) -> TopologyPlacement:
     history = read_history(topology, units)
     offer = offer_for(topology, pool, history.own)
     try:
-        bins = _bins(topology, units, history, offer)
+        bins, warnings = _bins(topology, units, history, offer)
     except NoRoom as error:
         offer.close(refused=True)
         return failed(topology, units, history, error)
     offer.close(refused=False)
-    return succeeded(topology, bins)
+    return succeeded(topology, bins, warnings)
 
 
-def _bins(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> list[Bin]:
+def _bins(
+    topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer
+) -> tuple[list[Bin], list[str]]:
     staying = staying_bins(topology, history)
     even = topology.strategy == "even"
+    warnings = ignored_wishes(topology) if even else []
     respread = even and topology.event == "monitor"
     if is_settled(topology, units, history, offer) if respread else not history.needed:
-        return staying
+        return staying, warnings
     if not offer.hosts:
         raise NoRoom(no_supervisor_refusal(topology.name))
     if topology.strategy == "local":
-        return [*staying, _local(topology, history, offer)]
+        return [*staying, _local(topology, history, offer)], warnings
     if even:
         fixed = {worker.slot for worker in fixed_workers(topology, history, offer)}
-        return [*(bin for bin in staying if bin.slot in fixed), *place_even(topology, units, history, offer)]
-    return [*staying, *place_balanced(topology, units, history, offer)]
+        placed = place_even(topology, units, history, offer)
+        return [*(bin for bin in staying if bin.slot in fixed), *placed], warnings
+    placed, warnings = place_balanced(topology, units, history, offer)
+    return [*staying, *placed], warnings
 
 
 def _local(topology: TopologyToPlace, history: History, offer: Offer) -> Bin:

@@ -6,9 +6,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from storm_dagster.core.scheduling.history import History, OldWorker, Slot
+from storm_dagster.core.scheduling.outcome import NoRoom
 from storm_dagster.core.scheduling.units import Unit, task_count
 from storm_dagster.model.placement import TopologyToPlace, UserWorker
-from storm_dagster.model.placement_reasons import Reason
+from storm_dagster.model.placement_reasons import Reason, dropped_wishes, too_many_wishes_refusal
 
 __all__ = ["Claim", "claims_of"]
 
@@ -32,19 +33,22 @@ class Claim:
 
 def claims_of(
     topology: TopologyToPlace, units: tuple[Unit, ...], history: History, capacity: int, alone: bool
-) -> tuple[Claim, ...]:
-    """The wishes that can be granted: all their executors are to be placed, and nobody took them before.
+) -> tuple[tuple[Claim, ...], list[str]]:
+    """The wishes that can be granted, and warnings about those that cannot.
 
-    More wishes of one kind than there are workers left of ``capacity`` are dropped together (JStorm f).
-    With ``alone`` one of the workers is for the topology master, unless a wish names it.
+    All executors of a wish must be to be placed, and nobody took them before. More wishes of one kind than
+    there are workers are dropped together, with a warning (JStorm f); user-defined and old workers that are
+    too many together raise :class:`NoRoom`. With ``alone`` one of the ``capacity`` workers is for the topology
+    master, unless a wish names it.
     """
+    warnings: list[str] = []
     needed = {unit.first for unit in history.needed}
     taken: set[int] = set()
     chosen: list[Claim] = []
-    wishes = [_user_claims(topology, units, history)]
+    wishes = {"use.userdefine.assignment": _user_claims(topology, units, history)}
     if topology.use_old and topology.event != "rebalance":
-        wishes.append(_old_claims(topology, history))
-    for claims in wishes:
+        wishes["use.old.assignment"] = _old_claims(topology, history)
+    for key, claims in wishes.items():
         granted: list[Claim] = []
         mine: set[int] = set()
         for claim in claims:
@@ -53,10 +57,15 @@ def claims_of(
                 granted.append(claim)
                 mine |= firsts
         claimed = any(unit.is_master for claim in (*chosen, *granted) for unit in claim.units)
-        if len(chosen) + len(granted) <= (capacity - 1 if alone and not claimed else capacity):
+        room = capacity - 1 if alone and not claimed else capacity
+        if len(chosen) + len(granted) <= room:
             chosen.extend(granted)
             taken |= mine
-    return tuple(chosen)
+        elif chosen:
+            raise NoRoom(too_many_wishes_refusal(topology.name, len(chosen), len(granted), capacity))
+        else:
+            warnings.append(dropped_wishes(key, len(granted), room))
+    return tuple(chosen), warnings
 
 
 def _user_claims(topology: TopologyToPlace, units: tuple[Unit, ...], history: History) -> list[Claim]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from storm_dagster.model.placement_reasons import Reason, differ_node_refusal
+from storm_dagster.model.placement_reasons import Reason, differ_node_refusal, too_many_wishes_refusal
 from storm_dagster.spark.assignment.fill import shared_out
 from storm_dagster.spark.assignment.ports import Slot
 from storm_dagster.spark.assignment.saving import Saving, most_saving
@@ -23,9 +23,14 @@ def seat_balanced(seating: Seating) -> None:
     """
     about, demand = seating.about, seating.demand
     count, claims, alone = demand["count"], demand["claims"], demand["alone"]
+    if demand["clash"]:
+        wished, kept, room = demand["clash"]
+        raise Refused(too_many_wishes_refusal(about["name"], wished, kept, room))
     if seating.free - seating.reserve < count:
         raise seating.short(count, with_remedy=True)
     blocked: dict[int, set[str]] = {need["component"]: set(need["blocked"]) for need in demand["needs"]}
+    held = {(seat["node"], seat["port"]) for seat in demand["seats"]}
+    usable = sum(map(seating.may_use, held))
     homeless: list[int] = []
     for number, claim in enumerate(claims):
         slot = _slot_for(claim, seating)
@@ -36,6 +41,10 @@ def seat_balanced(seating: Seating) -> None:
         _block(blocked, claim, slot)
     own_master: Slot | None = None
     if about["event"] == "rebalance" and not about["reassign"]:
+        at_home = sum((seat["node"], seat["port"]) in held for seat in seating.seats)
+        kept = min(usable, count) - at_home
+        if claims and len(claims) + kept > count:
+            raise Refused(too_many_wishes_refusal(about["name"], len(claims), kept, count))
         own_master = _reuse(seating, count - len(claims) - int(alone), alone)
     seated = [seat["node"] for seat in seating.seats]
     if own_master is not None:

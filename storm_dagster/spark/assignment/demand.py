@@ -76,6 +76,7 @@ def _demand(about: Row, executors: Executors, past: Past) -> Row:
         "total": len(executors.unit),
         "missing": len(past.needed),
         "loose": len(loose),
+        "clash": past.clash,
     }
 
 

@@ -5,12 +5,17 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import Any
 
-from storm_dagster.model.placement_reasons import Reason, local_refusal, no_supervisor_refusal
+from storm_dagster.model.placement_reasons import (
+    Reason,
+    even_refusal,
+    local_refusal,
+    no_supervisor_refusal,
+)
 from storm_dagster.spark.assignment.ports import Slot
 from storm_dagster.spark.assignment.saving import Saving, most_saving
 from storm_dagster.spark.assignment.seating import Refused, Seating
 
-__all__ = ["even_shares", "seat_even", "seat_local"]
+__all__ = ["even_shares", "even_wishes", "seat_even", "seat_local"]
 
 Row = dict[str, Any]
 
@@ -18,6 +23,16 @@ Row = dict[str, Any]
 def even_shares(count: int, total: int) -> list[int]:
     """Sizes of an even spread over ``total`` workers, larger ones first."""
     return [count // total + (1 if index < count % total else 0) for index in range(total)]
+
+
+def even_wishes(about: Row) -> list[str]:
+    """Wishes that dealing tasks over slots in turn cannot keep, those that a new topology may not make first."""
+    wishes = ["use.userdefine.assignment"] if about["wishes"] else []
+    if about["differ_names"]:
+        wishes.append(f"task.on.differ.node ({', '.join(about['differ_names'])})")
+    if about["single_master"]:
+        wishes.append("topology.master.single.worker")
+    return wishes
 
 
 def seat_even(seating: Seating) -> None:
@@ -28,6 +43,9 @@ def seat_even(seating: Seating) -> None:
     """
     about, demand, ports = seating.about, seating.demand, seating.ports
     event = about["event"]
+    wishes = even_wishes(about)
+    if wishes and event == "new":
+        raise Refused(even_refusal(about["name"], wishes))
     offered = seating.within if seating.within is not None else list(ports.host)
     alive: list[Row] = []
     if event == "monitor":

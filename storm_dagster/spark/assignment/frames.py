@@ -125,6 +125,7 @@ def _about(topology: TopologyToPlace, codes: _Codes, runs: Iterable[Run]) -> dic
         "event": topology.event,
         "reassign": topology.reassign,
         "use_old": topology.use_old,
+        "wishes": bool(topology.user_workers),
         "workers": topology.workers,
         "executors": sum(topology.parallelism.values()),
         "single_master": topology.single_master,

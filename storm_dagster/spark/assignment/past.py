@@ -10,6 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from storm_dagster.model.placement_reasons import dropped_wishes
+
 __all__ = ["KEPT", "LOST", "UNSTOPPED", "Claim", "Executors", "OldWorker", "Past", "read_past", "worker_need"]
 
 LOST, KEPT, UNSTOPPED = 0, 1, 2
@@ -92,6 +94,9 @@ class Past:
     staying: int
     alone: bool
     """The topology master is to be placed, and alone."""
+    warnings: list[str] = field(default_factory=list)
+    clash: list[int] | None = None
+    """(user-defined workers, old workers, room) when these are too many together."""
 
     def loose(self) -> list[int]:
         """Executors to place that no claim holds."""
@@ -170,10 +175,10 @@ def _claim(about: Row, executors: Executors, past: Past, wishes: list[Row]) -> N
     room = min(max(wanted - past.staying, least), len(past.needed))
     needed = set(past.needed)
     taken: set[int] = set()
-    kinds = [_user_claims(about, executors, past, wishes)]
+    kinds = [("use.userdefine.assignment", _user_claims(about, executors, past, wishes))]
     if about["use_old"] and about["event"] != "rebalance":
-        kinds.append(_old_claims(executors, past))
-    for claims in kinds:
+        kinds.append(("use.old.assignment", _old_claims(executors, past)))
+    for key, claims in kinds:
         granted: list[Claim] = []
         fresh: set[int] = set()
         for claim in claims:
@@ -183,9 +188,14 @@ def _claim(about: Row, executors: Executors, past: Past, wishes: list[Row]) -> N
                 fresh |= wants
         everyone = past.claims + granted
         named = any(executors.component[position] == master for claim in everyone for position in claim.holds)
-        if len(everyone) <= room - int(bool(alone and masters and not named)):
+        left = room - int(bool(alone and masters and not named))
+        if len(everyone) <= left:
             past.claims = everyone
             taken |= fresh
+        elif past.claims:
+            past.clash = [len(past.claims), len(granted), room]
+        else:
+            past.warnings.append(dropped_wishes(key, len(granted), left))
     loose = past.loose()
     past.count = min(room, len(past.claims) + len(loose))
     past.alone = alone and any(executors.component[position] == master for position in loose)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from storm_dagster.model.placement_reasons import Reason
-from storm_dagster.spark.assignment.even import even_shares
+from storm_dagster.model.placement_reasons import Reason, even_ignores
+from storm_dagster.spark.assignment.even import even_shares, even_wishes
 from storm_dagster.spark.assignment.fill import Filling, Worker, shared_out
 from storm_dagster.spark.assignment.past import KEPT, LOST, Executors, Past, read_past
 from storm_dagster.spark.assignment.schema import PLACED
@@ -36,6 +36,8 @@ def place_tasks(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> 
         placing.stay(freed)
         if seats:
             placing.fill(seats, freed)
+    if placing.out and not failed and (warnings := placing.warnings()):
+        placing.out[0]["text"] = json.dumps(warnings)
     for row in placing.out:
         row.update(cluster=key[0].as_py(), topology=key[1].as_py())
     return pa.table({name: [row.get(name) for row in placing.out] for name in PLACED.names}, schema=PLACED)
@@ -54,6 +56,14 @@ class _Placing:
     def needed(self) -> list[int]:
         """Executors that the event places."""
         return list(range(len(self.executors.unit))) if self.past is None else self.past.needed
+
+    def warnings(self) -> list[str]:
+        """Wishes that are not followed."""
+        if self.about["strategy"] == "even":
+            ignored = [*even_wishes(self.about), *(["use.old.assignment"] if self.about["use_old"] else [])]
+            return [even_ignores(ignored)] if ignored else []
+        balances = self.about["strategy"] == "balanced" and self.past is not None and self.past.needed
+        return self.past.warnings if self.past is not None and balances else []
 
     def fail(self, failure: str) -> None:
         """Lists the executors that have no worker now; in a rebalance all others stay where they are."""

@@ -48,6 +48,7 @@ def _outcome(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
             error=refusal.message,
             unassigned=dict.fromkeys(without, refusal.brief),
         )
+    warnings = next((json.loads(row["text"]) for row in rows if row["text"]), ())
     before = {(worker.node, worker.port): worker for worker in topology.old}
     rows.sort(key=lambda row: (row["node"], row["port"]))
     workers: list[PlacedWorker] = []
@@ -85,6 +86,7 @@ def _outcome(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
         moved=_moved(topology, workers),
         reasons=dict(sorted(reasons.items())),
         worker_reasons={f"{row['node']}:{row['port']}": _TEXTS[row["why"]] for row in rows},
+        warnings=tuple(warnings),
     )
 
 

@@ -28,6 +28,7 @@ ABOUT = pa.struct(
         ("event", pa.string()),
         ("reassign", pa.bool_()),
         ("use_old", pa.bool_()),
+        ("wishes", pa.bool_()),
         ("workers", pa.int32()),
         ("executors", pa.int32()),
         ("single_master", pa.bool_()),
@@ -142,11 +143,13 @@ DEMAND = pa.struct(
         ("total", pa.int32()),
         ("missing", pa.int32()),
         ("loose", pa.int32()),
+        ("clash", _INTS),
     ]
 )
 """What a topology wants of the slots. ``seats`` are old workers whose slot may be used on, with ``numbers`` of
 executors that have so many tasks there (``weights``, descending); ``fixed`` are the sizes of unstopped workers,
-``total``, ``missing`` and ``loose`` (to be placed, in no claim) count executors."""
+``total``, ``missing`` and ``loose`` (to be placed, in no claim) count executors; ``clash`` is (user-defined
+workers, old workers, room) when these are too many together."""
 
 DEMANDS = pa.schema(
     [("cluster", pa.int32()), ("topology", pa.int32()), ("text", pa.string()), ("demand", DEMAND)]
@@ -189,7 +192,7 @@ PLACED = pa.schema(
     ]
 )
 """One row for each worker; a failed topology has one row without a node, its ``units`` those without a slot
-and its ``text`` the failure."""
+and its ``text`` the failure. Otherwise the ``text`` of the first row holds the warnings, if there are any."""
 
 _PLAIN = {
     pa.int32(): "int",
