@@ -7,11 +7,12 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from storm_dagster.model.errors import AlreadyAlive, Conflict, Corrupt, InvalidRequest, Unavailable
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.nimbus.dagster_client import TOKEN_TAG
+from storm_dagster.nimbus.dagster_client import FINISHED, TOKEN_TAG
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.staging import check_token, read_token
@@ -21,6 +22,18 @@ __all__ = ["Submissions"]
 _JOB = "submit_topology"
 _FIELDS = {"name", "handle", "token", "inactive", "allow_degraded"}
 _REMEMBERED_SECS = 600.0
+_LOOK_SECS = 0.5
+"""So old may the knowledge be that a run goes on: of a hundred callers with one name few ask Dagster."""
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """The newest launch of a name."""
+
+    token: str
+    run_id: str
+    seen: float
+    """When the run was last known to go on, monotonic seconds."""
 
 
 class Submissions:
@@ -31,17 +44,21 @@ class Submissions:
         self._runs: TimeCacheMap[str, str] = TimeCacheMap(
             _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
         )
+        self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(
+            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
+        )
         self._turns = _Turns()
 
     def advance(self, now: float) -> None:
         """Forget old tokens; called by the upkeep thread."""
         self._runs.advance(now)
+        self._names.advance(now)
 
     def submit(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Launch the run of a submission: ``{"run_id", "token"}``.
 
         A token that was used before answers with its run (or, when that failed, with a new one).
-        :class:`AlreadyAlive` when a topology of the name exists under another token.
+        :class:`AlreadyAlive` when a topology of the name exists under another token, or is being submitted.
         """
         unknown = sorted(set(document) - _FIELDS)
         if unknown:
@@ -56,6 +73,7 @@ class Submissions:
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{field!r} of the submission must be true or false, got {value!r:.40}")
         with self._turns.take(token), self._turns.take(f"name {name}"):
+            self._refuse_under_way(name, token)
             alive = self._is_alive(name, token)
             try:
                 run_id = self._earlier_run(token, name, epoch)
@@ -80,6 +98,22 @@ class Submissions:
             return None
         found = self._nimbus.dagster.find_run(TOKEN_TAG, token, job=_JOB)
         return None if found is None or found.failed else found.run_id
+
+    def _refuse_under_way(self, name: str, token: str) -> None:
+        """:class:`AlreadyAlive` while the run of another submission of the name goes on: only one can win."""
+        other = self._names.get(name)
+        if other is None or other.token == token:
+            return
+        if time.monotonic() - other.seen > _LOOK_SECS:
+            found = self._nimbus.dagster.find_run(TOKEN_TAG, other.token, job=_JOB)
+            if found is None or found.status in FINISHED:
+                self._names.remove(name)
+                return
+            self._names.put(name, replace(other, seen=time.monotonic()))
+        raise AlreadyAlive(
+            f"topology {name!r} is being submitted already (run {other.run_id}): wait until that has ended, or choose "
+            "another name"
+        )
 
     def _is_alive(self, name: str, token: str) -> bool:
         """Whether this very submission runs already; :class:`AlreadyAlive` when another one does."""
@@ -108,6 +142,7 @@ class Submissions:
             {"dagster/partition": name, "storm/topology": name, TOKEN_TAG: token},
         )
         self._runs.put(token, run_id)
+        self._names.put(name, _UnderWay(token, run_id, time.monotonic()))
         return run_id
 
 

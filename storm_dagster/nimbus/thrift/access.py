@@ -1,0 +1,97 @@
+"""Who may call what on the Thrift port of a secured cluster (hazards S7, S14-S16).
+
+Nothing is configured by default: the port is on loopback, and everybody who reaches it may call. Thrift's calls have
+no place for a secret, so that with ``storm.secret`` alone every call is refused; with TLS the client's certificate
+names its user.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storm_dagster.core.authorization import Caller, Operation, authorize, is_admin
+from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
+from storm_dagster.model.security import Security
+
+__all__ = ["Access", "Peer", "operation_of"]
+
+_audit = logging.getLogger("storm_dagster.audit")
+
+_LIST = frozenset(
+    {"getLeader", "getClusterInfo", "getTopologySummaries", "isTopologyNameAllowed", "getTopologyHistory"}
+)
+_SUBMIT = frozenset(
+    {"submitTopology", "submitTopologyWithOpts", "beginFileUpload", "uploadChunk", "finishFileUpload"}
+)
+# Methods whose first argument names a topology.
+_TOPOLOGY = frozenset(
+    {
+        *("killTopology", "killTopologyWithOpts", "activate", "deactivate", "rebalance"),
+        *("getTopologySummary", "getTopologySummaryByName", "getTopologyInfo", "getTopologyInfoWithOpts"),
+        *("getTopologyInfoByName", "getTopologyInfoByNameWithOpts", "getTopologyPageInfo"),
+        *("getComponentPageInfo", "getTopologyConf", "getTopology", "getUserTopology"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The other end of a connection."""
+
+    host: str = ""
+    user: str | None = None
+    """Common name of its certificate."""
+
+
+def operation_of(method: str) -> Operation:
+    """What a method is; what is not known here is for administrators."""
+    if method in _LIST:
+        return "list"
+    if method in _SUBMIT:
+        return "submit"
+    return "topology" if method in _TOPOLOGY else "admin"
+
+
+class Access:
+    """Decides for each call."""
+
+    def __init__(
+        self,
+        security: Security,
+        conf: Mapping[str, Any],
+        topology_conf: Callable[[str], Mapping[str, Any] | None],
+        groups: Callable[[str], frozenset[str]],
+    ) -> None:
+        self._security = security
+        self._conf = conf
+        self._topology_conf = topology_conf
+        self._groups = groups
+
+    def check(self, peer: Peer, method: str, first: object) -> None:
+        """Return when the peer may call; ``first`` is the call's first argument.
+
+        Raises :class:`NotAuthenticated` and :class:`NotAuthorized`, which the audit log keeps.
+        """
+        if not self._security.configured:
+            return
+        try:
+            self._check(peer, method, first)
+        except StormDagsterError as error:
+            _audit.warning("refused %s of %s: %s", method, peer.user or peer.host, error.message)
+            raise
+
+    def _check(self, peer: Peer, method: str, first: object) -> None:
+        if peer.user is None:
+            raise NotAuthenticated(
+                "this cluster asks who you are, and Thrift's calls carry no secret: set storm.tls.* and show a client "
+                "certificate, or use storm-dagster's command line or REST"
+            )
+        caller = Caller(peer.user, host=peer.host, groups=self._groups(peer.user))
+        if is_admin(caller, self._conf):
+            return
+        operation = operation_of(method)
+        named = operation == "topology" and isinstance(first, str)
+        authorize(caller, operation, self._conf, self._topology_conf(str(first)) if named else None)

@@ -1,0 +1,117 @@
+"""One frame in, one frame out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from thriftpy2.thrift import TApplicationException
+
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.nimbus.thrift.access import Peer
+from storm_dagster.nimbus.thrift.errors import declared_exceptions, failure_text, set_declared
+from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
+from storm_dagster.nimbus.thrift.idl import decoder, encode_failure, encode_reply, load_idl
+
+__all__ = ["Dispatcher"]
+
+_log = logging.getLogger(__name__)
+_ONEWAY = 4
+_LARGE_VALUES = 20_000
+_MOST_LARGE = 4
+"""Messages of so many values that are looked at together: decoded they take a hundred times their bytes."""
+
+
+class Dispatcher:
+    """Calls the methods of ``handler`` by the names of the service; safe for many threads.
+
+    A handler's method takes the call's arguments in their order. ``refused`` maps names of Storm's methods that
+    nobody serves to the reason why. ``check(peer, method, first argument)`` raises for who may not call.
+    """
+
+    def __init__(
+        self,
+        handler: object,
+        refused: Mapping[str, str],
+        check: Callable[[Peer, str, object], None] = lambda peer, method, first: None,
+    ) -> None:
+        self._handler = handler
+        self._check = check
+        self._refused = refused
+        self._service = load_idl().Nimbus
+        self._methods: dict[str, tuple[Any, Any, Any, dict[str, tuple[str, Any]], list[str]]] = {}
+        self._lock = threading.Lock()
+        self._large = threading.BoundedSemaphore(_MOST_LARGE)
+
+    def answer(self, frame: bytes, peer: Peer) -> bytes | None:
+        """The answer to a call, an error among them; ``None`` when the client expects none.
+
+        :class:`MalformedFrame` for what is no call: the connection cannot be trusted any further.
+        """
+        if check_message(frame) <= _LARGE_VALUES:
+            return self._decode(frame, peer)
+        with self._large:
+            return self._decode(frame, peer)
+
+    def _decode(self, frame: bytes, peer: Peer) -> bytes | None:
+        protocol = decoder(frame)
+        try:
+            name, kind, seqid = protocol.read_message_begin()
+        except Exception as error:
+            raise MalformedFrame(f"the method name: {error}") from None
+        answer = self._answer(name, seqid, protocol, peer)
+        return None if kind == _ONEWAY else answer
+
+    def _answer(self, name: str, seqid: int, protocol: Any, peer: Peer) -> bytes:
+        if name in self._refused:
+            return encode_failure(
+                name,
+                seqid,
+                TApplicationException.UNKNOWN_METHOD,
+                f"{name} is not served: {self._refused[name]}",
+            )
+        if name not in self._service.thrift_services:
+            text = f"nimbus has no method {name!r:.140}: it serves Storm's Nimbus service"
+            return encode_failure(name, seqid, TApplicationException.UNKNOWN_METHOD, text)
+        args_type, result_type, call, declared, order = self._method(name)
+        args = args_type()
+        try:
+            args.read(protocol)
+        except Exception as error:
+            text = f"the arguments of {name} cannot be read: {error}"
+            return encode_failure(name, seqid, TApplicationException.PROTOCOL_ERROR, text)
+        result = result_type()
+        try:
+            given = [getattr(args, part) for part in order]
+            self._check(peer, name, given[0] if given else None)
+            value = call(*given)
+            if hasattr(result, "success"):
+                result.success = value
+            return encode_reply(name, seqid, result)
+        except StormDagsterError as error:
+            if set_declared(result, error, declared):
+                return encode_reply(name, seqid, result)
+            return encode_failure(name, seqid, *failure_text(error))
+        except Exception:
+            # The caller learns that it failed, the log what: a traceback may name paths of this host.
+            _log.exception("%s failed", name)
+            text = f"{name} failed inside nimbus: see its log"
+            return encode_failure(name, seqid, TApplicationException.INTERNAL_ERROR, text)
+
+    def _method(self, name: str) -> tuple[Any, Any, Any, dict[str, tuple[str, Any]], list[str]]:
+        with self._lock:
+            found = self._methods.get(name)
+            if found is None:
+                args_type = getattr(self._service, f"{name}_args")
+                result_type = getattr(self._service, f"{name}_result")
+                order = [spec[1] for _, spec in sorted(args_type.thrift_spec.items())]
+                found = self._methods[name] = (
+                    args_type,
+                    result_type,
+                    getattr(self._handler, name),
+                    declared_exceptions(result_type),
+                    order,
+                )
+        return found

@@ -1,0 +1,145 @@
+"""What a frame must be before anything is made of it (hazards S12, S23).
+
+The library decodes what it is told: a container that claims 2^31 elements of an unknown type keeps it busy for
+minutes, and one of 16 million empty structures becomes gigabytes of objects. So a frame is walked over first,
+without making anything, and refused when it lies, nests deeply, or holds more values than any client sends.
+"""
+
+from __future__ import annotations
+
+import struct
+
+__all__ = ["MOST_DEPTH", "MOST_VALUES", "MalformedFrame", "check_message"]
+
+MOST_DEPTH = 32
+"""Nesting of structures and containers; Storm's deepest structure has 9 levels."""
+MOST_VALUES = 250_000
+"""Fields, elements, keys and values in one message; a topology of 5,000 components has about as many."""
+
+_STOP, _STRING, _STRUCT, _MAP, _SET, _LIST = 0, 11, 12, 13, 14, 15
+# Bytes of the types that have a fixed size: bool, byte, double, i16, i32, i64.
+_FIXED = {2: 1, 3: 1, 4: 8, 6: 2, 8: 4, 10: 8}
+# The fewest bytes of a value of each type.
+_LEAST = {**_FIXED, _STRING: 4, _STRUCT: 1, _MAP: 6, _SET: 5, _LIST: 5}
+_CALLS = (1, 4)
+_VERSION = 0x8001
+_MOST_NAME = 128
+
+_i8 = struct.Struct("!b").unpack_from
+_i32 = struct.Struct("!i").unpack_from
+_field = struct.Struct("!bh").unpack_from
+_list = struct.Struct("!bi").unpack_from
+_map = struct.Struct("!bbi").unpack_from
+
+
+class MalformedFrame(Exception):
+    """The bytes are no message of this protocol, or one that no client would send."""
+
+
+class _Walk:
+    def __init__(self, frame: bytes) -> None:
+        self.frame = frame
+        self.size = len(frame)
+        self.at = 0
+        self.values = 0
+
+    def skip(self, count: int) -> None:
+        if count < 0 or count > self.size - self.at:
+            raise MalformedFrame(f"{count} bytes are announced, {self.size - self.at} are left")
+        self.at += count
+
+    def text(self) -> None:
+        (length,) = _i32(self.frame, self.at)
+        self.at += 4
+        self.skip(length)
+
+    def count(self, number: int, least: int) -> None:
+        if number < 0 or number * least > self.size - self.at:
+            raise MalformedFrame(f"a container of {number} elements in {self.size - self.at} bytes")
+        self.values += number
+        if self.values > MOST_VALUES:
+            raise MalformedFrame(f"more than {MOST_VALUES} values")
+
+    def value(self, kind: int, depth: int) -> None:
+        fixed = _FIXED.get(kind)
+        if fixed is not None:
+            self.skip(fixed)
+        elif kind == _STRING:
+            self.text()
+        elif depth <= 0:
+            raise MalformedFrame(f"nested more than {MOST_DEPTH} deep")
+        elif kind == _STRUCT:
+            self.structure(depth - 1)
+        elif kind in (_LIST, _SET):
+            element, number = _list(self.frame, self.at)
+            self.at += 5
+            self.count(number, self.least(element, number))
+            self.elements((element,), number, depth - 1)
+        elif kind == _MAP:
+            key, value, number = _map(self.frame, self.at)
+            self.at += 6
+            self.count(number, self.least(key, number) + self.least(value, number))
+            self.elements((key, value), number, depth - 1)
+        else:
+            raise MalformedFrame(f"type {kind} does not exist")
+
+    def least(self, kind: int, number: int) -> int:
+        if number == 0:
+            return 0  # Empty containers name any type, also none.
+        if kind not in _LEAST:
+            raise MalformedFrame(f"type {kind} does not exist")
+        return _LEAST[kind]
+
+    def elements(self, kinds: tuple[int, ...], number: int, depth: int) -> None:
+        if number and all(kind in _FIXED for kind in kinds):
+            self.skip(number * sum(_FIXED[kind] for kind in kinds))
+            return
+        for _ in range(number):
+            for kind in kinds:
+                self.value(kind, depth)
+
+    def structure(self, depth: int) -> None:
+        while True:
+            (kind,) = _i8(self.frame, self.at)
+            if kind == _STOP:
+                self.at += 1
+                return
+            self.count(1, 3)
+            self.at += 3
+            self.value(kind, depth)
+
+
+def check_message(frame: bytes) -> int:
+    """How many values ``frame`` holds, if it is one whole call whose decoding is bounded; :class:`MalformedFrame`
+    says why it is not."""
+    walk = _Walk(frame)
+    try:
+        (first,) = _i32(frame, 0)
+        walk.at = 4
+        if first < 0:
+            if (first >> 16) & 0xFFFF != _VERSION:
+                raise MalformedFrame("another protocol than Thrift's binary one")
+            kind = first & 0xFF
+            (length,) = _i32(frame, 4)
+            walk.at = 8
+            _check_name(length)
+            walk.skip(length)
+        else:
+            _check_name(first)
+            walk.skip(first)
+            (kind,) = _i8(frame, walk.at)
+            walk.skip(1)
+        if kind not in _CALLS:
+            raise MalformedFrame(f"message type {kind} is no call")
+        walk.skip(4)
+        walk.structure(MOST_DEPTH)
+    except struct.error:
+        raise MalformedFrame("the message ends too early") from None
+    if walk.at != walk.size:
+        raise MalformedFrame(f"{walk.size - walk.at} bytes after the end of the message")
+    return walk.values
+
+
+def _check_name(length: int) -> None:
+    if not 0 < length <= _MOST_NAME:
+        raise MalformedFrame(f"a method name of {length} bytes")

@@ -1,0 +1,164 @@
+"""A StormTopology that a client submits, as our topology.
+
+Shell components, which is what streamparse and Storm's multilang libraries declare, run as they are. What only a
+JVM could run is refused, by name: serialised Java objects are never looked into.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.topology import (
+    DEFAULT_STREAM,
+    ComponentObject,
+    ComponentSpec,
+    GroupingSpec,
+    InputSpec,
+    StreamSpec,
+    TopologySpec,
+)
+
+__all__ = ["PARTIAL_KEY_GROUPING", "read_conf", "read_topology_struct"]
+
+PARTIAL_KEY_GROUPING = "org.apache.storm.grouping.PartialKeyGrouping"
+"""The one custom grouping of Storm's that has a counterpart here; its arguments are field names."""
+
+_PLAIN = ("shuffle", "all", "none", "direct", "local_or_shuffle")
+_DEFAULT_PARALLELISM = 1
+
+
+def read_topology_struct(topology: Any, name: str) -> TopologySpec:
+    """The topology in a StormTopology structure; :class:`InvalidTopology` names what cannot run here."""
+    if topology is None:
+        raise InvalidTopology(f"topology {name!r} was submitted without a topology: send a StormTopology")
+    if topology.state_spouts:
+        raise InvalidTopology(
+            f"topology {name!r} has state spouts ({', '.join(sorted(topology.state_spouts))}): use spouts"
+        )
+    if topology.worker_hooks:
+        raise InvalidTopology(
+            f"topology {name!r} has worker hooks, which are serialised Java objects: remove them"
+        )
+    needed = [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]
+    if needed:
+        raise InvalidTopology(
+            f"topology {name!r} depends on {len(needed)} further archives ({needed[0]!r:.80}): put what it needs into its own"
+        )
+    try:
+        return TopologySpec(
+            name=name,
+            spouts={
+                component_id: _component(component_id, "spout", spec.spout_object, spec.common)
+                for component_id, spec in (topology.spouts or {}).items()
+            },
+            bolts={
+                component_id: _component(component_id, "bolt", spec.bolt_object, spec.common)
+                for component_id, spec in (topology.bolts or {}).items()
+            },
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "topology"
+        raise InvalidTopology(f"topology {name!r}: {where}: {first['msg']}") from None
+
+
+def _component(component_id: str, kind: str, component: Any, common: Any) -> ComponentSpec:
+    where = f"{kind} {component_id!r}"
+    if common is None:
+        raise InvalidTopology(f"{where} has no ComponentCommon: its inputs and streams are not declared")
+    parallelism = common.parallelism_hint
+    return ComponentSpec(
+        object=_object(where, component),
+        parallelism=_DEFAULT_PARALLELISM if parallelism is None else parallelism,
+        conf=_conf(where, common.json_conf),
+        inputs=tuple(
+            InputSpec(
+                component=source.componentId or "",
+                stream=source.streamId or DEFAULT_STREAM,
+                grouping=_grouping(where, grouping),
+            )
+            for source, grouping in (common.inputs or {}).items()
+        ),
+        outputs={
+            stream: StreamSpec(fields=tuple(info.output_fields or ()), direct=bool(info.direct))
+            for stream, info in (common.streams or {}).items()
+        },
+    )
+
+
+def _object(where: str, component: Any) -> ComponentObject:
+    if component is not None and component.shell is not None:
+        command = component.shell.execution_command
+        if not command:
+            raise InvalidTopology(
+                f"{where} is a shell component without a command: give its execution_command"
+            )
+        script = component.shell.script
+        # Storm hands the whole script over as one argument, and streamparse_run splits it.
+        return ComponentObject(shell=(command, script) if script else (command,))
+    if component is not None and component.java_object is not None:
+        raise InvalidTopology(
+            f"{where} is the Java class {component.java_object.full_class_name!r:.200}, which cannot run here: use a shell "
+            "component, or submit a Python topology with `storm-dagster submit`"
+        )
+    if component is not None and component.serialized_java is not None:
+        raise InvalidTopology(
+            f"{where} is a serialised Java object, which cannot run here: use a shell component, or submit a Python "
+            "topology with `storm-dagster submit`"
+        )
+    raise InvalidTopology(
+        f"{where} is of an unknown kind: only shell components can be submitted over Thrift"
+    )
+
+
+def _conf(where: str, text: str | None) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        conf = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidTopology(f"the conf of {where} is no JSON: {error}") from None
+    if conf is None:
+        return {}
+    if not isinstance(conf, dict):
+        raise InvalidTopology(f"the conf of {where} must be a JSON object, got {type(conf).__name__}")
+    return conf
+
+
+def _grouping(where: str, grouping: Any) -> GroupingSpec:
+    if grouping is not None:
+        if grouping.fields is not None:
+            fields = tuple(grouping.fields)
+            return GroupingSpec(type="fields", fields=fields) if fields else GroupingSpec(type="global")
+        for plain in _PLAIN:
+            if getattr(grouping, plain) is not None:
+                return GroupingSpec(type=plain)
+        if grouping.custom_object is not None:
+            return _custom(where, grouping.custom_object)
+        if grouping.custom_serialized is not None:
+            raise InvalidTopology(
+                f"{where} has a grouping that is a serialised Java object, which cannot run here: use one of Storm's"
+            )
+    raise InvalidTopology(
+        f"{where} has a grouping of an unknown kind: use fields, global, shuffle, all, none, direct or local-or-shuffle"
+    )
+
+
+def _custom(where: str, custom: Any) -> GroupingSpec:
+    fields = [argument.string_arg for argument in custom.args_list or ()]
+    if custom.full_class_name == PARTIAL_KEY_GROUPING and fields and all(fields):
+        return GroupingSpec(type="partial_key", fields=tuple(fields))
+    raise InvalidTopology(
+        f"{where} is grouped by the Java class {custom.full_class_name!r:.200}, which cannot run here: of custom groupings "
+        f"only {PARTIAL_KEY_GROUPING} with field names has a counterpart"
+    )
+
+
+def read_conf(text: str | None, what: str) -> Mapping[str, Any]:
+    """A topology's conf as clients send it; :class:`InvalidTopology` unless it is a JSON object."""
+    return _conf(what, text)

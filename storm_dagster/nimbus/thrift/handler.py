@@ -1,0 +1,308 @@
+"""The methods of the service, by the names that clients call."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from storm_dagster.core.submission import with_system_components
+from storm_dagster.model.errors import (
+    InvalidRequest,
+    InvalidTopology,
+    NotAlive,
+    StormDagsterError,
+    error_from_document,
+)
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.security import public_conf
+from storm_dagster.model.view import TopologyView
+from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.submitting import Submissions
+from storm_dagster.nimbus.thrift.blobs import Blobs
+from storm_dagster.nimbus.thrift.errors import Refused
+from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.nimbus.thrift.pages import Pages
+from storm_dagster.nimbus.thrift.submission import TopologySubmission
+from storm_dagster.nimbus.thrift.summaries import Summaries
+from storm_dagster.nimbus.thrift.to_storm import topology_struct
+from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
+from storm_dagster.operations.context import topology_by_name
+
+__all__ = ["REFUSED", "NimbusHandler"]
+
+_SUPERVISORS = "supervisors and workers speak to ZooKeeper here, and not to nimbus"
+REFUSED: Mapping[str, str] = {
+    "setWorkerProfiler": "workers here are no JVMs: dump their stacks with the `workers` resource in Dagster",
+    "getComponentPendingProfileActions": "workers here are no JVMs, and nothing is pending",
+    "uploadNewCredentials": "credentials are not kept: put them where the workers find them, and `storm-dagster restart`",
+    "setLogConfig": "log levels are part of the conf: set them with an update of the topology",
+    "getLogConfig": "log levels are part of the conf: read it with getTopologyConf",
+    "debug": "tuples are not sampled: set topology.debug with an update of the topology",
+    "getOwnerResourceSummaries": "topologies have no owners without users",
+    "getSupervisorAssignments": _SUPERVISORS,
+    "sendSupervisorWorkerHeartbeats": _SUPERVISORS,
+    "sendSupervisorWorkerHeartbeat": _SUPERVISORS,
+    "processWorkerMetrics": _SUPERVISORS,
+}
+"""Storm's methods that have no meaning here, and why. The answer is an error: silence would promise something."""
+
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
+_CONFIRM_SECS = 4.0
+_LOOK_SECS = 0.1
+_WANTED = {"activate": "ACTIVE", "deactivate": "INACTIVE"}
+
+
+class NimbusHandler:
+    """One method for each of Storm's; arguments in their order, any of them ``None`` when the client left it out."""
+
+    def __init__(self, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -> None:
+        self._nimbus = nimbus
+        self._reader = reader
+        self._lifecycle = LifecycleRequests(nimbus)
+        self._submission = TopologySubmission(nimbus, submissions, self._lifecycle)
+        self._summaries = Summaries(nimbus, reader)
+        self._pages = Pages(reader, self._summaries)
+        expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
+        self._archives = Uploading(nimbus, expiry_secs=expiry, what="file upload")
+        self._downloads = Downloads(nimbus, expiry_secs=expiry)
+        self._blobs = Blobs(nimbus, self._summaries, self._downloads, expiry_secs=expiry)
+        self._name_blob_methods()
+
+    def advance(self, now: float) -> None:
+        """Expire idle transfers; called by the upkeep thread."""
+        self._archives.advance(now)
+        self._downloads.advance(now)
+        self._blobs.advance(now)
+
+    def close(self) -> None:
+        """Close what downloads hold open."""
+        self._downloads.close()
+
+    def _name_blob_methods(self) -> None:
+        blobs, archives, downloads = self._blobs, self._archives, self._downloads
+        self.beginCreateBlob = blobs.begin_create
+        self.beginUpdateBlob = blobs.begin_update
+        self.uploadBlobChunk = blobs.append
+        self.finishBlobUpload = blobs.finish
+        self.cancelBlobUpload = blobs.cancel
+        self.getBlobMeta = blobs.meta
+        self.setBlobMeta = blobs.set_meta
+        self.beginBlobDownload = blobs.begin_download
+        self.downloadBlobChunk = downloads.read
+        self.deleteBlob = blobs.delete
+        self.listBlobs = blobs.list
+        self.getBlobReplication = blobs.replication
+        self.updateBlobReplication = blobs.update_replication
+        self.createStateInZookeeper = blobs.register
+        self.isRemoteBlobExists = blobs.exists
+        self.beginFileUpload = archives.begin
+        self.uploadChunk = archives.append
+        self.finishFileUpload = archives.finish
+        self.downloadChunk = downloads.read
+
+    def beginFileDownload(self, key: str | None) -> str:
+        """The session of a download, whose key Storm 1.x calls a file."""
+        return self._blobs.begin_download(key).session
+
+    # -- changes -------------------------------------------------------------------------------------------
+
+    def submitTopology(self, name: str | None, location: str | None, conf: str | None, topology: Any) -> None:
+        """Submit, to be active."""
+        self._submission.submit(name, location, conf, topology, None)
+
+    def submitTopologyWithOpts(
+        self, name: str | None, location: str | None, conf: str | None, topology: Any, options: Any
+    ) -> None:
+        """Submit, active or inactive."""
+        self._submission.submit(name, location, conf, topology, options)
+
+    def killTopology(self, name: str | None) -> None:
+        """Kill after the message timeout."""
+        self._act(name, "kill", {})
+
+    def killTopologyWithOpts(self, name: str | None, options: Any) -> None:
+        """Kill after ``wait_secs``; a negative number means the message timeout (storm-cases M1)."""
+        wait = options.wait_secs if options is not None else None
+        self._act(name, "kill", {} if wait is None or wait < 0 else {"wait_secs": wait})
+
+    def activate(self, name: str | None) -> None:
+        """Activate."""
+        self._act(name, "activate", {})
+
+    def deactivate(self, name: str | None) -> None:
+        """Deactivate."""
+        self._act(name, "deactivate", {})
+
+    def rebalance(self, name: str | None, options: Any) -> None:
+        """Rebalance: workers, executors and delay. What Storm 2.x may lay over conf and resources is refused."""
+        document: dict[str, Any] = {}
+        if options is not None:
+            if options.topology_resources_overrides or options.topology_conf_overrides not in (
+                None,
+                "",
+                "{}",
+            ):
+                raise InvalidTopology(
+                    "a rebalance changes workers and executors, not conf or resources: update the topology for those"
+                )
+            wait = options.wait_secs
+            document = {
+                "wait_secs": None if wait is None or wait < 0 else wait,
+                "workers": options.num_workers,
+                "executors": options.num_executors or None,
+            }
+        self._act(name, "rebalance", {key: value for key, value in document.items() if value is not None})
+
+    def _act(self, name: str | None, verb: str, document: dict[str, Any]) -> None:
+        if not isinstance(name, str) or not name:
+            raise NotAlive(f"no topology was named: give the name of the one to {verb}")
+        answer = self._lifecycle.act(name, verb, document)
+        self._confirm(answer, verb)
+
+    def _confirm(self, answer: Mapping[str, Any], verb: str) -> None:
+        """Wait a moment for the run, so that a client that looks next sees what it did, or hears why it failed."""
+        run_id = answer["run_id"]
+        deadline = time.monotonic() + _CONFIRM_SECS
+        next_look = time.monotonic() + 1.0
+        while run_id is not None and time.monotonic() < deadline:
+            if self._has_happened(str(answer["id"]), verb):
+                return
+            if time.monotonic() >= next_look:
+                next_look = time.monotonic() + 1.0
+                try:
+                    run = self._nimbus.dagster.run(str(run_id))
+                except StormDagsterError:
+                    return  # It was launched; how it goes cannot be seen now.
+                if run["error"] is not None:
+                    raise error_from_document(run)
+                if run["finished"]:
+                    return
+            time.sleep(_LOOK_SECS)
+
+    def _has_happened(self, topology_id: str, verb: str) -> bool:
+        base = self._nimbus.cluster.storm_base(topology_id)
+        if verb == "kill":
+            return base is None or base.status == "KILLED"
+        return base is not None and verb in _WANTED and base.status == _WANTED[verb]
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def getNimbusConf(self) -> str:
+        """The cluster's conf as JSON, without secrets."""
+        return json.dumps(public_conf(self._nimbus.conf.values), default=str)
+
+    def getClusterInfo(self) -> Any:
+        """Supervisors, topologies, nimbuses."""
+        return self._summaries.cluster()
+
+    def getTopologySummaries(self) -> list[Any]:
+        """Every topology."""
+        return self._summaries.topologies(self._reader.view())
+
+    def getTopologySummary(self, topology_id: str | None) -> Any:
+        """One topology, by id."""
+        return self._summaries.topology(self._by_id(topology_id))
+
+    def getTopologySummaryByName(self, name: str | None) -> Any:
+        """One topology, by name."""
+        return self._summaries.topology(self._by_name(name))
+
+    def getLeader(self) -> Any:
+        """Who leads; the same from every nimbus."""
+        return self._summaries.leader()
+
+    def isTopologyNameAllowed(self, name: str | None) -> bool:
+        """Whether a topology could have that name and has not; :class:`Refused` says what is wrong with it."""
+        try:
+            check_topology_name(name)
+        except InvalidTopology as error:
+            raise Refused(error.message) from None
+        return self._reader.view().topology_named(str(name)) is None
+
+    def getTopologyInfo(self, topology_id: str | None) -> Any:
+        """Executors, their statistics, errors."""
+        return self._pages.topology_info(self._by_id(topology_id))
+
+    def getTopologyInfoWithOpts(self, topology_id: str | None, options: Any) -> Any:
+        """The same with all errors, one or none of each component."""
+        return self._pages.topology_info(self._by_id(topology_id), _choice(options))
+
+    def getTopologyInfoByName(self, name: str | None) -> Any:
+        """The same, by name."""
+        return self._pages.topology_info(self._by_name(name))
+
+    def getTopologyInfoByNameWithOpts(self, name: str | None, options: Any) -> Any:
+        """The same, by name and with options."""
+        return self._pages.topology_info(self._by_name(name), _choice(options))
+
+    def getTopologyPageInfo(
+        self, topology_id: str | None, window: str | None, include_sys: bool | None
+    ) -> Any:
+        """What a page about a topology shows."""
+        return self._pages.topology_page(self._by_id(topology_id), window, bool(include_sys))
+
+    def getSupervisorPageInfo(
+        self, supervisor_id: str | None, host: str | None, include_sys: bool | None
+    ) -> Any:
+        """What a page about a supervisor, or the supervisors of a host, shows."""
+        return self._pages.supervisor_page(supervisor_id, host, bool(include_sys))
+
+    def getComponentPageInfo(
+        self, topology_id: str | None, component_id: str | None, window: str | None, include_sys: bool | None
+    ) -> Any:
+        """What a page about a component shows."""
+        return self._pages.component_page(self._by_id(topology_id), component_id, window, bool(include_sys))
+
+    def getTopologyConf(self, topology_id: str | None) -> str:
+        """The topology's conf as JSON, without secrets."""
+        return self._pages.conf_text(self._by_id(topology_id).id)
+
+    def getTopology(self, topology_id: str | None) -> Any:
+        """The topology that runs, with the components of the system."""
+        runnable = self._reader.runnable(self._by_id(topology_id).id)
+        return topology_struct(with_system_components(runnable.spec, runnable.conf))
+
+    def getUserTopology(self, topology_id: str | None) -> Any:
+        """The topology as it was submitted, normalised."""
+        return topology_struct(self._reader.runnable(self._by_id(topology_id).id).spec)
+
+    def getTopologyHistory(self, user: str | None) -> Any:
+        """Ids of the topologies that a user may see, which is all of them; the name is only checked (CVE-2021-38294)."""
+        if user and not _USER.fullmatch(user):
+            raise Refused(f"{user!r:.80} is no user name: letters, digits and any of _.@-")
+        return load_idl().TopologyHistoryInfo(topo_ids=sorted(self._reader.view().topologies))
+
+    def _by_id(self, topology_id: str | None) -> TopologyView:
+        view = self._reader.view()
+        found = view.topologies.get(topology_id or "")
+        # A damaged one is said to be damaged, not absent.
+        return found or _only(topology_by_name(view, _text(topology_id)), topology_id)
+
+    def _by_name(self, name: str | None) -> TopologyView:
+        view = self._reader.view()
+        found = view.topology_named(_text(name))
+        return found or _only(topology_by_name(view, _text(name)), name)
+
+
+def _text(value: str | None) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(
+            "the topology is not named: give its id (or name, where the method asks for one)"
+        )
+    return value
+
+
+def _only(found: TopologyView, asked: str | None) -> TopologyView:
+    """An id where a name is asked for, or the other way round, is a client's mistake that Storm reports."""
+    raise NotAlive(
+        f"no topology {asked!r:.200} is alive under that id or name: {found.base.name!r} has the id {found.id!r}"
+    )
+
+
+def _choice(options: Any) -> int | None:
+    return options.num_err_choice if options is not None else None

@@ -1,0 +1,71 @@
+"""The structures of ``storm.thrift``, loaded once, and how they travel."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import thriftpy2
+from thriftpy2.thrift import TApplicationException
+
+import storm_dagster
+
+try:
+    # The compiled ones, which thriftpy2 has for CPython: ten times as fast on a page of 10,000 tasks.
+    from thriftpy2.protocol.cybin.cybin import TCyBinaryProtocol as _Protocol
+    from thriftpy2.transport.memory import TCyMemoryBuffer as _Buffer
+except ImportError:
+    from thriftpy2.protocol.binary import TBinaryProtocol as _Protocol
+    from thriftpy2.transport.memory import TMemoryBuffer as _Buffer
+
+__all__ = ["STORM_VERSION", "decoder", "encode_call", "encode_failure", "encode_reply", "load_idl"]
+
+STORM_VERSION = f"2.6.0+storm.dagster.{storm_dagster.__version__}"
+"""What summaries say of a nimbus: clients compare it with versions of Storm to choose what they may call."""
+
+_REPLY, _EXCEPTION, _CALL = 2, 3, 1
+_MOST_DEPTH = 64
+
+
+@functools.cache
+def load_idl() -> ModuleType:
+    """The classes of the file; ``.Nimbus`` is the service."""
+    return thriftpy2.load(
+        Path(__file__).with_name("storm.thrift"), module_name="storm_dagster.nimbus.thrift.storm_thrift"
+    )
+
+
+def decoder(raw: bytes) -> Any:
+    """A protocol that reads ``raw``; text that is no UTF-8 is an error, old clients' messages are read as well."""
+    return _Protocol(
+        _Buffer(raw), strict_read=False, decode_response=True, strict_decode=True, max_depth=_MOST_DEPTH
+    )
+
+
+def _message(name: str, kind: int, seqid: int, payload: Any) -> bytes:
+    buffer = _Buffer()
+    protocol = _Protocol(buffer, strict_write=True, max_depth=_MOST_DEPTH)
+    protocol.write_message_begin(name, kind, seqid)
+    payload.write(protocol)
+    protocol.write_message_end()
+    return bytes(buffer.getvalue())
+
+
+def encode_reply(name: str, seqid: int, result: Any) -> bytes:
+    """The answer to a call."""
+    return _message(name, _REPLY, seqid, result)
+
+
+def encode_failure(name: str, seqid: int, kind: int, text: str) -> bytes:
+    """A TApplicationException as an answer."""
+    return _message(name, _EXCEPTION, seqid, TApplicationException(kind, text))
+
+
+def encode_call(name: str, seqid: int, **arguments: Any) -> bytes:
+    """A call as a client sends it."""
+    payload = getattr(load_idl().Nimbus, f"{name}_args")()
+    for key, value in arguments.items():
+        setattr(payload, key, value)
+    return _message(name, _CALL, seqid, payload)

@@ -1,0 +1,343 @@
+"""TopologyInfo and the page-info structures, filled from what the topology masters report."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from storm_dagster.model.errors import NotAlive, Unavailable
+from storm_dagster.model.records import TaskError
+from storm_dagster.model.security import public_conf
+from storm_dagster.model.view import TopologyView
+from storm_dagster.nimbus.page_facts import ComponentFacts, ExecutorFacts, TopologyFacts, supervisors_of
+from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
+from storm_dagster.nimbus.thrift.summaries import Summaries, i32, resources, worker_summary
+from storm_dagster.nimbus.window_stats import (
+    WINDOWS,
+    Totals,
+    WindowStats,
+    check_window,
+    is_system_name,
+    split_input,
+)
+
+__all__ = ["Pages"]
+
+_ALL_ERRORS, _NO_ERRORS, _ONE_ERROR = 0, 1, 2
+
+
+class Pages:
+    """Answers with statistics. Every method raises :class:`NotAlive` for a topology that does not exist."""
+
+    def __init__(self, reader: ClusterReader, summaries: Summaries) -> None:
+        self._reader = reader
+        self._summaries = summaries
+
+    def topology_info(self, topology: TopologyView, errors: int | None = None) -> Any:
+        """A TopologyInfo; ``errors`` is a NumErrorsChoice."""
+        idl = load_idl()
+        facts = self._reader.facts(topology.id)
+        choice = _ALL_ERRORS if errors is None else errors
+        return idl.TopologyInfo(
+            id=facts.id,
+            name=facts.name,
+            uptime_secs=i32(facts.uptime_secs),
+            executors=[
+                _executor(one)
+                for part in facts.components.values()
+                for one in part.executors
+                if one.node is not None
+            ],
+            status=facts.status,
+            errors={
+                component_id: _errors(part.errors, choice) for component_id, part in facts.components.items()
+            },
+            component_debug={},
+            storm_version=STORM_VERSION,
+            sched_status=self._summaries.sched_status(topology),
+            replication_count=self._summaries.topology(topology).replication_count,
+            **resources(topology),
+        )
+
+    def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool) -> Any:
+        """A TopologyPageInfo; the figures of components are those of ``window``, the totals of every window."""
+        idl = load_idl()
+        facts = self._reader.facts(topology.id)
+        window = check_window(window)
+        summary = self._summaries.topology(topology)
+        now = int(time.time())
+
+        def shown(parts: Iterable[ComponentFacts]) -> dict[str, Any]:
+            return {
+                part.id: _component(part, window, include_sys)
+                for part in parts
+                if include_sys or not part.is_system
+            }
+
+        return idl.TopologyPageInfo(
+            id=facts.id,
+            name=facts.name,
+            uptime_secs=i32(facts.uptime_secs),
+            status=facts.status,
+            num_tasks=facts.tasks_total,
+            num_workers=facts.workers_total,
+            num_executors=facts.executors_total,
+            topology_conf=self._shown_conf(topology.id),
+            id_to_spout_agg_stats=shown(facts.spouts),
+            id_to_bolt_agg_stats=shown(facts.bolts),
+            sched_status=summary.sched_status,
+            topology_stats=_topology_stats(facts, include_sys),
+            replication_count=summary.replication_count,
+            workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in facts.workers],
+            storm_version=STORM_VERSION,
+            topology_version=summary.topology_version,
+            **resources(topology),
+        )
+
+    def component_page(
+        self, topology: TopologyView, component_id: str | None, window: str | None, include_sys: bool
+    ) -> Any:
+        """A ComponentPageInfo; :class:`NotAlive` names the components when there is no such one."""
+        idl = load_idl()
+        facts = self._reader.facts(topology.id)
+        part = facts.components.get(component_id or "")
+        if part is None:
+            raise NotAlive(
+                f"topology {facts.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(facts.components))}"
+            )
+        window = check_window(window)
+        figures = part.windows[window]
+        bolt = part.kind == "bolt"
+        return idl.ComponentPageInfo(
+            component_id=part.id,
+            component_type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
+            topology_id=facts.id,
+            topology_name=facts.name,
+            num_executors=len(part.executors),
+            num_tasks=len(part.tasks),
+            window_to_stats={
+                name: _aggregate(part, part.windows[name].totals(include_sys=include_sys)) for name in WINDOWS
+            },
+            gsid_to_input_stats=_inputs(figures, include_sys) if bolt else None,
+            sid_to_output_stats=_outputs(part, figures, include_sys),
+            exec_stats=[
+                idl.ExecutorAggregateStats(
+                    exec_summary=_executor(one, stats=False),
+                    stats=_aggregate(
+                        part, one.windows[window].totals(include_sys=include_sys), capacity=one.capacity
+                    ),
+                )
+                for one in part.executors
+                if one.node is not None
+            ],
+            errors=_errors(part.errors, _ALL_ERRORS),
+            topology_status=facts.status,
+            resources_map={},
+        )
+
+    def supervisor_page(self, supervisor_id: str | None, host: str | None, include_sys: bool) -> Any:
+        """A SupervisorPageInfo of one supervisor, or of all on a host; :class:`NotAlive` when there is none."""
+        now = int(time.time())
+        every = supervisors_of(self._reader.view(), now_secs=now, workers=True)
+        chosen = [
+            one for one in every if one.id == supervisor_id or (not supervisor_id and one.info.host == host)
+        ]
+        if not chosen:
+            wanted = f"supervisor {supervisor_id!r:.200}" if supervisor_id else f"supervisor on {host!r:.200}"
+            alive = ", ".join(one.id for one in every) or "none"
+            raise NotAlive(f"no {wanted} is alive (alive: {alive})")
+        return load_idl().SupervisorPageInfo(
+            supervisor_summaries=[self._summaries.supervisor(one) for one in chosen],
+            worker_summaries=[
+                worker_summary(worker, now_secs=now, include_sys=include_sys)
+                for one in chosen
+                for worker in one.workers
+            ],
+        )
+
+    def conf_text(self, topology_id: str) -> str:
+        """The normalised conf with the cluster's below it, as JSON without secrets."""
+        return json.dumps(public_conf(self._reader.runnable(topology_id).conf), default=str)
+
+    def _shown_conf(self, topology_id: str) -> str:
+        try:
+            return self.conf_text(topology_id)
+        except Unavailable:
+            return "{}"  # This nimbus lacks the code; the rest of the page is known.
+
+
+def _errors(errors: tuple[TaskError, ...], choice: int) -> list[Any]:
+    if choice == _NO_ERRORS:
+        return []
+    return [_error(one) for one in (errors[:1] if choice == _ONE_ERROR else errors)]
+
+
+def _error(error: TaskError) -> Any:
+    return load_idl().ErrorInfo(
+        error=error.error, error_time_secs=i32(error.time), host=error.host, port=i32(error.port)
+    )
+
+
+def _executor(one: ExecutorFacts, *, stats: bool = True) -> Any:
+    idl = load_idl()
+    return idl.ExecutorSummary(
+        executor_info=idl.ExecutorInfo(task_start=one.first, task_end=one.last),
+        component_id=one.component,
+        host=one.host,
+        port=one.port,
+        uptime_secs=i32(one.uptime_secs),
+        stats=_executor_stats(one) if stats and one.reported else None,
+    )
+
+
+def _executor_stats(one: ExecutorFacts) -> Any:
+    idl = load_idl()
+
+    def by_stream(name: str) -> dict[str, dict[str, Any]]:
+        return {window: dict(getattr(figures, name)) for window, figures in one.windows.items()}
+
+    def by_input(name: str) -> dict[str, dict[Any, Any]]:
+        return {
+            window: {_stream_id(key): value for key, value in getattr(figures, name).items()}
+            for window, figures in one.windows.items()
+        }
+
+    if one.kind == "bolt":
+        specific = idl.ExecutorSpecificStats(
+            bolt=idl.BoltStats(
+                acked=by_input("acked"),
+                failed=by_input("failed"),
+                process_ms_avg=by_input("process_ms"),
+                executed=by_input("executed"),
+                execute_ms_avg=by_input("execute_ms"),
+            )
+        )
+    else:
+        specific = idl.ExecutorSpecificStats(
+            spout=idl.SpoutStats(
+                acked=by_stream("acked"), failed=by_stream("failed"), complete_ms_avg=by_stream("complete_ms")
+            )
+        )
+    return idl.ExecutorStats(
+        emitted=by_stream("emitted"), transferred=by_stream("transferred"), specific=specific, rate=1.0
+    )
+
+
+def _stream_id(key: str) -> Any:
+    component, stream = split_input(key)
+    return load_idl().GlobalStreamId(componentId=component, streamId=stream)
+
+
+def _component(part: ComponentFacts, window: str, include_sys: bool) -> Any:
+    stats = _aggregate(
+        part, part.windows[window].totals(include_sys=include_sys), capacity=part.capacity, counts=True
+    )
+    if part.errors:
+        stats.last_error = _error(part.errors[0])
+    return stats
+
+
+def _aggregate(
+    part: ComponentFacts, totals: Totals, *, capacity: float | None = None, counts: bool = False
+) -> Any:
+    idl = load_idl()
+    common = idl.CommonAggregateStats(
+        num_executors=len(part.executors) if counts else None,
+        num_tasks=len(part.tasks) if counts else None,
+        emitted=totals.emitted,
+        transferred=totals.transferred,
+        acked=totals.acked,
+        failed=totals.failed,
+        resources_map={},
+    )
+    if part.kind == "bolt":
+        specific = idl.SpecificAggregateStats(
+            bolt=idl.BoltAggregateStats(
+                execute_latency_ms=totals.execute_ms,
+                process_latency_ms=totals.process_ms,
+                executed=totals.executed,
+                capacity=capacity,
+            )
+        )
+    else:
+        specific = idl.SpecificAggregateStats(
+            spout=idl.SpoutAggregateStats(complete_latency_ms=totals.complete_ms)
+        )
+    return idl.ComponentAggregateStats(
+        type=idl.ComponentType.BOLT if part.kind == "bolt" else idl.ComponentType.SPOUT,
+        common_stats=common,
+        specific_stats=specific,
+    )
+
+
+def _inputs(figures: WindowStats, include_sys: bool) -> dict[Any, Any]:
+    """What a bolt did by the stream that it came from."""
+    idl = load_idl()
+    found: dict[Any, Any] = {}
+    for key in sorted({*figures.executed, *figures.acked, *figures.failed}):
+        if not include_sys and is_system_name(split_input(key)[1]):
+            continue
+        found[_stream_id(key)] = idl.ComponentAggregateStats(
+            type=idl.ComponentType.BOLT,
+            common_stats=idl.CommonAggregateStats(
+                acked=figures.acked.get(key, 0), failed=figures.failed.get(key, 0)
+            ),
+            specific_stats=idl.SpecificAggregateStats(
+                bolt=idl.BoltAggregateStats(
+                    execute_latency_ms=figures.execute_ms.get(key, 0.0),
+                    process_latency_ms=figures.process_ms.get(key, 0.0),
+                    executed=figures.executed.get(key, 0),
+                )
+            ),
+        )
+    return found
+
+
+def _outputs(part: ComponentFacts, figures: WindowStats, include_sys: bool) -> dict[str, Any]:
+    """What it sent by stream; of a spout also what became of that."""
+    idl = load_idl()
+    spout = part.kind == "spout"
+    found: dict[str, Any] = {}
+    for stream in sorted({*figures.emitted, *figures.transferred}):
+        if not include_sys and is_system_name(stream):
+            continue
+        specific = (
+            idl.SpecificAggregateStats(
+                spout=idl.SpoutAggregateStats(complete_latency_ms=figures.complete_ms.get(stream, 0.0))
+            )
+            if spout
+            else idl.SpecificAggregateStats(bolt=idl.BoltAggregateStats())
+        )
+        found[stream] = idl.ComponentAggregateStats(
+            type=idl.ComponentType.SPOUT if spout else idl.ComponentType.BOLT,
+            common_stats=idl.CommonAggregateStats(
+                emitted=figures.emitted.get(stream, 0),
+                transferred=figures.transferred.get(stream, 0),
+                acked=figures.acked.get(stream, 0) if spout else None,
+                failed=figures.failed.get(stream, 0) if spout else None,
+            ),
+            specific_stats=specific,
+        )
+    return found
+
+
+def _topology_stats(facts: TopologyFacts, include_sys: bool) -> Any:
+    totals: Mapping[str, Mapping[str, float]] = {
+        window: facts.totals(window, include_sys=include_sys) for window in WINDOWS
+    }
+
+    def counts(name: str) -> dict[str, int]:
+        return {window: int(each[name]) for window, each in totals.items()}
+
+    return load_idl().TopologyStats(
+        window_to_emitted=counts("emitted"),
+        window_to_transferred=counts("transferred"),
+        window_to_complete_latencies_ms={
+            window: float(each["complete_ms"]) for window, each in totals.items()
+        },
+        window_to_acked=counts("acked"),
+        window_to_failed=counts("failed"),
+    )

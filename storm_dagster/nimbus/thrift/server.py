@@ -1,0 +1,271 @@
+"""The port: framed messages from many connections, with bounded memory and threads (hazards S12, S13, S23).
+
+Neither Thrift library has a server that survives strangers: each trusts the length in front of a frame, gives every
+connection a thread, or waits for ever. One event loop reads and writes here, calls run in a pool of threads, and
+whoever is slow or holds too much is the one that is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+from storm_dagster.http.authentication import certificate_state
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.nimbus.thrift.access import Peer
+from storm_dagster.nimbus.thrift.frames import MalformedFrame
+
+__all__ = ["ServerLimits", "ThriftServer"]
+
+_log = logging.getLogger(__name__)
+
+_READ_BYTES = 64 * 1024
+# asyncio keeps up to twice this of what a client sent too early, uncounted.
+_EARLY_BYTES = 16 * 1024
+_SWEEP_SECS = 1.0
+
+State = Literal["idle", "receiving", "working", "sending"]
+
+
+class ServerLimits:
+    """What strangers may take. Times in seconds, sizes in bytes."""
+
+    def __init__(
+        self,
+        *,
+        frame_bytes: int = 16_384_000,
+        threads: int = 64,
+        connections: int = 512,
+        held_bytes: int | None = None,
+        idle_secs: float = 600.0,
+        frame_secs: float = 60.0,
+        answer_secs: float = 60.0,
+    ) -> None:
+        self.frame_bytes = frame_bytes
+        """Largest frame; a longer one closes its connection before any of it is read."""
+        self.threads = threads
+        self.connections = connections
+        """Most connections; one more drops that which has been idle longest."""
+        self.held_bytes = max(64 << 20, 4 * frame_bytes) if held_bytes is None else held_bytes
+        """Most bytes of frames and answers of all connections; beyond it, the slowest one is dropped."""
+        self.idle_secs = idle_secs
+        """Storm's clients keep a connection for as long as they run."""
+        self.frame_secs = frame_secs
+        """From a frame's first byte to its last."""
+        self.answer_secs = answer_secs
+        """From an answer's first byte to its last."""
+
+
+class _Connection:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.peer = Peer(
+            host=str((writer.get_extra_info("peername") or ("",))[0]),
+            user=next(iter(certificate_state(writer).values()), None),
+        )
+        self.state: State = "idle"
+        self.since = time.monotonic()
+        self.held = 0
+
+    def become(self, state: State) -> None:
+        self.state = state
+        self.since = time.monotonic()
+
+    def drop(self) -> None:
+        self.writer.transport.abort()
+
+
+class ThriftServer:
+    """Serves ``answer(frame, peer) -> frame | None`` on an open socket, in a thread of its own.
+
+    ``answer`` is called by up to ``limits.threads`` threads at a time, never twice at once for one connection; a
+    :class:`MalformedFrame` from it closes the connection.
+    """
+
+    def __init__(
+        self,
+        answer: Callable[[bytes, Peer], bytes | None],
+        listener: socket.socket,
+        limits: ServerLimits,
+        *,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._answer = answer
+        self._listener = listener
+        self._limits = limits
+        self._tls = tls
+        self._connections: set[_Connection] = set()
+        self._held = 0
+        self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="nimbus-thrift-call")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ended: asyncio.Event | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="nimbus-thrift", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread serves."""
+        return self._thread.is_alive()
+
+    @property
+    def connections(self) -> int:
+        """How many clients are connected."""
+        return len(self._connections)
+
+    def start(self, timeout: float = 10.0) -> None:
+        """Begin to serve; :class:`Unavailable` when that does not happen in time."""
+        self._thread.start()
+        if not self._started.wait(timeout) or not self._thread.is_alive():
+            self.stop()
+            raise Unavailable("the Thrift service did not start: see nimbus's log")
+
+    def stop(self) -> None:
+        """End within a few seconds; calls that run are not waited for."""
+        loop, ended = self._loop, self._ended
+        if loop is not None and ended is not None and self._thread.is_alive():
+            try:
+                loop.call_soon_threadsafe(ended.set)
+            except RuntimeError:
+                pass  # It ended by itself in this moment.
+            self._thread.join(timeout=5)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._listener.close()
+
+    # -- the loop ------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        try:
+            asyncio.run(self._run())
+        except BaseException:
+            _log.exception("the Thrift service ended")
+        finally:
+            self._started.set()
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        handshake = {} if self._tls is None else {"ssl": self._tls, "ssl_handshake_timeout": 10.0}
+        server = await asyncio.start_server(
+            self._talk, sock=self._listener, limit=_EARLY_BYTES, start_serving=True, **handshake
+        )
+        self._started.set()
+        sweeping = asyncio.create_task(self._sweep())
+        await self._ended.wait()
+        sweeping.cancel()
+        server.close()
+        for connection in list(self._connections):
+            connection.drop()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= self._limits.connections and not self._drop_one():
+            writer.transport.abort()
+            return
+        connection = _Connection(writer)
+        self._connections.add(connection)
+        try:
+            while (frame := await self._receive(connection, reader)) is not None:
+                await self._reply(connection, frame)
+        except MalformedFrame as error:
+            _log.info("a Thrift client is disconnected: %s", error)
+        except (OSError, EOFError, asyncio.IncompleteReadError):
+            pass
+        except Exception:
+            _log.exception("a Thrift connection failed")
+        finally:
+            self._hold(connection, -connection.held)
+            self._connections.discard(connection)
+            connection.drop()
+
+    async def _receive(self, connection: _Connection, reader: asyncio.StreamReader) -> bytes | None:
+        """The next frame; ``None`` at the orderly end of the connection."""
+        connection.become("idle")
+        head = await reader.read(4)
+        if not head:
+            return None
+        connection.become("receiving")
+        if len(head) < 4:
+            head += await reader.readexactly(4 - len(head))
+        size = int.from_bytes(head, "big", signed=True)
+        if not 0 < size <= self._limits.frame_bytes:
+            raise MalformedFrame(
+                f"a frame of {size} bytes (first bytes {head!r}), at most {self._limits.frame_bytes} are taken "
+                "(nimbus.thrift.max_buffer_size)"
+            )
+        frame = bytearray()
+        while len(frame) < size:
+            chunk = await reader.read(min(_READ_BYTES, size - len(frame)))
+            if not chunk:
+                return None
+            frame += chunk
+            self._hold(connection, len(chunk))
+        return bytes(frame)
+
+    async def _reply(self, connection: _Connection, frame: bytes) -> None:
+        connection.become("working")
+        assert self._loop is not None
+        answer = await self._loop.run_in_executor(self._threads, self._answer, frame, connection.peer)
+        self._hold(connection, -connection.held)
+        if answer is None:
+            return
+        connection.become("sending")
+        self._hold(connection, len(answer))
+        connection.writer.write(len(answer).to_bytes(4, "big"))
+        connection.writer.write(answer)
+        await connection.writer.drain()
+        # What drain leaves in the transport's buffer is at most its high-water mark.
+        self._hold(connection, -connection.held)
+
+    # -- the limits ----------------------------------------------------------------------------------------
+
+    def _hold(self, connection: _Connection, count: int) -> None:
+        connection.held += count
+        self._held += count
+        while self._held > self._limits.held_bytes:
+            # Only receiving and sending make it more, so that there is somebody to drop.
+            holders = [c for c in self._connections if c.held and c.state in ("receiving", "sending")]
+            slowest = min(holders, key=lambda c: c.since, default=None)
+            if slowest is None:
+                return
+            _log.warning("a Thrift client is dropped: %d bytes are held for all clients", self._held)
+            self._held -= slowest.held
+            slowest.held = 0
+            self._connections.discard(slowest)
+            slowest.drop()
+
+    def _drop_one(self) -> bool:
+        """Make room for a new connection; ``False`` when everybody is busy."""
+        now = time.monotonic()
+        idle = [c for c in self._connections if c.state == "idle"]
+        slow = [c for c in self._connections if c.state == "receiving" and now - c.since > 5]
+        found = min(idle or slow, key=lambda c: c.since, default=None)
+        if found is None:
+            _log.warning("a Thrift client is refused: %d are connected and busy", len(self._connections))
+            return False
+        self._connections.discard(found)
+        found.drop()
+        return True
+
+    async def _sweep(self) -> None:
+        """Drop those whose time is up."""
+        allowed = {
+            "idle": self._limits.idle_secs,
+            "receiving": self._limits.frame_secs,
+            "sending": self._limits.answer_secs,
+        }
+        while True:
+            await asyncio.sleep(min(_SWEEP_SECS, *allowed.values()))
+            now = time.monotonic()
+            for connection in list(self._connections):
+                limit = allowed.get(connection.state)
+                if limit is not None and now - connection.since > limit:
+                    _log.info(
+                        "a Thrift client is dropped: %s for %.0f s", connection.state, now - connection.since
+                    )
+                    connection.drop()

@@ -1,0 +1,57 @@
+"""The Thrift service of one nimbus, wired."""
+
+from __future__ import annotations
+
+import logging
+import socket
+
+from storm_dagster.http.authentication import groups_of
+from storm_dagster.model.security import Security
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.submitting import Submissions
+from storm_dagster.nimbus.thrift.access import Access
+from storm_dagster.nimbus.thrift.dispatch import Dispatcher
+from storm_dagster.nimbus.thrift.handler import REFUSED, NimbusHandler
+from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
+from storm_dagster.nimbus.topology_access import topology_conf_reader
+
+__all__ = ["ThriftService"]
+
+_log = logging.getLogger(__name__)
+
+
+class ThriftService:
+    """Storm's Nimbus service on an open socket."""
+
+    def __init__(
+        self, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, listener: socket.socket
+    ) -> None:
+        self._handler = NimbusHandler(nimbus, reader, submissions)
+        limits = ServerLimits(
+            frame_bytes=nimbus.conf["nimbus.thrift.max_buffer_size"],
+            threads=nimbus.conf["nimbus.thrift.threads"],
+        )
+        security = Security.of(nimbus.conf)
+        access = Access(security, nimbus.conf.values, topology_conf_reader(nimbus, reader), groups_of)
+        dispatcher = Dispatcher(self._handler, REFUSED, access.check)
+        tls = security.server_context() if security.tls else None
+        self._server = ThriftServer(dispatcher.answer, listener, limits, tls=tls)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its thread serves."""
+        return self._server.alive
+
+    def start(self) -> None:
+        """Begin to serve; :class:`Unavailable` when that does not happen in time."""
+        self._server.start()
+
+    def advance(self, now: float) -> None:
+        """Expire idle transfers; called by the upkeep thread."""
+        self._handler.advance(now)
+
+    def stop(self) -> None:
+        """End within a few seconds."""
+        self._server.stop()
+        self._handler.close()

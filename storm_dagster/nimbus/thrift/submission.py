@@ -1,0 +1,206 @@
+"""submitTopology: what a Storm client sends becomes an upload of ours, and a Dagster run (design 6.4, 6.6).
+
+Everything that can be known to be wrong is said before anything is stored. The conf keys of JStorm turn a
+submission over a running topology into a hot deploy or a gray upgrade (seed 004).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from storm_dagster.core.submission import (
+    check_conf,
+    normalize_conf,
+    normalize_topology,
+    number_tasks,
+    total_conf,
+    validate_topology,
+    with_system_components,
+)
+from storm_dagster.model.errors import AlreadyAlive, InvalidTopology, KeyNotFound, Unavailable
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.replicated_store import WriteTerms
+from storm_dagster.nimbus.submitting import Submissions
+from storm_dagster.nimbus.thrift.deploying import Deploy, deploy_of
+from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
+from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.operations.documents import encode_json
+
+__all__ = ["ANSWER_SECS", "TopologySubmission"]
+
+_log = logging.getLogger(__name__)
+
+ANSWER_SECS = 6.0
+"""streamparse's client gives up after 7 s."""
+_GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class _Checked:
+    """A submission in which nothing is wrong by itself."""
+
+    name: str
+    conf: dict[str, Any]
+    spec: TopologySpec
+    archive_sha256: str
+    inactive: bool
+    deploy: Deploy | None
+
+
+class TopologySubmission:
+    """Takes submissions at the leader."""
+
+    def __init__(self, nimbus: Nimbus, submissions: Submissions, lifecycle: LifecycleRequests) -> None:
+        self._nimbus = nimbus
+        self._submissions = submissions
+        self._lifecycle = lifecycle
+
+    def submit(
+        self, name: str | None, location: str | None, json_conf: str | None, topology: Any, options: Any
+    ) -> None:
+        """Accept the topology: its Dagster run is launched when this returns, within :data:`ANSWER_SECS`.
+
+        :class:`AlreadyAlive`, :class:`InvalidTopology`, and :class:`Unavailable` at a follower or without
+        Dagster. With a hot deploy or gray upgrade asked for, :class:`NotAlive` when the name does not run.
+        """
+        deadline = time.monotonic() + ANSWER_SECS - 0.5
+        self._nimbus.status.require()
+        checked = self._check(name, location, json_conf, topology, options)
+        within(deadline, lambda: self._launch(checked), f"the submission of {checked.name!r}")
+
+    def _check(
+        self, name: str | None, location: str | None, json_conf: str | None, topology: Any, options: Any
+    ) -> _Checked:
+        checked = check_topology_name(name)
+        source = f"the conf of topology {checked!r}"
+        conf, warnings = check_conf(
+            read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn"
+        )
+        deploy = deploy_of(conf)
+        if deploy is None:
+            self._refuse_alive(checked)
+        spec = read_topology_struct(topology, checked)
+        for component_id, kind, part in spec.components():
+            _, more = check_conf(part.conf, source=f"conf of {kind} {component_id!r}", unknown="warn")
+            warnings.extend(more)
+        self._validate(conf, spec)
+        for warning in warnings:
+            _log.warning("topology %s: %s", checked, warning)
+        return _Checked(
+            name=checked,
+            conf=conf,
+            spec=spec,
+            archive_sha256=self._archive(location),
+            inactive=_inactive(options),
+            deploy=deploy,
+        )
+
+    def _refuse_alive(self, name: str) -> None:
+        alive = self._nimbus.cluster.load_view().topology_named(name)
+        if alive is not None:
+            raise AlreadyAlive(
+                f"topology {name!r} is alive already (id {alive.id}, {alive.base.status}): kill it first, choose another name, "
+                "or set topology.hot.deploy.enable=true"
+            )
+
+    def _validate(self, conf: Mapping[str, Any], spec: TopologySpec) -> None:
+        """What the run's first stage would refuse, refused in the answer."""
+        cluster = self._nimbus.conf.values
+        total = total_conf(cluster, normalize_conf(cluster, conf, spec, f"{spec.name}-0-0"))
+        normal = normalize_topology(total, spec)
+        validate_topology(normal, total)
+        number_tasks(with_system_components(normal, total), total)
+
+    def _archive(self, location: str | None) -> str:
+        """The hash of the archive at a location that finishFileUpload ended; :class:`InvalidTopology` for any other."""
+        if not isinstance(location, str) or not location.isalnum() or len(location) > 64:
+            raise InvalidTopology(_no_archive(location))
+        try:
+            with self._nimbus.blobs.open(f"upload.{location}.archive") as stream:
+                if stream.read(2) != _GZIP and not zipfile.is_zipfile(stream):
+                    raise InvalidTopology(
+                        "the uploaded archive is neither zip (jar) nor tar.gz: pack the code as one of those"
+                    )
+            return self._nimbus.blobs.meta(f"upload.{location}.archive").sha256
+        except KeyNotFound:
+            raise InvalidTopology(_no_archive(location)) from None
+
+    def _launch(self, checked: _Checked) -> None:
+        """Store the parts under a handle of their own, so that a location may be used again, and launch."""
+        handle = self._nimbus.uploads.begin()
+        blobs = self._nimbus.blobs
+        try:
+            if blobs.put_content(f"upload.{handle}.archive", checked.archive_sha256, WriteTerms()) is None:
+                raise InvalidTopology(_no_archive(None))
+            blobs.put(f"upload.{handle}.source", b"thrift")
+            blobs.put(f"upload.{handle}.conf", encode_json(checked.conf))
+            blobs.put(f"upload.{handle}.topology", checked.spec.to_json())
+            self._nimbus.uploads.finish(handle)
+            token = f"thrift-{uuid.uuid4().hex}"
+            if checked.deploy is not None:
+                checked.deploy.launch(self._lifecycle, checked.name, handle, token)
+            else:
+                self._submissions.submit(
+                    {"name": checked.name, "handle": handle, "token": token, "inactive": checked.inactive}
+                )
+        except BaseException:
+            self._nimbus.uploads.cancel(handle)
+            raise
+
+
+def _inactive(options: Any) -> bool:
+    if options is None:
+        return False
+    if options.creds is not None and options.creds.creds:
+        raise InvalidTopology(
+            "credentials are not taken: put them where the workers find them (files, or topology.environment)"
+        )
+    status = load_idl().TopologyInitialStatus
+    if options.initial_status not in (None, status.ACTIVE, status.INACTIVE):
+        raise InvalidTopology(
+            f"initial status {options.initial_status!r} is none: use ACTIVE (1) or INACTIVE (2)"
+        )
+    return options.initial_status == status.INACTIVE
+
+
+def _no_archive(location: str | None) -> str:
+    return (
+        f"no uploaded archive {location!r:.80}: upload it (beginFileUpload, uploadChunk, finishFileUpload) to this nimbus, "
+        "and submit with the location that it gave"
+    )
+
+
+def within(deadline: float, work: Callable[[], None], what: str) -> None:
+    """Run ``work`` and raise what it raises; :class:`Unavailable` when it is not done by then. It goes on all the same."""
+    failure: list[BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failure.append(error)
+            if late.is_set():
+                _log.warning("%s, which its caller did not wait for, failed: %s", what, error)
+        finally:
+            done.set()
+
+    late = threading.Event()
+    threading.Thread(target=run, name="nimbus-thrift-submit", daemon=True).start()
+    if not done.wait(max(0.0, deadline - time.monotonic())):
+        late.set()
+        raise Unavailable(
+            f"{what} is still being started, because Dagster takes its time: look whether the topology appears before trying again"
+        )
+    if failure:
+        raise failure[0]

@@ -1,0 +1,184 @@
+"""Summaries of the cluster, its topologies, supervisors and workers as Storm's structures."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from storm_dagster.blobstore import BlobMeta
+from storm_dagster.core.submission import executors_of
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.names import code_key, jar_key
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.nimbus.blob_registry import BlobRegistry
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
+from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
+
+__all__ = ["Summaries", "i32", "resources", "version_number", "worker_summary"]
+
+_MOST_I32 = 2**31 - 1
+
+
+def i32(value: float | None) -> int:
+    """A number as a field of 32 bits holds it."""
+    return max(-_MOST_I32, min(_MOST_I32, int(value or 0)))
+
+
+def version_number(meta: BlobMeta) -> int:
+    """Storm's version of a blob: another number for another content."""
+    return int(meta.sha256[:15], 16)
+
+
+def resources(view: TopologyView) -> dict[str, float]:
+    """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from that."""
+    workers = view.assignment.workers if view.assignment else ()
+    memory = sum(worker.memory_bytes for worker in workers) / 2**20
+    cpu = float(sum(worker.cpu for worker in workers))
+    return {
+        "requested_memonheap": memory,
+        "requested_memoffheap": 0.0,
+        "requested_cpu": cpu,
+        "assigned_memonheap": memory,
+        "assigned_memoffheap": 0.0,
+        "assigned_cpu": cpu,
+    }
+
+
+def worker_summary(worker: WorkerFacts, *, now_secs: int, include_sys: bool) -> Any:
+    """One worker; components of the system are counted only with ``include_sys``."""
+    return load_idl().WorkerSummary(
+        supervisor_id=worker.node,
+        host=worker.host,
+        port=worker.port,
+        topology_id=worker.topology_id,
+        topology_name=worker.topology_name,
+        num_executors=worker.executors,
+        component_to_num_tasks={
+            component: count
+            for component, count in worker.tasks_by_component.items()
+            if include_sys or not component.startswith("__")
+        },
+        time_secs=i32(now_secs),
+        uptime_secs=i32(worker.uptime_secs),
+        requested_memonheap=worker.memory_mb,
+        requested_memoffheap=0.0,
+        requested_cpu=worker.cpu,
+        assigned_memonheap=worker.memory_mb,
+        assigned_memoffheap=0.0,
+        assigned_cpu=worker.cpu,
+    )
+
+
+class Summaries:
+    """Answers that need no statistics; the same at every nimbus."""
+
+    def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
+        self._nimbus = nimbus
+        self._reader = reader
+        self._registry = BlobRegistry(nimbus.cluster, nimbus.identity.address)
+
+    def cluster(self) -> Any:
+        """A ClusterSummary."""
+        view = self._reader.view()
+        now = int(time.time())
+        nimbuses = self.nimbuses()
+        leader = next((one for one in nimbuses if one.isLeader), None)
+        return load_idl().ClusterSummary(
+            supervisors=[self.supervisor(facts) for facts in supervisors_of(view, now_secs=now)],
+            nimbus_uptime_secs=leader.uptime_secs if leader is not None else 0,
+            topologies=self.topologies(view),
+            nimbuses=nimbuses,
+        )
+
+    def topologies(self, view: ClusterView) -> list[Any]:
+        """A TopologySummary for each, by name; those whose records are damaged are left out."""
+        ordered = sorted(view.topologies.values(), key=lambda one: (one.base.name, one.id))
+        copies = self.copies([code_key(one.id) for one in ordered])
+        return [self.topology(one, copies[code_key(one.id)]) for one in ordered]
+
+    def topology(self, topology: TopologyView, copies: int | None = None) -> Any:
+        """One TopologySummary; ``copies`` is the number of nimbuses that hold its code, if it is known."""
+        if copies is None:
+            copies = self.copies([code_key(topology.id)])[code_key(topology.id)]
+        assignment = topology.assignment
+        groups = executors_of(topology.tasks, topology.base.executors) if topology.tasks else {}
+        return load_idl().TopologySummary(
+            id=topology.id,
+            name=topology.base.name,
+            num_tasks=len(topology.tasks.component_of()) if topology.tasks else 0,
+            num_executors=sum(len(each) for each in groups.values()),
+            num_workers=len(assignment.workers) if assignment else 0,
+            uptime_secs=i32(max(0, time.time() - topology.base.launch_time_secs)),
+            status=topology.base.status,
+            storm_version=STORM_VERSION,
+            topology_version=self.topology_version(topology),
+            sched_status=self.sched_status(topology),
+            replication_count=copies,
+            **resources(topology),
+        )
+
+    def sched_status(self, topology: TopologyView) -> str:
+        """What the placement came to, in words."""
+        if topology.assignment is None:
+            return "not placed yet"
+        placed = len(topology.assignment.task_slots())
+        wanted = len(topology.tasks.component_of()) if topology.tasks else placed
+        return (
+            "Fully Scheduled" if placed >= wanted else f"{wanted - placed} of {wanted} tasks are not placed"
+        )
+
+    def topology_version(self, topology: TopologyView) -> str:
+        """The code that it runs: the first digits of the archive's hash, when this nimbus has it."""
+        prefix = topology.assignment.code_dir if topology.assignment else topology.id
+        key = jar_key(prefix)
+        return self._nimbus.blobs.meta(key).sha256[:16] if self._nimbus.blobs.exists(key) else ""
+
+    def copies(self, keys: list[str]) -> dict[str, int]:
+        """Key -> how many nimbuses are known to hold the newest content; a blob that is not announced counts as held here."""
+        if self._nimbus.blobs.shared:
+            return dict.fromkeys(keys, 1)
+        found = self._registry.read(keys)
+        return {key: len(found[key].newest_holders()) or int(self._nimbus.blobs.exists(key)) for key in keys}
+
+    def supervisor(self, facts: SupervisorFacts) -> Any:
+        """One SupervisorSummary."""
+        return load_idl().SupervisorSummary(
+            host=facts.info.host,
+            uptime_secs=i32(facts.uptime_secs),
+            num_workers=len(facts.info.ports),
+            num_used_workers=len(facts.used),
+            supervisor_id=facts.id,
+            version=facts.info.version,
+            total_resources={
+                "cpu.pcore.percent": float(facts.info.cpu),
+                "memory.mb": float(facts.info.memory_mb),
+            },
+            used_mem=facts.used_memory_mb,
+            used_cpu=facts.used_cpu,
+            fragmented_mem=0.0,
+            fragmented_cpu=0.0,
+            blacklisted=facts.blacklisted,
+        )
+
+    def nimbuses(self) -> list[Any]:
+        """A NimbusSummary for each that is alive, the leader first."""
+        return [
+            self._nimbus_summary(row["host"], row["port"], row["uptime_secs"], bool(row["leader"]))
+            for row in self._reader.cluster()["nimbuses"]
+        ]
+
+    def leader(self) -> Any:
+        """The leader's NimbusSummary; :class:`Unavailable` while there is none."""
+        for summary in self.nimbuses():
+            if summary.isLeader:
+                return summary
+        raise Unavailable(
+            f"no nimbus leads at the moment ({self._nimbus.identity.address} follows): try again in a few seconds"
+        )
+
+    def _nimbus_summary(self, host: str, port: int | None, uptime: int | None, leads: bool) -> Any:
+        return load_idl().NimbusSummary(
+            host=host, port=port or 0, uptime_secs=i32(uptime), isLeader=leads, version=STORM_VERSION
+        )

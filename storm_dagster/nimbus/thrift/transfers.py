@@ -1,0 +1,222 @@
+"""Files and blobs in chunks: uploads and downloads that expire when they are left idle (storm.md c.4).
+
+A session is a random word; no path or key of a caller is ever a file's name. What an upload has received lies in
+the inbox until it is finished, and becomes a blob then; cancelled, failed and expired ones leave nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import threading
+import time
+from pathlib import Path
+from typing import BinaryIO
+
+from storm_dagster.blobstore import BlobMeta
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
+from storm_dagster.nimbus.inbox import new_inbox_file
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.replicated_store import WriteTerms
+from storm_dagster.nimbus.time_cache_map import TimeCacheMap
+
+__all__ = ["Downloads", "Upload", "Uploading"]
+
+_log = logging.getLogger(__name__)
+_MOST_OPEN = 1000
+
+
+class Upload:
+    """A file of the inbox that grows by chunks; one caller at a time."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        self.path = path
+        self.key = key
+        """The blob that it will be."""
+        self.size = 0
+        self.lock = threading.Lock()
+        self.ended = False
+        self._digest = hashlib.sha256()
+        path.touch(exist_ok=False)
+
+    @property
+    def sha256(self) -> str:
+        """Hash of what has arrived."""
+        return self._digest.hexdigest()
+
+    def append(self, chunk: bytes) -> None:
+        """Write a chunk; opened each time, so that a thousand idle uploads hold no thousand descriptors."""
+        with self.path.open("ab") as sink:
+            sink.write(chunk)
+        self._digest.update(chunk)
+        self.size += len(chunk)
+
+    def discard(self) -> None:
+        """Remove what is left of the file; repeatable."""
+        self.ended = True
+        self.path.unlink(missing_ok=True)
+
+
+class Uploading:
+    """The uploads of one kind. ``what`` names a session in messages."""
+
+    def __init__(self, nimbus: Nimbus, *, expiry_secs: float, what: str) -> None:
+        self._nimbus = nimbus
+        self._what = what
+        self._most_bytes = int(nimbus.conf["nimbus.upload.max.bytes"])
+        self._open: TimeCacheMap[str, Upload] = TimeCacheMap(
+            expiry_secs, now=time.monotonic(), on_expire=self._expire, limit=_MOST_OPEN
+        )
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def advance(self, now: float) -> None:
+        """Expire what has been idle for too long; called by the upkeep thread."""
+        self._open.advance(now)
+
+    def begin(self, key: str | None = None) -> str:
+        """A new session for the blob ``key`` (``None``: the archive that is uploaded under the session's own name).
+
+        :class:`Unavailable` at a follower, and when too many are open.
+        """
+        self._nimbus.status.require()
+        session = secrets.token_hex(16)
+        try:
+            upload = Upload(new_inbox_file(self._nimbus.inbox), key or f"upload.{session}.archive")
+        except OSError as error:
+            raise _disk(error) from error
+        if not self._open.put(session, upload):
+            upload.discard()
+            raise Unavailable(f"{_MOST_OPEN} {self._what}s are open already: finish or cancel some, or wait")
+        return session
+
+    def append(self, session: str | None, chunk: bytes | None) -> None:
+        """Add a chunk, and begin the session's idle time anew; :class:`KeyNotFound` when there is none (any more)."""
+        self._nimbus.status.require()
+        upload = self._find(session)
+        if chunk is None:
+            raise InvalidRequest(f"no chunk for {self._what} {session}: send bytes")
+        with upload.lock:
+            if upload.ended:
+                raise self._gone(session)
+            if upload.size + len(chunk) > self._most_bytes:
+                self._end(session, upload)
+                raise InvalidRequest(
+                    f"the {self._what} is larger than {self._most_bytes} bytes and was dropped: send less, or raise "
+                    "nimbus.upload.max.bytes"
+                )
+            try:
+                upload.append(chunk)
+            except OSError as error:
+                self._end(session, upload)
+                raise _disk(error) from error
+
+    def finish(self, session: str | None) -> BlobMeta:
+        """Make it a blob, on as many nimbuses as the cluster asks for; the session ends, also by an error."""
+        self._nimbus.status.require()
+        upload = self._find(session)
+        with upload.lock:
+            if upload.ended:
+                raise self._gone(session)
+            try:
+                meta, _ = self._nimbus.blobs.put_file(upload.key, upload.path, upload.sha256, WriteTerms())
+            finally:
+                self._end(session, upload)
+        return meta
+
+    def cancel(self, session: str | None) -> None:
+        """End the session and leave nothing of it; :class:`KeyNotFound` for one that does not exist."""
+        upload = self._find(session)
+        with upload.lock:
+            self._end(session, upload)
+
+    def _end(self, session: str | None, upload: Upload) -> None:
+        self._open.remove(str(session))
+        upload.discard()
+
+    def _find(self, session: str | None) -> Upload:
+        upload = self._open.touch(session) if isinstance(session, str) else None
+        if upload is None:
+            raise self._gone(session)
+        return upload
+
+    def _gone(self, session: str | None) -> KeyNotFound:
+        return KeyNotFound(
+            f"no {self._what} {session!r:.60}: it was finished or cancelled, has expired, or began at another nimbus; "
+            "begin a new one"
+        )
+
+    def _expire(self, session: str, upload: Upload) -> None:
+        _log.info("%s %s was idle for too long and is dropped", self._what, session)
+        with upload.lock:
+            upload.discard()
+
+
+class _Download:
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream = stream
+        self.lock = threading.Lock()
+
+
+class Downloads:
+    """The downloads of one nimbus; each holds the version of its blob that it began with."""
+
+    def __init__(self, nimbus: Nimbus, *, expiry_secs: float) -> None:
+        self._nimbus = nimbus
+        self._chunk = int(nimbus.conf["storm.blobstore.inputstream.buffer.size.bytes"])
+        self._open: TimeCacheMap[str, _Download] = TimeCacheMap(
+            expiry_secs, now=time.monotonic(), on_expire=lambda _, d: self._close(d), limit=_MOST_DOWNLOADS
+        )
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def advance(self, now: float) -> None:
+        """Expire what has been idle for too long; called by the upkeep thread."""
+        self._open.advance(now)
+
+    def begin(self, key: str) -> tuple[str, BlobMeta]:
+        """A new session, and what it downloads; :class:`KeyNotFound` for a blob that is not here."""
+        meta, stream = self._nimbus.blobs.base.open_with_meta(key)
+        session = secrets.token_hex(16)
+        if not self._open.put(session, _Download(stream)):
+            stream.close()
+            raise Unavailable(
+                f"{_MOST_DOWNLOADS} downloads are open already: finish some, or wait until they expire"
+            )
+        return session, meta
+
+    def read(self, session: str | None) -> bytes:
+        """The next chunk; at the end an empty one, once, with which the session ends."""
+        download = self._open.touch(session) if isinstance(session, str) else None
+        if download is None:
+            raise KeyNotFound(f"no download {session!r:.60}: it has ended or expired; begin a new one")
+        with download.lock:
+            if download.stream.closed:
+                raise KeyNotFound(f"download {session} has expired: begin a new one")
+            chunk = download.stream.read(self._chunk)
+        if not chunk:
+            self._open.remove(str(session))
+            self._close(download)
+        return chunk
+
+    def close(self) -> None:
+        """Close every file."""
+        for session, download in self._open.build_map().items():
+            self._open.remove(session)
+            self._close(download)
+
+    @staticmethod
+    def _close(download: _Download) -> None:
+        with download.lock:
+            download.stream.close()
+
+
+_MOST_DOWNLOADS = 200
+"""Each holds a file open."""
+
+
+def _disk(error: OSError) -> Unavailable:
+    return Unavailable(f"the chunk cannot be stored ({error.strerror}): free space on nimbus's disk")
