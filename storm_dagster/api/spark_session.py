@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import InvalidTopology, Unavailable
+from storm_dagster.model.spark_token import with_spark_token
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -133,7 +134,8 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
 
             _check_listening(url)
             separator = "" if url.rstrip().endswith(";") else (";" if "/;" in url else "/;")
-            builder = SparkSession.builder.remote(f"{url}{separator}session_id={uuid.uuid4()}")
+            own = f"{url}{separator}session_id={uuid.uuid4()}"
+            builder = SparkSession.builder.remote(with_spark_token(own))
             for key, value in extra.items():
                 builder = builder.config(key, value)
             session = builder.create()

@@ -16,7 +16,9 @@ from storm_dagster.cli.log_setup import configure_daemon_logging
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.exposure import check_exposure, make_private
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
 
 __all__ = ["COMMANDS"]
 
@@ -26,6 +28,8 @@ log = logging.getLogger(__name__)
 def _daemon_conf(invocation: Invocation) -> ClusterConf:
     """The daemon's conf: files and ``-c``, never another cluster's ``cluster.json``."""
     conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
+    for warning in conf.warnings:
+        log.warning("%s", warning)
     if conf["storm.cluster.mode"] != "distributed":
         raise InvalidRequest(
             "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
@@ -37,7 +41,9 @@ def _home(invocation: Invocation, conf: ClusterConf) -> Path:
     home = (
         Path(conf["storm.local.dir"]).expanduser().absolute() if conf["storm.local.dir"] else invocation.home
     )
-    home.mkdir(parents=True, exist_ok=True)
+    # What daemons and their children write is for this user alone: specs, logs and blobs may hold secrets.
+    os.umask(0o077)
+    make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
     return home
 
@@ -90,7 +96,7 @@ def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_d
     command = zookeeper_command(
         Path(data_dir) if data_dir else home / "zookeeper",
         bound,
-        host=host or conf["storm.local.hostname"],
+        host=check_exposure(conf, "the embedded ZooKeeper", "zookeeper auth", host),
         tick_ms=conf["storm.zookeeper.tick.time"],
     )
     _become(command, home, "zookeeper", {"client": bound})
@@ -111,10 +117,11 @@ def spark(invocation: Invocation, warm_up: str | None) -> None:
     command = spark_connect_command(
         port,
         memory=conf["spark.driver.memory"],
-        host=conf["storm.local.hostname"],
+        host=check_exposure(conf, "the embedded Spark server", "secret"),
         local_dir=home / "spark",
     )
-    _become(command, home, "spark", {"connect": port}, spark_environment())
+    environment = {**spark_environment(), SPARK_TOKEN: spark_token(conf, home)}
+    _become(command, home, "spark", {"connect": port}, environment)
 
 
 def _run_first_jobs(conf: ClusterConf, remote: str) -> None:

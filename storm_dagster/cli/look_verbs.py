@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from typing import Any
 
@@ -11,6 +12,7 @@ from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import human_seconds, plain, print_json, print_table
 from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.security import public_conf
 
 __all__ = ["COMMANDS"]
 
@@ -22,6 +24,8 @@ def conf(invocation: Invocation, key: str | None) -> None:
     merged = invocation.conf
     if key is not None and key not in merged.values:
         raise InvalidRequest(f"conf key {key!r} is not set and not known: see `storm-dagster conf`")
+    # One key may be asked for by name, too: a secret is not shown to a terminal either.
+    merged = dataclasses.replace(merged, values=public_conf(merged.values))
     keys = [key] if key is not None else sorted(merged.values)
     if invocation.json:
         print_json(

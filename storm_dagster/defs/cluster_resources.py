@@ -16,6 +16,7 @@ from storm_dagster.defs.handles import ClusterHandle, ZooKeeperResource
 from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import SupervisorInfo, WorkerNode
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.security import Security
 
 __all__ = ["RunningWorker", "SupervisorsResource", "WorkersResource"]
 
@@ -102,9 +103,11 @@ class WorkersResource(_Finder):
     def stack_dump(self, worker: RunningWorker) -> dict[str, Any]:
         """What every thread of the worker does now, asked of the worker itself; :class:`Unavailable` if silent."""
         # zmq is not needed to load definitions.
+        from storm_dagster.operations.worker_curve import link_key_of
         from storm_dagster.operations.worker_requests import ask_worker
 
-        return ask_worker(worker.host, worker.port, worker.record.token, "stacks")
+        key = link_key_of(Security.of(self.conf()), worker.topology_id)
+        return ask_worker(worker.host, worker.port, worker.record.token, "stacks", link_key=key)
 
     def restart(self, worker: RunningWorker) -> int:
         """Let the worker end (SIGTERM), so that its supervisor starts it anew; the pid that was signalled.

@@ -21,6 +21,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.model.security import Security
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["BlobStoreResource", "ClusterHandle", "ZooKeeperResource", "leader_http"]
@@ -112,12 +113,14 @@ class BlobStoreResource(ClusterHandle):
         if self.local_dir:
             yield LocalBlobStore(Path(self.local_dir))
         elif self._held is None:
-            with NimbusBlobClient(lambda: leader_http(cluster)) as client:
+            with NimbusBlobClient(lambda: leader_http(cluster), security=Security.of(self.conf())) as client:
                 yield client
         else:
             # A client that was made for another session would ask a closed one for its leader.
             if self._client is None or self._client[0] is not cluster:
-                client = self._held.enter_context(NimbusBlobClient(lambda: leader_http(cluster)))
+                client = self._held.enter_context(
+                    NimbusBlobClient(lambda: leader_http(cluster), security=Security.of(self.conf()))
+                )
                 self._client = (cluster, client)
             yield self._client[1]
 

@@ -14,6 +14,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
 
 __all__ = ["HttpService"]
@@ -36,6 +37,7 @@ class _BoundedProtocol(_Base):
     def connection_made(self, transport: Any) -> None:
         """A peer connected."""
         super().connection_made(transport)
+        self.app_state = {**self.app_state, **certificate_state(transport)}
         self._head_bytes = 0
         self._idle_since = time.monotonic()
         self._look_again()

@@ -25,6 +25,8 @@ DEV_CONF = "dev.json"
 def write_dev_conf(home: Path, values: Conf) -> None:
     """Record what ``dev`` was given, so that the code location and clients see the same conf as the daemons."""
     temporary = home / f".{DEV_CONF}.{os.getpid()}.tmp"
+    # It may hold the cluster's secret.
+    temporary.touch(mode=0o600)
     temporary.write_text(json.dumps(dict(values)) + "\n", encoding="utf-8")
     os.replace(temporary, home / DEV_CONF)
 

@@ -31,6 +31,8 @@ class WorkerSpec(BaseModel):
     """Name of the working folder ``HOME/workers/<worker_id>``; new for every start."""
     token: str
     """Start token, unguessable and new for every start: frames and requests of this process carry it."""
+    link_key: str = ""
+    """Key of the links between this topology's workers, in hex; ``""``: they are open, on loopback."""
     topology_id: str
     node: str
     """Supervisor id."""

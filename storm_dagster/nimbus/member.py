@@ -9,6 +9,7 @@ from pathlib import Path
 
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.dagster_client import DagsterClient
 from storm_dagster.nimbus.leader_status import LeaderStatus
 from storm_dagster.nimbus.replicated_store import NimbusBlobStore
@@ -16,8 +17,11 @@ from storm_dagster.nimbus.replication import Peer
 from storm_dagster.nimbus.unreported import Unreported
 from storm_dagster.nimbus.uploads import Uploads
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.inimbus import INimbus
+from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_dagster.zk.view_loading import load_view
 
 __all__ = ["Identity", "Nimbus"]
 
@@ -32,6 +36,8 @@ class Identity:
     thrift_port: int
     http_port: int
     version: str
+    scheme: str = "http"
+    """``https`` when its services speak TLS."""
     started: float = field(default_factory=time.monotonic)
     started_secs: int = field(default_factory=lambda: int(time.time()))
     """Epoch seconds of this machine (shown, never compared)."""
@@ -45,7 +51,7 @@ class Identity:
     def http(self) -> str:
         """Base URL of its HTTP service."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.http_port}"
+        return f"{self.scheme}://{host}:{self.http_port}"
 
     @property
     def uptime_secs(self) -> int:
@@ -68,10 +74,14 @@ class Nimbus:
     uploads: Uploads
     dagster: DagsterClient
     unreported: Unreported
-    wake_election: Callable[[], None] = lambda: None
-
     alarm: str | None = None
     """Why this leader's own healing pauses."""
+    inimbus: INimbus | None = None
+    """The plug-in of ``nimbus.inimbus.class``."""
+    reads: CachedReads | None = None
+    """Cached reads of the cluster's state, for what is shown; decisions read ZooKeeper itself."""
+    wake_election: Callable[[], None] = lambda: None
+
     def operations(self, epoch: int) -> OperationsContext:
         """The context for operations that this nimbus does itself, fenced with the epoch it leads in.
 
@@ -79,8 +89,19 @@ class Nimbus:
         reassignments and due transitions (design 8.2).
         """
         return OperationsContext(
-            cluster=self.cluster, blobs=self.blobs, conf=self.conf, planner=plan_placement, epoch=epoch
+            cluster=self.cluster,
+            blobs=self.blobs,
+            conf=self.conf,
+            planner=plan_placement,
+            epoch=epoch,
+            inimbus=self.inimbus,
         )
+
+    def shown_view(self) -> ClusterView:
+        """The cluster as it is now, for documents and pages: rarely changing nodes come from the cache."""
+        if self.reads is None:
+            return self.cluster.load_view()
+        return load_view(self.reads, self.cluster.cluster_id())
 
     def peers(self) -> list[Peer]:
         """Every other nimbus that is alive, the leader included."""

@@ -17,7 +17,11 @@ from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavai
 from storm_dagster.model.exposure import address_beyond_loopback, check_exposure
 from storm_dagster.model.run_file import start_ticks
 from storm_dagster.model.security import Security
+from storm_dagster.nimbus.container import ContainerHeartbeat
 from storm_dagster.nimbus.replicated_store import BaseStore
+from storm_dagster.zk.cached_state import CachedReads
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.disk_cache import open_disk_cache
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = [
@@ -25,9 +29,11 @@ __all__ = [
     "check_bind",
     "check_mode",
     "choose_port",
+    "container_heartbeat",
     "listen",
     "open_blob_store",
     "open_cluster",
+    "open_reads",
     "resolve_nimbus_id",
     "thrift_host",
 ]
@@ -148,6 +154,27 @@ def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
         return FsspecBlobStore(place)
     # Several nimbuses of one machine must not share a local folder: each is a copy of its own.
     return LocalBlobStore(Path(place) / folder.name / "blobs" if place else folder / "blobs")
+
+
+def open_reads(conf: ClusterConf, folder: Path, cluster: StormClusterState) -> CachedReads | None:
+    """The two-level read cache (``nimbus.cache.class``, ``nimbus.cache.reset``); ``None`` on another state store."""
+    if not isinstance(cluster.state, ZooKeeperClusterState):
+        return None
+    disk = open_disk_cache(folder / "cache", conf["nimbus.cache.class"], reset=conf["nimbus.cache.reset"])
+    return CachedReads(cluster.state, disk)
+
+
+def container_heartbeat(conf: ClusterConf, folder: Path) -> ContainerHeartbeat | None:
+    """The beats exchanged with nimbus's container, when ``container.nimbus.heartbeat`` names its folder."""
+    place = conf["container.nimbus.heartbeat"]
+    if not place:
+        return None
+    return ContainerHeartbeat(
+        Path(place),
+        folder / "nimbus.heartbeat",
+        timeout_secs=conf["container.heartbeat.timeout.seconds"],
+        pause_secs=conf["container.heartbeat.frequence"],
+    )
 
 
 def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClusterState:

@@ -9,7 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.security import Security
 from storm_dagster.model.view import TopologyView
+from storm_dagster.operations.worker_curve import link_key_of
 from storm_dagster.operations.worker_requests import ask_topology_master
 
 __all__ = ["TopologyStats"]
@@ -23,7 +25,8 @@ _LEFT_ALONE_SECS = 2.0
 class TopologyStats:
     """Asks topology masters, and remembers for a moment which of them are silent."""
 
-    def __init__(self) -> None:
+    def __init__(self, security: Security | None = None) -> None:
+        self._security = security or Security()
         self._silent: dict[str, float] = {}
         self._lock = threading.Lock()
 
@@ -35,7 +38,8 @@ class TopologyStats:
             if topology.id in self._silent:
                 return None
         try:
-            answer = ask_topology_master(topology, timeout=_ANSWER_SECS)
+            key = link_key_of(self._security, topology.id)
+            answer = ask_topology_master(topology, timeout=_ANSWER_SECS, link_key=key)
         except StormDagsterError as error:
             _log.info("the topology master of %s answered with an error: %s", topology.id, error)
             answer = None

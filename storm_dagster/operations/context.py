@@ -14,6 +14,7 @@ from storm_dagster.core.liveness import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.submission import total_conf
+from storm_dagster.core.submission.conf import FORCED_SCHEDULER
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, NotAlive, Unavailable
 from storm_dagster.model.names import code_key, conf_key, topology_name_of
@@ -21,6 +22,7 @@ from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.inimbus import INimbus, forced_scheduler, load_inimbus
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -54,9 +56,17 @@ class OperationsContext:
     checkpoint: Callable[[str], None] = no_observer
     """Hears ``before.<step>`` and ``after.<step>`` of every step (:mod:`storm_dagster.operations.steps`)."""
 
+    inimbus: INimbus | None = None
+    """The plug-in of ``nimbus.inimbus.class``; made here when the conf names one and none is given."""
+
+    def __post_init__(self) -> None:
+        if self.inimbus is None and self.conf.get("nimbus.inimbus.class"):
+            object.__setattr__(self, "inimbus", load_inimbus(self.conf))
+
     def values(self) -> dict[str, Any]:
-        """The cluster conf as a plain map."""
-        return self.conf.values
+        """The cluster conf as a plain map, with the scheduler that a plug-in forces."""
+        forced = forced_scheduler(self.inimbus)
+        return self.conf.values if forced is None else {**self.conf.values, FORCED_SCHEDULER: forced}
 
     def limits(self) -> LivenessLimits:
         """The cluster's liveness limits."""
@@ -99,21 +109,21 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
     return topology
 
 
-def load_runnable(ctx: OperationsContext, topology_id: str) -> Runnable:
-    """Conf and topology of a running topology from its blobs.
+def load_runnable(ctx: OperationsContext, code_dir: str) -> Runnable:
+    """Conf and topology of a running topology from its blobs (:attr:`TopologyView.code_dir` names them).
 
     :class:`Unavailable` when nobody holds them now (it is degraded, never deleted for that: F9),
     :class:`Corrupt` when they are damaged.
     """
     try:
-        raw_conf = ctx.blobs.read(conf_key(topology_id))
-        raw_code = ctx.blobs.read(code_key(topology_id))
+        raw_conf = ctx.blobs.read(conf_key(code_dir))
+        raw_code = ctx.blobs.read(code_key(code_dir))
     except KeyNotFound as error:
         raise Unavailable(
-            f"topology {topology_id} is degraded, no nimbus holds its code ({error.message}): "
+            f"topology code {code_dir} is degraded, no nimbus holds its code ({error.message}): "
             "start the nimbus that holds it, or kill and submit it again"
         ) from None
-    conf = decode_json(raw_conf, conf_key(topology_id))
+    conf = decode_json(raw_conf, conf_key(code_dir))
     if not isinstance(conf, dict):
-        raise Corrupt(f"blob {conf_key(topology_id)} is no map: kill the topology and submit it again")
+        raise Corrupt(f"blob {conf_key(code_dir)} is no map: kill the topology and submit it again")
     return Runnable(spec=decode_topology(raw_code), conf=total_conf(ctx.values(), conf))

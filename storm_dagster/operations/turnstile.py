@@ -45,9 +45,12 @@ def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> list[
     """Commit as the step ``name``; a lost connection becomes :class:`ReplyLost`."""
     with step(ctx, name):
         try:
-            return transaction.commit()
+            landed = transaction.commit()
         except Unavailable as error:
             raise ReplyLost(error.message) from error
+        for call in transaction.afterwards:
+            call()
+        return landed
 
 
 def lost_race(error: StormDagsterError) -> bool:

@@ -11,14 +11,17 @@ from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import encode_request
+from storm_dagster.operations.worker_curve import secure_client
 
 __all__ = ["ask_topology_master", "ask_worker"]
 
 Question = Literal["stats", "stacks", "ping"]
 
 
-def ask_worker(host: str, port: int, token: str, op: Question, timeout: float = 2.0) -> dict[str, Any]:
-    """The worker's answer. ``token`` is the start token in its ZooKeeper node.
+def ask_worker(
+    host: str, port: int, token: str, op: Question, timeout: float = 2.0, link_key: str = ""
+) -> dict[str, Any]:
+    """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of its topology.
 
     Raises :class:`Unavailable` when it does not answer within ``timeout`` seconds.
     """
@@ -27,6 +30,7 @@ def ask_worker(host: str, port: int, token: str, op: Question, timeout: float = 
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RECONNECT_IVL, 50)
     try:
+        secure_client(socket, link_key)
         socket.connect(f"tcp://{host}:{port}")
         socket.send(encode_request(op, token))
         if not socket.poll(int(timeout * 1000)):
@@ -44,7 +48,9 @@ def ask_worker(host: str, port: int, token: str, op: Question, timeout: float = 
     return document
 
 
-def ask_topology_master(view: TopologyView, timeout: float = 2.0) -> dict[str, Any] | None:
+def ask_topology_master(
+    view: TopologyView, timeout: float = 2.0, link_key: str = ""
+) -> dict[str, Any] | None:
     """Statistics of the whole topology, or ``None`` while its topology master runs nowhere or is silent.
 
     ``{"tasks": {id: {"status", "component", "node", "port", "uptime_secs", "stats", "windows", "streams",
@@ -61,7 +67,7 @@ def ask_topology_master(view: TopologyView, timeout: float = 2.0) -> dict[str, A
             if node is None:
                 return None
             try:
-                return ask_worker(worker.host, worker.port, node.token, "stats", timeout)
+                return ask_worker(worker.host, worker.port, node.token, "stats", timeout, link_key)
             except Unavailable:
                 return None
     return None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.model.spark_token import with_spark_token
 from storm_dagster.spark.pinned import (
     ClusterSessionIds,
     FixedSessionIds,
@@ -110,7 +111,7 @@ class ConnectPlanner:
         if self._session is not None and self._session[0] == session_id:
             return self._session[1]
         self.close()
-        url = remote_with_session(self.remote, session_id)
+        url = with_spark_token(remote_with_session(self.remote, session_id))
         session: SparkSession | None = None
         if self._open_session is not None:
             session = self._open_session({"spark.remote": url})

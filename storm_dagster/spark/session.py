@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.spark_token import with_spark_token
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +66,7 @@ def open_connect(remote: str) -> SparkSession:
 
     # Without it pyspark.sql.functions look for a classic context: pyspark's own builder sets it too.
     os.environ["SPARK_CONNECT_MODE_ENABLED"] = "1"
-    session = ConnectSession(connection=remote)
+    session = ConnectSession(connection=with_spark_token(remote))
     session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
     # Stopping it in one process must not end it for the others.
     session.release_session_on_close = False

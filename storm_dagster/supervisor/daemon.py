@@ -26,8 +26,10 @@ from storm_dagster.core.slot_claims import SlotClaims, check_ports
 from storm_dagster.core.slot_model import SlotLimits, Work
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.model.exposure import check_exposure
 from storm_dagster.model.records import SupervisorInfo
 from storm_dagster.model.run_file import RunFile, boot_id
+from storm_dagster.model.security import Security
 from storm_dagster.supervisor.adoption import FoundWorker, find_workers, remove_stale_folders
 from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
@@ -123,6 +125,7 @@ class Supervisor:
             idle_secs=conf["nimbus.file.copy.expiration.secs"],
             max_bytes=conf["nimbus.upload.max.bytes"],
             chunk_bytes=conf["storm.blobstore.inputstream.buffer.size.bytes"],
+            security=Security.of(conf),
             stop=self._stopping,
         )
         self.table = SlotTable(
@@ -327,6 +330,7 @@ def run(
     """
     if conf["storm.cluster.mode"] == "local":
         raise InvalidRequest("storm.cluster.mode is local: daemons run in mode distributed; remove the key")
+    check_exposure(conf, "the supervisor's workers", "secret")
     home = home.resolve()
     chosen = tuple(ports if ports is not None else conf["supervisor.slots.ports"])
     wrong = check_ports(chosen)

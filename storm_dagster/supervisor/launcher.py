@@ -19,7 +19,9 @@ import storm_dagster
 from storm_dagster.core.slot_model import Work
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.model.run_file import RunFile, boot_id, start_ticks
+from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.operations.worker_curve import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import WorkerProcess
@@ -28,6 +30,7 @@ __all__ = ["LaunchedWorker", "Launcher", "log_path", "worker_command", "worker_e
 
 _log = logging.getLogger(__name__)
 
+_KEPT_BACK = frozenset({"storm.secret", "storm.secret.file", "storm.tls.cert", "storm.tls.key", "storm.tls.ca"})
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
 
@@ -79,6 +82,9 @@ class Launcher:
         self._id = supervisor_id
         self._host = host
         self._conf = dict(cluster_conf)
+        self._security = Security.of(self._conf)
+        # User code runs in workers: they get keys of their own, never the cluster's.
+        self._handed = {key: value for key, value in self._conf.items() if key not in _KEPT_BACK}
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
         """Start a worker of ``work`` in slot ``port``.
@@ -98,7 +104,8 @@ class Launcher:
             host=self._host,
             port=port,
             home=str(self._home),
-            conf=self._conf,
+            conf=self._handed,
+            link_key=link_key_of(self._security, work.topology_id),
             code_dir=str(code.path),
             code=code.sha256[:16],
             heartbeat_path=str(folder / HEARTBEAT),

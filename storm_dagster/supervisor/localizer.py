@@ -35,6 +35,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import check_blob_key, code_key, conf_key, jar_key
+from storm_dagster.model.security import Security
 from storm_dagster.packaging.unpack import UnpackLimits, unpack_archive
 
 __all__ = ["LocalCode", "Localizer"]
@@ -68,6 +69,7 @@ class Localizer:
         max_bytes: int = 1 << 30,
         chunk_bytes: int = 1 << 16,
         limits: UnpackLimits | None = None,
+        security: Security | None = None,
         stop: threading.Event | None = None,
     ) -> None:
         """``sources``: base URLs of the nimbuses, best first, asked before each round of tries."""
@@ -86,9 +88,9 @@ class Localizer:
         """Whether :meth:`remove_unused` is at work: what looks whole may be about to go."""
         # Addresses of the cluster never go through a proxy of the environment.
         timeout = httpx.Timeout(idle_secs, connect=min(5.0, idle_secs))
-        self._http = httpx.Client(
-            timeout=timeout, trust_env=False, follow_redirects=False, headers={"Accept-Encoding": "identity"}
-        )
+        options = (security or Security()).client_options()
+        options["headers"]["Accept-Encoding"] = "identity"
+        self._http = httpx.Client(timeout=timeout, follow_redirects=False, **options)
 
     def prepare(self) -> None:
         """Make the folders and drop what an earlier process left half done."""

@@ -68,7 +68,7 @@ def _bind(spec: WorkerSpec, batch: int) -> Transport:
     deadline = time.monotonic() + _BIND_SECS
     while True:
         try:
-            return Transport(spec.host, spec.port, spec.token, batch)
+            return Transport(spec.host, spec.port, spec.token, batch, spec.link_key)
         except Unavailable:
             if time.monotonic() >= deadline:
                 raise

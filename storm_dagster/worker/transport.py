@@ -18,6 +18,7 @@ import zmq
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.wire import MAX_FRAME_BYTES, Frame, encode_frame
+from storm_dagster.operations.worker_curve import secure_client, secure_server
 
 __all__ = ["Backlog", "Peer", "Transport"]
 
@@ -130,10 +131,14 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
 
 
 class Transport:
-    """The sockets of a worker. Loop's thread only, but for :meth:`wake`."""
+    """The sockets of a worker. Loop's thread only, but for :meth:`wake`.
 
-    def __init__(self, host: str, port: int, token: str, batch: int) -> None:
+    With a ``link_key`` (the cluster has a secret) only who knows it can speak to the worker.
+    """
+
+    def __init__(self, host: str, port: int, token: str, batch: int, link_key: str = "") -> None:
         self.token = token
+        self._link_key = link_key
         self.batch = batch
         self.peers: dict[tuple[str, int], Peer] = {}
         self.unsendable = 0
@@ -142,6 +147,7 @@ class Transport:
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.setsockopt(zmq.RCVHWM, _RECEIVE_FRAMES)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        secure_server(self._router, link_key)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         try:
             self._router.bind(f"tcp://{host}:{port}")
@@ -175,6 +181,7 @@ class Transport:
                 socket.setsockopt(zmq.IMMEDIATE, 1)
                 socket.setsockopt(zmq.RECONNECT_IVL, 20)
                 socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+                secure_client(socket, self._link_key)
                 socket.connect(f"tcp://{address}")
                 peer = self.peers[slot] = Peer(slot, address, socket)
             peer.alive = slot in living

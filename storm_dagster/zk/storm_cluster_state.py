@@ -11,6 +11,7 @@ from typing import Any
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, UnknownSubtree
+from storm_dagster.model.plugins import load_plugin
 from storm_dagster.model.records import (
     Assignment,
     Blacklist,
@@ -76,6 +77,21 @@ def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     return session
 
 
+def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
+    """ZooKeeper's, or what ``storm.cluster.state.store`` (``module:factory``) makes of the conf map."""
+    given = conf.values if isinstance(conf, ClusterConf) else conf
+    named = given.get("storm.cluster.state.store")
+    if not named:
+        return ZooKeeperClusterState(connect_session(given))
+    state = load_plugin("storm.cluster.state.store", named)({**default_conf(), **given})
+    if not isinstance(state, ClusterState):
+        raise InvalidRequest(
+            f"storm.cluster.state.store {named!r} made a {type(state).__name__}, which is no ClusterState: "
+            "it must offer every method of storm_dagster.zk.state_protocol.ClusterState"
+        )
+    return state
+
+
 class StormClusterState(StormOperations):
     """Everything that Storm keeps in ZooKeeper: seed 000's operations and those of this project's daemons.
 
@@ -108,7 +124,7 @@ class StormClusterState(StormOperations):
         makes the first-level nodes, and an id when none is given).
         """
         if isinstance(conf_or_state, ClusterConf | Mapping):
-            state: ClusterState = ZooKeeperClusterState(connect_session(conf_or_state))
+            state: ClusterState = _open_state(conf_or_state)
             owns = True
         else:
             state, owns = conf_or_state, False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +75,8 @@ class Transaction:
         self._operations: list[_Operation] = []
         self._size = 0
         self._committed = False
+        self.afterwards: list[Callable[[], None]] = []
+        """Called in order by whoever commits on behalf of others, once the transaction has landed."""
 
     @property
     def size(self) -> int:

@@ -19,7 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"model"},
     "zk": {"model", "core"},
     "blobstore": {"model", "core"},
-    "http": {"model"},
+    "http": {"model", "core"},
     "spark": {"model", "core"},
     "packaging": {"model", "api"},
     "operations": {"model", "core", "zk", "blobstore", "spark"},

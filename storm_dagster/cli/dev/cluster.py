@@ -27,8 +27,10 @@ from storm_dagster.model.endpoints import (
     SupervisorEndpoint,
 )
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.exposure import make_private
 from storm_dagster.model.home_conf import DEV_CONF, write_dev_conf
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.security import Security
 
 __all__ = ["DevCluster", "Reporter", "refuse_live_home"]
 
@@ -88,7 +90,8 @@ class DevCluster:
     @contextmanager
     def _claim(self):
         """Hold ``HOME/dev.lock`` and the run file of this process."""
-        self._home.mkdir(parents=True, exist_ok=True)
+        os.umask(0o077)
+        make_private(self._home)
         with (self._home / "dev.lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,6 +170,7 @@ class DevCluster:
         values = {
             "storm.zookeeper.servers": [plan.zookeeper],
             "storm.zookeeper.root": plan.conf["storm.zookeeper.root"],
+            "storm.zookeeper.auth.payload": plan.conf["storm.zookeeper.auth.payload"],
         }
         cluster_id = readiness.prepare_root(values, known, uuid.uuid4().hex)
         remembered.write_text(cluster_id + "\n", encoding="ascii")
@@ -178,15 +182,20 @@ class DevCluster:
             self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)
         ]
         self._write_cluster_file()
+        options = Security.of(plan.conf).client_options()
         urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
-        leader = self._wait(lambda: readiness.leader_url(urls), "nimbus", nimbuses)
+        leader = self._wait(lambda: readiness.leader_url(urls, options), "nimbus", nimbuses)
         self._wait(
-            lambda: all(readiness.get_json(f"{url}/healthz") for url in urls), "all nimbuses", nimbuses
+            lambda: all(readiness.get_json(f"{url}/healthz", options) for url in urls),
+            "all nimbuses",
+            nimbuses,
         )
         self._reporter.done("nimbus")
         wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
         self._wait(
-            lambda: wanted <= readiness.registered(readiness.leader_url(urls) or str(leader)),
+            lambda: (
+                wanted <= readiness.registered(readiness.leader_url(urls, options) or str(leader), options)
+            ),
             "supervisors",
             supervisors,
         )

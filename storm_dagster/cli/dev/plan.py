@@ -101,7 +101,7 @@ class ClusterPlan:
     @property
     def spark_remote(self) -> str:
         """The Connect URL of the embedded server, or what the conf names instead of it."""
-        return self.conf.get("spark.remote") or f"sc://{HOST}:{self.ports.spark}"
+        return self.conf.get("spark.remote") or f"sc://localhost:{self.ports.spark}"
 
     @property
     def embeds_spark(self) -> bool:
@@ -115,7 +115,7 @@ class ClusterPlan:
 
     def nimbus_url(self, index: int) -> str:
         """Base URL of a nimbus's HTTP service."""
-        return f"http://{HOST}:{self.ports.http[index]}"
+        return f"{'https' if self.conf['storm.tls.cert'] else 'http'}://{HOST}:{self.ports.http[index]}"
 
     def supervisor_id(self, index: int) -> str:
         """Stable over restarts of the cluster: assignments name it."""

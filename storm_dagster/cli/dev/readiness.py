@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -31,27 +31,27 @@ def listens(port: int, host: str = "127.0.0.1") -> bool:
         return False
 
 
-def get_json(url: str, timeout: float = 3.0) -> Any:
+def get_json(url: str, options: Mapping[str, Any] | None = None, timeout: float = 3.0) -> Any:
     """The JSON document there, ``None`` when there is none (yet)."""
     try:
-        answer = httpx.get(url, timeout=timeout, trust_env=False)
+        answer = httpx.get(url, timeout=timeout, **(options or {"trust_env": False}))
         return answer.json()
     except (httpx.HTTPError, ValueError):
         return None
 
 
-def leader_url(urls: Iterable[str]) -> str | None:
+def leader_url(urls: Iterable[str], options: Mapping[str, Any] | None = None) -> str | None:
     """Base URL of the nimbus that leads."""
     for url in urls:
-        document = get_json(f"{url}/healthz")
+        document = get_json(f"{url}/healthz", options)
         if isinstance(document, dict) and document.get("leader") is True:
             return url
     return None
 
 
-def registered(url: str) -> set[str]:
+def registered(url: str, options: Mapping[str, Any] | None = None) -> set[str]:
     """Ids of the supervisors that the nimbus at ``url`` sees."""
-    document = get_json(f"{url}/v1/cluster")
+    document = get_json(f"{url}/v1/cluster", options)
     rows = document.get("supervisors", []) if isinstance(document, dict) else []
     return {str(row.get("id")) for row in rows}
 
@@ -132,6 +132,7 @@ def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
         ",".join(merged["storm.zookeeper.servers"]),
         root=root,
         session_timeout_ms=merged["storm.zookeeper.session.timeout"],
+        auth=merged["storm.zookeeper.auth.payload"],
     )
     try:
         if known is None:

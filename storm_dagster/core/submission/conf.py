@@ -44,9 +44,20 @@ def check_conf(conf: object, *, source: str, unknown: Unknown = "error") -> tupl
         raise InvalidTopology(error.message) from None
 
 
+FORCED_SCHEDULER = "forced scheduler of nimbus.inimbus.class"
+"""Under this key the cluster's values name the strategy that a plug-in demands; no file can hold it."""
+
+
 def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
-    """Cluster conf with the topology's laid over it: what every decision about the topology reads."""
-    return {**cluster, **topology}
+    """Cluster conf with the topology's laid over it: what every decision about the topology reads.
+
+    Only the scheduler that the cluster forces (:data:`FORCED_SCHEDULER`) wins over the topology's own.
+    """
+    total = {**cluster, **topology}
+    total.pop(FORCED_SCHEDULER, None)
+    if cluster.get(FORCED_SCHEDULER):
+        total["topology.scheduler.strategy"] = cluster[FORCED_SCHEDULER]
+    return total
 
 
 def message_timeout_secs(conf: Conf) -> int:

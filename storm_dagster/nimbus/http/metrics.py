@@ -69,6 +69,15 @@ class _ClusterFigures(Collector):
         yield _gauge("storm_nimbus_unreported_deeds", "Deeds to report to Dagster", len(nimbus.unreported))
         connected = nimbus.cluster.session.connected
         yield _gauge("storm_nimbus_zookeeper_connected", "1 while ZooKeeper answers", connected)
+        if nimbus.reads is not None:
+            figures = GaugeMetricFamily(
+                "storm_nimbus_cached_reads",
+                "Reads of rarely changing nodes by who answered",
+                labels=["level"],
+            )
+            for level in ("memory", "disk", "zookeeper", "invalidated"):
+                figures.add_metric([level], getattr(nimbus.reads.figures, level))
+            yield figures
         try:
             view = self._reader.view()
         except StormDagsterError:

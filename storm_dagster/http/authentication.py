@@ -19,7 +19,6 @@ from urllib.parse import parse_qs
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from storm_dagster.core.authorization import (
     CLUSTER,
@@ -32,7 +31,7 @@ from storm_dagster.core.authorization import (
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
 from storm_dagster.model.security import Security
 
-__all__ = ["Authentication", "CertificateProtocol", "caller_of", "groups_of"]
+__all__ = ["Authentication", "TopologyConf", "caller_of", "certificate_state", "groups_of"]
 
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
@@ -44,6 +43,7 @@ _TOPOLOGY = re.compile(r"/v1/topologies/([^/]+)(/.*)?|/api/v1/topology/(?!summar
 _SUBMIT = re.compile(r"/v1/(submit|runs/[^/]+|uploads(/.*)?)")
 _LIST = frozenset({"/v1/topologies", "/api/v1/topology/summary"})
 _STATE = "storm.caller"
+_CERTIFICATE = "storm.certificate"
 
 TopologyConf = Callable[[str], Mapping[str, Any] | None]
 """Conf of a running topology by name or id; ``None`` when there is none."""
@@ -76,15 +76,10 @@ def groups_of(user: str) -> frozenset[str]:
     return frozenset(found)
 
 
-class CertificateProtocol(H11Protocol):
-    """uvicorn's protocol, telling the application which certificate the client showed."""
-
-    def connection_made(self, transport: Any) -> None:
-        """Note the certificate's common name."""
-        super().connection_made(transport)
-        link = transport.get_extra_info("ssl_object")
-        name = _common_name(link.getpeercert()) if link is not None else None
-        self.app_state = {**self.app_state, "storm.certificate": name}
+def certificate_state(transport: Any) -> dict[str, Any]:
+    """What the application is told of a connection: the common name of the client's certificate."""
+    link = transport.get_extra_info("ssl_object")
+    return {} if link is None else {_CERTIFICATE: _common_name(link.getpeercert())}
 
 
 def _common_name(certificate: Mapping[str, Any] | None) -> str | None:
@@ -142,7 +137,7 @@ class Authentication:
     def _identify(self, scope: Scope) -> Caller:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         host = str((scope.get("client") or ("",))[0])
-        certificate = (scope.get("state") or {}).get("storm.certificate")
+        certificate = (scope.get("state") or {}).get(_CERTIFICATE)
         if self._security.matches(_shown_secret(headers.get(b"authorization", ""))):
             caller = CLUSTER
         elif certificate is not None and self._security.ca is not None:

@@ -1,0 +1,104 @@
+"""Who may do what, once callers have proved who they are (Storm's ACL rules; hazards S14-S16).
+
+An absent or empty list means nobody, never everybody. Only administrators may do what is not named here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from storm_dagster.model.errors import NotAuthorized
+
+__all__ = ["CLUSTER", "Caller", "Operation", "authorize", "impersonate", "is_admin"]
+
+Operation = Literal["list", "submit", "topology", "admin"]
+"""``list``: names and states; ``submit``: uploads, submissions and their runs; ``topology``: look at or
+change one topology; ``admin``: everything else (blobs, other hosts, placements of others, all confs)."""
+
+Groups = Callable[[str], Collection[str]]
+"""The groups of a user."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks."""
+
+    name: str
+    cluster: bool = False
+    """The cluster itself: a daemon, a run or a client that knows its secret."""
+    host: str = ""
+    """Address that the request came from."""
+    via: str | None = None
+    """Who really asked, when that one acts for ``name``."""
+    groups: frozenset[str] = field(default_factory=frozenset)
+
+    def __str__(self) -> str:
+        return f"{self.name!r} through {self.via!r}" if self.via else repr(self.name)
+
+
+CLUSTER = Caller("storm", cluster=True)
+
+
+def _listed(caller: Caller, conf: Mapping[str, Any], users: str, groups: str) -> bool:
+    return caller.name in (conf.get(users) or ()) or not caller.groups.isdisjoint(conf.get(groups) or ())
+
+
+def is_admin(caller: Caller, conf: Mapping[str, Any]) -> bool:
+    """Whether the caller is the cluster itself, or named by ``nimbus.admins`` or ``nimbus.admins.groups``."""
+    return caller.cluster or _listed(caller, conf, "nimbus.admins", "nimbus.admins.groups")
+
+
+def authorize(
+    caller: Caller,
+    operation: Operation,
+    conf: Mapping[str, Any],
+    topology_conf: Mapping[str, Any] | None = None,
+) -> None:
+    """Raise :class:`NotAuthorized` unless the caller may.
+
+    ``topology`` takes the caller's name in ``topology.users`` or one of its groups in ``topology.groups`` of
+    ``topology_conf`` (``None``: there is no such topology, which only an administrator may learn).
+    """
+    if is_admin(caller, conf):
+        return
+    if operation in ("list", "submit"):
+        allowed = _listed(caller, conf, "nimbus.users", "nimbus.groups")
+    elif operation == "topology":
+        allowed = topology_conf is not None and _listed(
+            caller, topology_conf, "topology.users", "topology.groups"
+        )
+    else:
+        allowed = False
+    if not allowed:
+        remedy = {
+            "list": "nimbus.users or nimbus.groups",
+            "submit": "nimbus.users or nimbus.groups",
+            "topology": "topology.users or topology.groups of the topology",
+            "admin": "nimbus.admins or nimbus.admins.groups",
+        }[operation]
+        raise NotAuthorized(f"user {caller} may not do this: an administrator can add the user to {remedy}")
+
+
+def impersonate(caller: Caller, name: str, conf: Mapping[str, Any], groups: Groups) -> Caller:
+    """``caller`` acting for the user ``name``; :class:`NotAuthorized` without that right.
+
+    ``nimbus.impersonation.acl`` names, for each user who may do so, the ``hosts`` it may come from and the
+    ``groups`` whose members it may act for; ``"*"`` stands for all. The cluster itself acts for nobody else.
+    """
+    if name == caller.name:
+        return caller
+    entry = (conf.get("nimbus.impersonation.acl") or {}).get(caller.name)
+    theirs = frozenset(groups(name))
+    if (
+        caller.cluster
+        or not isinstance(entry, Mapping)
+        or not {"*", caller.host} & set(entry.get("hosts") or ())
+        or not ("*" in (entry.get("groups") or ()) or theirs & set(entry.get("groups") or ()))
+    ):
+        raise NotAuthorized(
+            f"user {caller.name!r} at {caller.host or 'an unknown host'} may not act for {name!r}: an administrator can "
+            "allow it in nimbus.impersonation.acl"
+        )
+    return Caller(name, host=caller.host, via=caller.name, groups=theirs)

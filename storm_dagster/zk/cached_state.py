@@ -1,0 +1,258 @@
+"""Reads of rarely changing nodes, served from memory and disk for as long as their watches keep silent.
+
+Unlike JStorm's cache, whose entries simply aged, a value is served only while a watch on its node is armed
+and has not fired. Before anything is served, the events that had arrived are processed: what a caller reads
+here is at least as new as what it read from ZooKeeper before (the server sends the event of a change before any
+answer that already knows of it). A connection that is interrupted empties the memory level, for its watches may
+be gone; the values on disk are then proved by their modification id, without being transferred again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sqlite3
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storm_dagster.model.view import Versioned
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.disk_cache import DiskCache
+
+__all__ = ["CacheFigures", "CachedReads"]
+
+_log = logging.getLogger(__name__)
+
+_RARELY_CHANGING = re.compile(r"/(topology|tasks|assignments|workers)/[^/]+(/[^/]+)?")
+"""Nodes kept by value. Heartbeat records and supervisors' records are rewritten all the time."""
+_RARELY_CHANGING_LISTS = re.compile(r"/workers/[^/]+")
+_MOST_BYTES = 32 << 20
+_MOST_CHANGES = 100_000
+_BARRIER_SECS = 1.0
+
+_Value = tuple[bytes, Versioned] | None
+
+
+@dataclass
+class CacheFigures:
+    """Reads of cacheable nodes since the start, by where they were answered."""
+
+    memory: int = 0
+    disk: int = 0
+    zookeeper: int = 0
+    invalidated: int = 0
+    """Entries dropped because their watch fired or the connection was interrupted."""
+
+
+class CachedReads(ZooKeeperClusterState):
+    """A :class:`ClusterState` on the session of another one, for readers; it never writes.
+
+    It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe.
+    """
+
+    def __init__(
+        self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES
+    ) -> None:
+        super().__init__(state.session)
+        self._disk = disk
+        self._most_bytes = most_bytes
+        self._guard = threading.Lock()
+        self._memory: OrderedDict[str, _Value] = OrderedDict()
+        self._bytes = 0
+        self._lists: dict[str, list[str] | None] = {}
+        # Nodes whose armed watch has been silent, and the modification id of the value it watches.
+        self._sure: dict[str, int] = {}
+        # Rises with each event of a node, and with each interruption: what was asked for before proves nothing.
+        self._changes: dict[str, int] = {}
+        self._interruptions = 0
+        self.figures = CacheFigures()
+        self.register(self._on_change)
+        self.add_listener(self._on_interruption)
+
+    # -- invalidation -----------------------------------------------------------------------------------
+
+    def _on_change(self, kind: str, path: str) -> None:
+        with self._guard:
+            self._changes[path] = self._changes.get(path, 0) + 1
+            self._drop(path)
+            crowded = len(self._changes) > _MOST_CHANGES
+        if crowded:
+            self._on_interruption("CROWDED")
+
+    def _on_interruption(self, connection: str) -> None:
+        if connection == "CONNECTED":
+            return
+        with self._guard:
+            self._interruptions += 1
+            self.figures.invalidated += len(self._memory) + len(self._lists)
+            self._memory.clear()
+            self._bytes = 0
+            self._lists.clear()
+            self._sure.clear()
+            self._changes.clear()
+
+    def _drop(self, path: str) -> None:
+        if path in self._sure or path in self._lists:
+            self.figures.invalidated += 1
+        self._sure.pop(path, None)
+        self._lists.pop(path, None)
+        self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        value = self._memory.pop(path, None)
+        if value is not None:
+            self._bytes -= len(value[0])
+
+    def _settle(self) -> None:
+        """Wait until the events that have arrived are processed."""
+        done = threading.Event()
+        self.session.dispatch(done.set)
+        if not done.wait(_BARRIER_SECS):
+            self._on_interruption("BUSY")
+
+    def _stamp(self, path: str) -> tuple[int, int]:
+        return self._interruptions, self._changes.get(path, 0)
+
+    # -- reading ----------------------------------------------------------------------------------------
+
+    def get_many(self, many: Sequence[str], watch: bool = False) -> list[_Value]:
+        """As the state itself; only nodes that change rarely are kept, and only without ``watch``."""
+        mine = [index for index, path in enumerate(many) if _RARELY_CHANGING.fullmatch(path)]
+        if watch or not mine:
+            return super().get_many(many, watch)
+        answers: list[_Value] = [None] * len(many)
+        asked: list[int] = [index for index in range(len(many)) if index not in set(mine)]
+        if asked:
+            for index, value in zip(asked, super().get_many([many[i] for i in asked]), strict=True):
+                answers[index] = value
+        self._settle()
+        lacking: list[int] = []
+        with self._guard:
+            for index in mine:
+                path = many[index]
+                if path in self._sure and path in self._memory:
+                    self._memory.move_to_end(path)
+                    answers[index] = self._memory[path]
+                    self.figures.memory += 1
+                else:
+                    lacking.append(index)
+            stamps = {many[index]: self._stamp(many[index]) for index in lacking}
+            sure = {path: self._sure[path] for path in stamps if path in self._sure}
+        if lacking:
+            found = self._fetch(list(stamps), sure)
+            self._keep(found, stamps)
+            for index in lacking:
+                answers[index] = found[many[index]]
+        return answers
+
+    def _fetch(self, wanted: list[str], sure: dict[str, int]) -> dict[str, _Value]:
+        """From disk what is still true there, the rest from ZooKeeper with a watch."""
+        kept = self._from_disk(wanted)
+        proven: dict[str, _Value] = {
+            path: value for path, value in kept.items() if sure.get(path) == value[1].mzxid
+        }
+        doubtful = [path for path in kept if path not in proven]
+        for path, stat in zip(doubtful, self._stats(doubtful), strict=True):
+            if stat == kept[path][1]:
+                proven[path] = kept[path]
+        rest = [path for path in wanted if path not in proven]
+        read = dict(zip(rest, super().get_many(rest, True), strict=True)) if rest else {}
+        with self._guard:
+            self.figures.disk += len(proven)
+            self.figures.zookeeper += len(read)
+        self._to_disk(read)
+        return {**proven, **read}
+
+    def _stats(self, many: list[str]) -> list[Versioned | None]:
+        full = [self.session.full(path) for path in many]
+        answers = self.session.pipeline([self._exists_watched(path) for path in full], "a read of versions")
+        for answer in answers:
+            if isinstance(answer, Exception):
+                raise answer
+        return [None if stat is None else Versioned(stat.version, stat.mzxid) for stat in answers]
+
+    def _keep(self, found: dict[str, _Value], stamps: dict[str, tuple[int, int]]) -> None:
+        with self._guard:
+            for path, value in found.items():
+                if self._stamp(path) != stamps[path]:
+                    continue
+                self._forget(path)
+                self._memory[path] = value
+                self._bytes += 0 if value is None else len(value[0])
+                self._sure[path] = -1 if value is None else value[1].mzxid
+            while self._bytes > self._most_bytes and self._memory:
+                # Its watch stays armed, so that the disk level answers for it without asking.
+                path, value = self._memory.popitem(last=False)
+                self._bytes -= 0 if value is None else len(value[0])
+
+    def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
+        """As the state itself; the lists of live workers are kept, without ``watch``."""
+        mine = {path for path in many if _RARELY_CHANGING_LISTS.fullmatch(path)}
+        if watch or not mine:
+            return super().find_children_many(many, watch)
+        self._settle()
+        with self._guard:
+            known = {path: self._lists[path] for path in mine if path in self._lists}
+            self.figures.memory += len(known)
+            stamps = {path: self._stamp(path) for path in mine if path not in known}
+        asked = [path for path in many if path not in known]
+        plain = [path for path in asked if path not in mine]
+        read = dict(zip(plain, super().find_children_many(plain), strict=True)) if plain else {}
+        watched = list(stamps)
+        if watched:
+            lists = dict(zip(watched, super().find_children_many(watched, True), strict=True))
+            read.update(lists)
+            with self._guard:
+                self.figures.zookeeper += len(lists)
+                for path, names in lists.items():
+                    if self._stamp(path) == stamps[path]:
+                        self._lists[path] = names
+        return [known[path] if path in known else read[path] for path in many]
+
+    # -- the disk level ---------------------------------------------------------------------------------
+
+    def _from_disk(self, many: list[str]) -> dict[str, tuple[bytes, Versioned]]:
+        if self._disk is None:
+            return {}
+        try:
+            rows = self._disk.get_many(many)
+        except (OSError, sqlite3.Error) as error:
+            _log.warning("the disk cache cannot be read: %s", error)
+            return {}
+        return {path: value for path, row in rows.items() if (value := _decoded(row)) is not None}
+
+    def _to_disk(self, read: dict[str, _Value]) -> None:
+        if self._disk is None or not read:
+            return
+        try:
+            self._disk.put_many({path: _encoded(value) for path, value in read.items() if value is not None})
+            gone = [path for path, value in read.items() if value is None]
+            if gone:
+                self._disk.remove(gone)
+        except (OSError, sqlite3.Error) as error:
+            _log.warning("the disk cache cannot be written: %s", error)
+
+    def close(self) -> None:
+        """Forget everything; the session belongs to the other state and stays open."""
+        self._active = False
+        self.remove_listener(self._on_interruption)
+        self._on_interruption("CLOSED")
+        if self._disk is not None:
+            self._disk.close()
+
+
+def _encoded(value: tuple[bytes, Versioned]) -> bytes:
+    head = json.dumps([value[1].version, value[1].mzxid]).encode()
+    return head + b"\n" + value[0]
+
+
+def _decoded(row: bytes) -> tuple[bytes, Versioned] | None:
+    head, newline, data = bytes(row).partition(b"\n")
+    try:
+        version, mzxid = json.loads(head)
+        return (data, Versioned(int(version), int(mzxid))) if newline else None
+    except (ValueError, TypeError):
+        return None
