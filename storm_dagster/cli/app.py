@@ -32,6 +32,8 @@ VERBS: dict[str, tuple[str, str]] = {
     "kill": ("topology_verbs", "End a topology"),
     "restart": ("topology_verbs", "Start a topology's workers anew"),
     "rebalance": ("topology_verbs", "Change parallelism or spread, live"),
+    "blacklist": ("operate_verbs", "Hosts that get no new work"),
+    "blob": ("operate_verbs", "Blobs: list, read, store, delete"),
     "explain": ("look_verbs", "Why a task is where it is"),
     "plan": ("plan_verb", "What-if scheduling"),
     "conf": ("look_verbs", "The cluster conf and where each value comes from"),

@@ -104,10 +104,28 @@ def _answer(invocation: Invocation, document: dict[str, Any]) -> None:
         return
     if document.get("dry_run"):
         click.echo(f"would {document['would']} {document['id']} ({document['status']})")
+        _show_plan(document.get("plan"))
         return
     run = f" (run {document['run_id']})" if document.get("run_id") else ""
     status = document["status"] or "being changed"
     click.echo(f"{document['id'] or document['name']} is {status}{run}, {document['seconds']:.1f} s")
+
+
+def _show_plan(plan: dict[str, Any] | None) -> None:
+    if plan is None:
+        return
+    added, removed = len(plan["tasks_added"]), len(plan["tasks_removed"])
+    click.echo(
+        f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added, {removed} are removed"
+    )
+    print_table(
+        "",
+        ["node", "host:port", "tasks"],
+        [
+            (worker["node"], f"{worker['host']}:{worker['port']}", ", ".join(map(str, worker["tasks"])))
+            for worker in plan["workers"]
+        ],
+    )
 
 
 def _change(
@@ -123,9 +141,8 @@ def _change(
     started = time.monotonic()
     with invocation.nimbus() as nimbus:
         if invocation.dry_run:
-            now = nimbus.get(f"/v1/topologies/{name}")
-            would = {"id": now["id"], "name": now["name"], "status": now["status"], "run_id": None}
-            _answer(invocation, {**would, "seconds": 0.0, "dry_run": True, "would": action})
+            would = nimbus.post(f"/v1/topologies/{name}/{action}", {**(body or {}), "dry_run": True})
+            _answer(invocation, {**would, "seconds": round(time.monotonic() - started, 3)})
             return
         with Steps(f"{action} {name}", quiet=invocation.json) as steps:
             accepted = nimbus.post(f"/v1/topologies/{name}/{action}", body or {}, repeat=False)

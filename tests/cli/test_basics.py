@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from storm_dagster.model.endpoints import ClusterFile, NimbusEndpoint
@@ -34,9 +35,10 @@ def test_every_verb_has_help_and_the_common_options() -> None:
     for name in VERBS:
         command = cli.get_command(context, name)
         assert command is not None and command.name == name
-        options = {option for parameter in command.params for option in parameter.opts}
-        assert {"--json", "--home", "--conf-dir", "-c"} <= options, name
-        assert command.help
+        for each in command.commands.values() if isinstance(command, click.Group) else [command]:
+            options = {option for parameter in each.params for option in parameter.opts}
+            assert {"--json", "--home", "--conf-dir", "-c"} <= options, (name, each.name)
+            assert each.help
     changing = ("dev", "stop", "submit", "activate", "deactivate", "kill", "restart", "rebalance")
     for name in changing:
         command = cli.get_command(context, name)

@@ -1,0 +1,199 @@
+"""Verbs for operators: ``blacklist add|remove|list`` and ``blob list|cat|put|delete``."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.output import print_json, print_table
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
+from storm_dagster.model.names import check_blob_key, id_of_blob_key
+from storm_dagster.model.security import Security
+
+__all__ = ["COMMANDS"]
+
+
+# -- blacklist ----------------------------------------------------------------------------------------------
+
+
+def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], **more: Any) -> None:
+    """Print the listed hosts with what stands on each."""
+    rows = [
+        {
+            "host": host,
+            "supervisors": [one["id"] for one in cluster["supervisors"] if one["host"] == host],
+            "used": sum(len(one["used"]) for one in cluster["supervisors"] if one["host"] == host),
+        }
+        for host in listed
+    ]
+    if invocation.json:
+        print_json({"hosts": rows, **more})
+        return
+    print_table(
+        "",
+        ["host", "supervisors", "slots in use"],
+        [(row["host"], ", ".join(row["supervisors"]) or "none registered", row["used"]) for row in rows],
+    )
+
+
+def _change_blacklist(invocation: Invocation, hosts: tuple[str, ...], action: str) -> None:
+    with invocation.nimbus() as nimbus:
+        cluster = nimbus.get("/v1/cluster")
+        if invocation.dry_run:
+            listed = set(nimbus.get("/v1/blacklist")["hosts"])
+            listed = listed | set(hosts) if action == "add" else listed - set(hosts)
+            _hosts(invocation, cluster, sorted(listed), dry_run=True)
+            return
+        listed = nimbus.post("/v1/blacklist", {action: list(hosts)})["hosts"]
+    _hosts(invocation, cluster, listed)
+    known = {one["host"] for one in cluster["supervisors"]}
+    for host in hosts:
+        if action == "add" and host not in known:
+            click.echo(f"no supervisor of host {host} is registered now; it is listed all the same", err=True)
+
+
+@verb("add", changes=True)
+@click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
+def blacklist_add(invocation: Invocation, hosts: tuple[str, ...]) -> None:
+    """Give the supervisors of HOST no new work; what runs there stays."""
+    _change_blacklist(invocation, hosts, "add")
+
+
+@verb("remove", changes=True)
+@click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
+def blacklist_remove(invocation: Invocation, hosts: tuple[str, ...]) -> None:
+    """Let the supervisors of HOST get work again."""
+    _change_blacklist(invocation, hosts, "remove")
+
+
+@verb("list")
+def blacklist_list(invocation: Invocation) -> None:
+    """Hosts that get no new work."""
+    with invocation.nimbus() as nimbus:
+        _hosts(invocation, nimbus.get("/v1/cluster"), nimbus.get("/v1/blacklist")["hosts"])
+
+
+# -- blobs --------------------------------------------------------------------------------------------------
+
+
+def _blobs(invocation: Invocation, nimbus: NimbusClient) -> NimbusBlobClient:
+    return NimbusBlobClient(nimbus.leader(), security=Security.of(invocation.conf))
+
+
+def _users_key(nimbus: NimbusClient, key: str, doing: str) -> str:
+    """The key, when it is a user's own: what belongs to topologies and submissions is not touched by hand."""
+    check_blob_key(key)
+    topology_id = id_of_blob_key(key)
+    alive = {row["id"] for row in nimbus.get("/v1/topologies")["topologies"]}
+    if topology_id in alive:
+        raise Conflict(
+            f"blob {key!r} belongs to topology {topology_id}, which is alive, and cannot be {doing}: "
+            "use `storm-dagster update` or `kill`"
+        )
+    if topology_id is not None and doing == "stored":
+        raise InvalidRequest(
+            f"blob {key!r} would look like a topology's, and be cleaned away: use another key"
+        )
+    if key.startswith(("staging.", "staging-of.", "upload.")):
+        raise InvalidRequest(
+            f"blob {key!r} belongs to a submission and cannot be {doing}: the cleaner removes it"
+        )
+    return key
+
+
+@verb("list")
+@click.argument("prefix", default="")
+def blob_list(invocation: Invocation, prefix: str) -> None:
+    """Blobs whose key begins with PREFIX."""
+    with invocation.nimbus() as nimbus:
+        blobs = nimbus.get("/v1/blobs", **({"prefix": prefix} if prefix else {}))["blobs"]
+    if invocation.json:
+        print_json({"blobs": blobs})
+        return
+    print_table(
+        "", ["key", "bytes", "sha256"], [(blob["key"], blob["size"], blob["sha256"][:16]) for blob in blobs]
+    )
+
+
+@verb("cat")
+@click.argument("key")
+@click.option(
+    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file instead."
+)
+def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
+    """Write the verified content of blob KEY to standard output."""
+    check_blob_key(key)
+    if invocation.json and output is None:
+        raise InvalidRequest("`blob cat --json` needs -o FILE: standard output can hold one of the two")
+    with invocation.nimbus() as nimbus, _blobs(invocation, nimbus) as blobs, blobs.open(key) as content:
+        if output is None:
+            shutil.copyfileobj(content, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+            return
+        with output.open("wb") as sink:
+            shutil.copyfileobj(content, sink)
+    if invocation.json:
+        print_json({"key": key, "size": output.stat().st_size, "file": str(output)})
+
+
+@verb("put", changes=True)
+@click.argument("key")
+@click.argument("source", metavar="FILE", type=click.Path(allow_dash=True, dir_okay=False, path_type=Path))
+def blob_put(invocation: Invocation, key: str, source: Path) -> None:
+    """Store FILE (- for standard input) as blob KEY, replicated before this returns."""
+    with invocation.nimbus() as nimbus:
+        _users_key(nimbus, key, "stored")
+        if str(source) != "-" and not source.is_file():
+            raise InvalidRequest(f"file {str(source)!r} does not exist: name a file, or - for standard input")
+        if invocation.dry_run:
+            _say(invocation, {"key": key, "dry_run": True}, f"would store {key}")
+            return
+        content = sys.stdin.buffer.read() if str(source) == "-" else source.read_bytes()
+        with _blobs(invocation, nimbus) as blobs:
+            meta = blobs.put(key, content)
+    document = {"key": meta.key, "size": meta.size, "sha256": meta.sha256}
+    _say(invocation, document, f"stored {meta.key}, {meta.size} bytes, SHA-256 {meta.sha256}")
+
+
+@verb("delete", changes=True)
+@click.argument("key")
+def blob_delete(invocation: Invocation, key: str) -> None:
+    """Delete blob KEY everywhere."""
+    with invocation.nimbus() as nimbus:
+        _users_key(nimbus, key, "deleted")
+        with _blobs(invocation, nimbus) as blobs:
+            if not blobs.exists(key):
+                raise KeyNotFound(f"blob {key!r} does not exist: see `storm-dagster blob list`")
+            if not invocation.dry_run:
+                blobs.delete(key)
+    done = "would delete" if invocation.dry_run else "deleted"
+    document: dict[str, Any] = {"key": key, "deleted": not invocation.dry_run}
+    if invocation.dry_run:
+        document["dry_run"] = True
+    _say(invocation, document, f"{done} {key}")
+
+
+def _say(invocation: Invocation, document: dict[str, Any], text: str) -> None:
+    if invocation.json:
+        print_json(document)
+    else:
+        click.echo(text)
+
+
+def _group(name: str, text: str, *commands: click.Command) -> click.Group:
+    return click.Group(name, {str(command.name): command for command in commands}, help=text)
+
+
+COMMANDS: dict[str, click.Command] = {
+    "blacklist": _group(
+        "blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list
+    ),
+    "blob": _group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete),
+}

@@ -1,0 +1,62 @@
+"""The blacklist: hosts whose supervisors get no new work. What runs there stays, until it is rebalanced or dies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.records import Blacklist, decode_record, encode_record
+from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.steps import operation
+from storm_dagster.operations.turnstile import commit, fenced, take_turns
+
+__all__ = ["change_blacklist", "check_host"]
+
+BLACKLIST = operation("blacklist", "blacklist")
+
+_HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")
+_MOST_HOSTS = 10_000
+
+
+def check_host(host: object) -> str:
+    """A host name or address; :class:`InvalidRequest` otherwise."""
+    if not isinstance(host, str) or not _HOST.fullmatch(host):
+        raise InvalidRequest(
+            f"{host!r:.80} is no host name: use the host that `storm-dagster supervisors` shows"
+        )
+    return host
+
+
+def change_blacklist(
+    ctx: OperationsContext, *, add: Iterable[str] = (), remove: Iterable[str] = ()
+) -> tuple[str, ...]:
+    """Add and remove hosts in one fenced transaction; the hosts that are listed now.
+
+    Nothing is written when nothing changes. A host without a supervisor may be listed: it may come back. Two at
+    once both have their effect: the loser reads again.
+    """
+    adding, removing = {check_host(host) for host in add}, {check_host(host) for host in remove}
+    if adding & removing:
+        raise InvalidRequest(f"{min(adding & removing)!r} is to be added and removed: ask for one of them")
+    epoch = ctx.current_epoch()
+
+    def attempt(_: ClusterView) -> tuple[str, ...]:
+        found = ctx.cluster.state.get_data_with_version(paths.BLACKLIST)
+        raw, version = (found[0], found[1].version) if found is not None else (b"", -1)
+        before = set(decode_record(Blacklist, raw, paths.BLACKLIST).hosts) if raw else set()
+        after = (before | adding) - removing
+        if len(after) > _MOST_HOSTS:
+            raise InvalidRequest(
+                f"the blacklist would hold {len(after)} hosts, {_MOST_HOSTS} are allowed: remove some"
+            )
+        if after != before:
+            record = Blacklist(hosts=tuple(sorted(after)))
+            transaction = fenced(ctx, epoch).set(paths.BLACKLIST, encode_record(record), version)
+            commit(ctx, transaction, "blacklist")
+            ctx.log.info("blacklist: %s", ", ".join(sorted(after)) or "empty")
+        return tuple(sorted(after))
+
+    return take_turns(ctx, "changing the blacklist", attempt)
