@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["PlanComponent", "PlanDocument", "PlanOldWorker", "PlanSupervisor", "PlanTopology", "decode_plan"]
+__all__ = [
+    "PlanComponent",
+    "PlanDocument",
+    "PlanOldWorker",
+    "PlanSupervisor",
+    "PlanTopology",
+    "decode_plan",
+    "place",
+]
 
 Port = Annotated[int, Field(ge=1, le=65535)]
 TaskId = Annotated[int, Field(ge=1, le=2_147_483_647)]
@@ -66,13 +74,6 @@ class PlanTopology(_Part):
     unstopped: list[TaskId] = []
     tasks: dict[str, list[TaskId]] = {}
 
-    @model_validator(mode="after")
-    def _consistent(self) -> PlanTopology:
-        _once((f"{old.node}:{old.port}" for old in self.old), "old lists slot {} twice")
-        _once((task for old in self.old for task in old.tasks), "old lists task {} twice")
-        _once((task for ids in self.tasks.values() for task in ids), "tasks gives id {} twice")
-        return self
-
 
 class PlanDocument(_Part):
     """A cluster and the topologies to place on it."""
@@ -81,34 +82,124 @@ class PlanDocument(_Part):
     supervisors: list[PlanSupervisor] = []
     topologies: list[PlanTopology]
 
-    @model_validator(mode="after")
-    def _consistent(self) -> PlanDocument:
-        _once((node.id for node in self.supervisors), "supervisor {} is listed twice")
-        _once((topology.name for topology in self.topologies), "topology {} is listed twice")
-        live = (
-            f"{old.node}:{old.port}"
-            for topology in self.topologies
-            if topology.event != "new"
-            for old in topology.old
-        )
-        _once(live, "slot {} is held by two topologies")
-        return self
 
-
-def _once(values: Iterable[Any], message: str) -> None:
-    for value, count in Counter(values).items():
-        if count > 1:
-            raise ValueError(message.format(repr(value) if isinstance(value, str) else value))
+Fault = tuple[str, str]
+"""(place in the document, what is wrong there)."""
 
 
 def decode_plan(value: Any, source: str) -> PlanDocument:
-    """The document in a parsed YAML or JSON value; :class:`InvalidRequest` names the first thing that is wrong."""
+    """The document in a parsed YAML or JSON value.
+
+    :class:`InvalidRequest` names the place of the first thing that is wrong, like ``supervisors[2].ports``.
+    """
     if not isinstance(value, dict):
         raise InvalidRequest(f"{source}: a plan is a map with conf, supervisors and topologies")
     try:
-        return PlanDocument.model_validate(value)
+        document = PlanDocument.model_validate(value)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
         text = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{source}: {where + ': ' if where else ''}{text}") from None
+        if first["type"] == "extra_forbidden":
+            text = "there is no such key here"
+        raise InvalidRequest(f"{source}: {place(*first['loc'])}: {text}") from None
+    for where, what in _faults(document):
+        raise InvalidRequest(f"{source}: {where}: {what}")
+    return document
+
+
+def place(*path: str | int) -> str:
+    """A path into the document as people write it: ``topologies[0].bolts.split.inputs[1]``."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in path]
+    return "".join(parts).removeprefix(".") or "the document"
+
+
+def _faults(document: PlanDocument) -> Iterator[Fault]:
+    """What no part can see alone."""
+    if not document.supervisors:
+        yield "supervisors", "there is none, so nothing can be placed: give at least one"
+    if not document.topologies:
+        yield "topologies", "there is none: give at least one"
+    yield from _supervisor_faults(document.supervisors)
+    yield from _repeated(
+        (
+            (topology.name, place("topologies", index, "name"))
+            for index, topology in enumerate(document.topologies)
+        ),
+        "topology {} is listed twice",
+    )
+    for index, topology in enumerate(document.topologies):
+        for where, what in _topology_faults(topology):
+            yield f"{place('topologies', index)}.{where}", what
+    live = (
+        (f"{old.node}:{old.port}", place("topologies", index, "old", number))
+        for index, topology in enumerate(document.topologies)
+        if topology.event != "new"
+        for number, old in enumerate(topology.old)
+    )
+    yield from _repeated(live, "slot {} is held by two topologies")
+
+
+def _supervisor_faults(supervisors: Sequence[PlanSupervisor]) -> Iterator[Fault]:
+    ids = ((node.id, place("supervisors", index, "id")) for index, node in enumerate(supervisors))
+    yield from _repeated(ids, "supervisor {} is listed twice")
+    owner: dict[tuple[str, int], str] = {}
+    for index, node in enumerate(supervisors):
+        host = node.host or node.id
+        for port in node.ports:
+            other = owner.setdefault((host, port), node.id)
+            if other != node.id:
+                yield (
+                    place("supervisors", index, "ports"),
+                    f"port {port} is a port of supervisor {other!r} too, on the same host {host!r}: "
+                    "give each supervisor of a host ports of its own",
+                )
+        for key, ports in (("ports", node.ports), ("used", node.used)):
+            yield from _repeated(
+                ((port, place("supervisors", index, key)) for port in ports), "port {} is listed twice"
+            )
+        if len(node.used) > len(node.ports):
+            text = f"{len(node.used)} ports are used, the supervisor has {len(node.ports)}"
+            yield place("supervisors", index, "used"), text
+        for number, port in enumerate(node.used):
+            if port not in node.ports:
+                yield (
+                    place("supervisors", index, "used", number),
+                    f"port {port} is none of the supervisor's ports",
+                )
+
+
+def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
+    known = {*topology.spouts, *topology.bolts}
+    for kind, parts in (("spouts", topology.spouts), ("bolts", topology.bolts)):
+        for component, part in parts.items():
+            for number, source in enumerate(part.inputs):
+                if kind == "spouts":
+                    yield place(kind, component, "inputs"), "a spout has no inputs: make it a bolt"
+                elif source not in known:
+                    near = difflib.get_close_matches(source, known, n=1, cutoff=0.6)
+                    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+                    yield (
+                        place(kind, component, "inputs", number),
+                        f"component {source!r} does not exist: {hint}",
+                    )
+    both = sorted(topology.spouts.keys() & topology.bolts.keys())
+    if both:
+        yield place("bolts", both[0]), "a spout has the same id: rename one of them"
+    if not any(part.parallelism for part in (*topology.spouts.values(), *topology.bolts.values())):
+        yield "spouts", "the topology has no task: give a component a parallelism of at least 1"
+    slots = ((f"{old.node}:{old.port}", place("old", number)) for number, old in enumerate(topology.old))
+    yield from _repeated(slots, "slot {} is listed twice")
+    held = (
+        (task, place("old", number, "tasks")) for number, old in enumerate(topology.old) for task in old.tasks
+    )
+    yield from _repeated(held, "task {} is listed twice")
+    ids = ((task, place("tasks", component)) for component, given in topology.tasks.items() for task in given)
+    yield from _repeated(ids, "id {} is given twice")
+
+
+def _repeated(items: Iterable[tuple[str | int, str]], message: str) -> Iterator[Fault]:
+    seen: set[str | int] = set()
+    for value, where in items:
+        if value in seen:
+            yield where, message.format(repr(value))
+        seen.add(value)

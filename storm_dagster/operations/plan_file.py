@@ -33,7 +33,7 @@ from storm_dagster.model.placement import (
     TopologyPlacement,
     TopologyToPlace,
 )
-from storm_dagster.model.plan_document import PlanComponent, PlanDocument, PlanTopology, decode_plan
+from storm_dagster.model.plan_document import PlanComponent, PlanDocument, PlanTopology, decode_plan, place
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskTable
 from storm_dagster.model.topology import (
@@ -148,27 +148,32 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     hosts = {node.id: node.host for node in supervisors}
     return PlacementBatch(
         supervisors=supervisors,
-        topologies=tuple(_to_place(topology, cluster, hosts, source) for topology in document.topologies),
+        topologies=tuple(
+            _to_place(topology, cluster, hosts, f"{source}: {place('topologies', index)}")
+            for index, topology in enumerate(document.topologies)
+        ),
     )
 
 
 def _to_place(
     topology: PlanTopology, cluster: Mapping[str, Any], hosts: Mapping[str, str], source: str
 ) -> TopologyToPlace:
-    source = f"{source}: topology {topology.name!r}"
-    own, _ = check_conf(topology.conf, source=f"{source}: conf")
+    own, _ = check_conf(topology.conf, source=f"{source}.conf")
     conf = total_conf(cluster, own)
     spec = TopologySpec(
         name=topology.name,
-        spouts={
-            name: _component(part, f"{source}: spout {name!r}") for name, part in topology.spouts.items()
-        },
-        bolts={name: _component(part, f"{source}: bolt {name!r}") for name, part in topology.bolts.items()},
+        spouts={name: _component(part, f"{source}.spouts.{name}") for name, part in topology.spouts.items()},
+        bolts={name: _component(part, f"{source}.bolts.{name}") for name, part in topology.bolts.items()},
     )
-    spec = normalize_topology(conf, spec)
-    validate_topology(spec, conf)
+    try:
+        spec = normalize_topology(conf, spec)
+        validate_topology(spec, conf)
+    except InvalidRequest as error:
+        raise type(error)(f"{source}: {error.message}") from None
     whole = with_system_components(spec, conf)
     table = _numbered(number_tasks(whole, conf), topology.tasks, source)
+    for key in ("dead", "unstopped"):
+        _check_tasks(f"{source}.{key}", getattr(topology, key), table)
     built = topology_to_place(
         name=topology.name,
         topology_id="",
@@ -200,7 +205,7 @@ def _to_place(
 
 
 def _component(part: PlanComponent, source: str) -> ComponentSpec:
-    conf, _ = check_conf(part.conf, source=f"{source}: conf")
+    conf, _ = check_conf(part.conf, source=f"{source}.conf")
     return ComponentSpec(
         # What it runs does not matter to a plan.
         object=ComponentObject(python="plan:component"),
@@ -214,13 +219,22 @@ def _component(part: PlanComponent, source: str) -> ComponentSpec:
     )
 
 
+def _check_tasks(where: str, tasks: list[int], table: TaskTable) -> None:
+    known = table.component_of()
+    for number, task in enumerate(tasks):
+        if task not in known:
+            raise InvalidRequest(
+                f"{where}[{number}]: there is no task {task}, the topology has {encode_ranges(known)}"
+            )
+
+
 def _numbered(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
     """The table with the ids that the document gives; the others are numbered by design 8.3 around them."""
     if not given:
         return table
     unknown = sorted(given.keys() - table.components.keys())
     if unknown:
-        raise InvalidRequest(f"{source}: tasks names component {unknown[0]!r}, which has no tasks: remove it")
+        raise InvalidRequest(f"{source}.tasks.{unknown[0]}: component {unknown[0]!r} has no tasks: remove it")
     taken = {task for ids in given.values() for task in ids}
     components = {}
     cursor = 1
@@ -231,7 +245,9 @@ def _numbered(table: TaskTable, given: Mapping[str, list[int]], source: str) -> 
                 ids.append(cursor)
             cursor += 1
         if not ids:
-            raise InvalidRequest(f"{source}: tasks gives component {name!r} no id: give at least one")
+            raise InvalidRequest(
+                f"{source}.tasks.{name}: component {name!r} has no id here: give at least one"
+            )
         components[name] = part.model_copy(update={"tasks": encode_ranges(ids)})
     return TaskTable(components=components)
 
@@ -240,7 +256,7 @@ def _executors(table: TaskTable, wanted: Mapping[str, int], source: str) -> dict
     for name, part in table.components.items():
         if len(part.ids) < wanted.get(name, 0):
             raise InvalidRequest(
-                f"{source}: component {name!r} has parallelism {wanted[name]} and {len(part.ids)} task ids: "
+                f"{source}.tasks.{name}: component {name!r} has parallelism {wanted[name]} and {len(part.ids)} task ids: "
                 "give as many ids, or lower its parallelism"
             )
     return dict(wanted)
@@ -266,6 +282,7 @@ def _outcome(topology: TopologyToPlace, placement: TopologyPlacement) -> dict[st
         "tasks": {str(task): component for task, component in sorted(topology.tasks.items())},
         "unassigned": {str(task): why for task, why in sorted(placement.unassigned.items())},
         "moved": placement.moved,
+        "warnings": list(placement.warnings),
     }
 
 

@@ -74,6 +74,7 @@ def test_the_documents_of_the_design() -> None:
                     },
                     "unassigned": {},
                     "moved": 0,
+                    "warnings": [],
                 }
             },
             "seconds": {"session": 0.0, "assign": 0.0},
@@ -95,7 +96,7 @@ def test_a_topology_that_does_not_fit_is_an_outcome_not_an_error() -> None:
 
 def test_several_documents_in_their_order() -> None:
     one = {"supervisors": SUPERVISORS, "topologies": [WORD_COUNT]}
-    two = {"supervisors": [], "topologies": [{**WORD_COUNT, "name": "other"}]}
+    two = {"supervisors": SUPERVISORS[:1], "topologies": [{**WORD_COUNT, "name": "other"}]}
     first, second = plan_documents(yaml.safe_dump_all([one, two]), plan_placement)
     assert list(first["topologies"]) == ["wc"]
     assert second["topologies"]["other"]["status"] == "failed"
@@ -153,7 +154,9 @@ def test_conf_reaches_the_planner() -> None:
         ],
     }
     bolts = {"b": {"inputs": ["lines"], "conf": {"task.on.differ.node": True}}}
-    text = yaml.safe_dump({"topologies": [{**WORD_COUNT, "conf": conf, "bolts": bolts}]})
+    text = yaml.safe_dump(
+        {"supervisors": SUPERVISORS, "topologies": [{**WORD_COUNT, "conf": conf, "bolts": bolts}]}
+    )
     (topology,) = parse_plans(text)[0].topologies
     assert (topology.workers, topology.priority, topology.strategy) == (1, 3, "even")
     assert (topology.isolation, topology.reserve, topology.use_old) == (("h1",), 1, True)
@@ -177,20 +180,85 @@ def test_local_cluster_mode() -> None:
         ({"conf": {"topology.workers": 0}}, {}, "topology.workers must be at least 1"),
         ({"conf": {"topology.scheduler.strategy": "best"}}, {}, "must be one of balanced, even"),
         ({}, {"conf": {"nimbus.seed": []}}, "did you mean 'nimbus.seeds'?"),
-        ({"evnt": "new"}, {}, "evnt: Extra inputs are not permitted"),
-        ({"event": "other"}, {}, "event"),
+        ({"evnt": "new"}, {}, "topologies[0].evnt: there is no such key here"),
+        ({"event": "other"}, {}, "topologies[0].event: "),
         ({"name": "a b"}, {}, "may hold only letters"),
-        ({"spouts": {}}, {}, "has no spout"),
-        ({"bolts": {"b": {"inputs": ["nowhere"]}}}, {}, "does not exist"),
+        ({"spouts": {}, "bolts": {"b": {"inputs": ["b"]}}}, {}, "topologies[0]: topology 'wc' has no spout"),
+        (
+            {"bolts": {"b": {"inputs": ["lines", "lime"]}}},
+            {},
+            "topologies[0].bolts.b.inputs[1]: component 'lime' does not exist: did you mean 'lines'?",
+        ),
+        (
+            {"spouts": {"lines": {"inputs": ["split"]}}},
+            {},
+            "topologies[0].spouts.lines.inputs: a spout has no",
+        ),
+        (
+            {"bolts": {"lines": {"inputs": ["lines"]}}},
+            {},
+            "topologies[0].bolts.lines: a spout has the same id",
+        ),
+        (
+            {"spouts": {"lines": {"parallelism": 0}}, "bolts": {}},
+            {},
+            "topologies[0].spouts: the topology has no task",
+        ),
+        ({"event": "monitor", "dead": [1, 99]}, {}, "topologies[0].dead[1]: there is no task 99"),
+        ({"event": "monitor", "unstopped": [0]}, {}, "topologies[0].unstopped[0]"),
         ({"bolts": {"__b": {"inputs": ["lines"]}}}, {}, "starts with '__'"),
-        ({"tasks": {"nobody": [1]}}, {}, "names component 'nobody', which has no tasks"),
-        ({"tasks": {"split": [1], "count": [1]}}, {}, "gives id 1 twice"),
+        ({"tasks": {"nobody": [1]}}, {}, "topologies[0].tasks.nobody: component 'nobody' has no tasks"),
+        ({"tasks": {"split": [1], "count": [1]}}, {}, "topologies[0].tasks.split: id 1 is given twice"),
         ({"tasks": {"split": [1]}}, {}, "parallelism 2 and 1 task ids"),
-        ({"old": [{"node": "s1", "port": 1, "tasks": [1]}] * 2}, {}, "lists slot 's1:1' twice"),
-        ({"conf": {"use.userdefine.assignment": [{"hots": "h1"}]}}, {}, "worker 1: hots"),
-        ({}, {"supervisors": [{"id": "s1", "ports": [1]}] * 2}, "supervisor 's1' is listed twice"),
-        ({}, {"supervisors": [{"id": "s1", "ports": [70000]}]}, "65535"),
-        ({}, {"topologies": [WORD_COUNT, WORD_COUNT]}, "topology 'wc' is listed twice"),
+        (
+            {"old": [{"node": "s1", "port": 1, "tasks": [1]}] * 2},
+            {},
+            "topologies[0].old[1]: slot 's1:1' is listed twice",
+        ),
+        (
+            {"old": [{"node": "s1", "port": 1, "tasks": [1]}, {"node": "s1", "port": 2, "tasks": [2, 1]}]},
+            {},
+            "topologies[0].old[1].tasks: task 1 is listed twice",
+        ),
+        (
+            {"conf": {"use.userdefine.assignment": [{"hots": "h1"}]}},
+            {},
+            "topologies[0]: use.userdefine.assignment, worker 1: hots",
+        ),
+        (
+            {},
+            {"supervisors": [{"id": "s1", "ports": [1]}] * 2},
+            "supervisors[1].id: supervisor 's1' is listed twice",
+        ),
+        ({}, {"supervisors": [{"id": "s1", "ports": [70000]}]}, "supervisors[0].ports[0]: "),
+        (
+            {},
+            {"supervisors": [*SUPERVISORS, {"id": "s3", "ports": [1, 1]}]},
+            "supervisors[2].ports: port 1 is listed",
+        ),
+        (
+            {},
+            {"supervisors": [*SUPERVISORS, {"id": "s3", "host": "h2", "ports": [6901]}]},
+            "supervisors[2].ports: port 6901 is a port of supervisor 's2' too",
+        ),
+        (
+            {},
+            {"supervisors": [{"id": "s1", "ports": [1], "used": [1, 2]}]},
+            "supervisors[0].used: 2 ports are used, the supervisor has 1",
+        ),
+        (
+            {},
+            {"supervisors": [{"id": "s1", "ports": [1, 2], "used": [3]}]},
+            "supervisors[0].used[0]: port 3 is none",
+        ),
+        (
+            {},
+            {"supervisors": [{"id": "s1", "ports": [1], "prots": []}]},
+            "supervisors[0].prots: there is no such",
+        ),
+        ({}, {"supervisors": []}, "supervisors: there is none"),
+        ({}, {"topologies": []}, "topologies: there is none"),
+        ({}, {"topologies": [WORD_COUNT, WORD_COUNT]}, "topologies[1].name: topology 'wc' is listed twice"),
     ],
 )
 def test_what_is_wrong_is_named(topology: dict[str, Any], document: dict[str, Any], expected: str) -> None:
@@ -207,7 +275,9 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 
 def test_a_wrong_document_is_found_before_any_is_planned() -> None:
     calls: list[object] = []
-    text = yaml.safe_dump_all([{"topologies": [WORD_COUNT]}, {"topologies": [{}]}])
+    text = yaml.safe_dump_all(
+        [{"supervisors": SUPERVISORS, "topologies": [WORD_COUNT]}, {"topologies": [{}]}]
+    )
     with pytest.raises(InvalidRequest, match="plan, document 2"):
         plan_documents(text, lambda batch: calls.append(batch) or plan_placement(batch))
     assert calls == []

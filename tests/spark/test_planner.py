@@ -248,7 +248,7 @@ def test_the_plan_verb_uses_the_clusters_spark(spark_remote: str) -> None:
 supervisors: [{id: s1, ports: [1, 2]}]
 topologies: [{name: wc, spouts: {lines: {parallelism: 2}}, conf: {topology.workers: 2}}]
 ---
-supervisors: []
+supervisors: [{id: s1, ports: [1], used: [1]}]
 topologies: [{name: wc, spouts: {lines: {parallelism: 2}}}]
 """
     first, second = plan_text(text, conf=conf)
