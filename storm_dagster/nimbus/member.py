@@ -82,6 +82,11 @@ class Nimbus:
     """Cached reads of the cluster's state, for what is shown; decisions read ZooKeeper itself."""
     wake_election: Callable[[], None] = lambda: None
 
+    @property
+    def logs(self) -> Path:
+        """The folder of logs of its HOME."""
+        return self.inbox.parents[2] / "logs"
+
     def operations(self, epoch: int) -> OperationsContext:
         """The context for operations that this nimbus does itself, fenced with the epoch it leads in.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import httpx
@@ -13,8 +13,10 @@ import httpx
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound
-from storm_dagster.model.names import id_of_blob_key, placement_key
+from storm_dagster.model.names import id_of_blob_key, jar_key, placement_key
+from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.nimbus.blob_registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.page_facts import TopologyFacts, topology_facts
 from storm_dagster.operations import status
@@ -40,7 +42,7 @@ class ClusterReader:
         self._view_lock = threading.Lock()
         self._stats: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
         self._stats_lock = threading.Lock()
-        self._http = httpx.Client(timeout=1.0, trust_env=False)
+        self._http = httpx.Client(timeout=1.0, **Security.of(nimbus.conf).client_options())
 
     def close(self) -> None:
         """Close the connections."""
@@ -51,7 +53,7 @@ class ClusterReader:
         with self._view_lock:
             now = time.monotonic()
             if self._view is None or now - self._view[0] > _VIEW_SECS:
-                self._view = (now, self._nimbus.cluster.load_view())
+                self._view = (now, self._nimbus.shown_view())
             return self._view[1]
 
     def list_topologies(self) -> dict[str, Any]:
@@ -86,9 +88,20 @@ class ClusterReader:
             errors=status.errors_of(self._reading_context(), topology.id),
         )
 
+    def stats(self, name: str) -> Mapping[str, Any] | None:
+        """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""
+        return self._stats_of(topology_by_name(self.view(), name))
+
     def runnable(self, topology_id: str) -> Runnable:
         """Normalized topology and total conf of a running topology, read from its blobs."""
         return load_runnable(self._reading_context(), topology_id)
+
+    def replication(self, topology_ids: Iterable[str]) -> dict[str, int]:
+        """Topology id -> how many nimbuses hold the newest code of it."""
+        ids = list(topology_ids)
+        registry = BlobRegistry(self._nimbus.cluster, self._nimbus.identity.address)
+        found = registry.read(jar_key(topology_id) for topology_id in ids)
+        return {topology_id: len(found[jar_key(topology_id)].newest_holders()) for topology_id in ids}
 
     def placement(self, name: str) -> dict[str, Any]:
         """Why each task of a topology is where it is, as the run that published it stored it."""
@@ -109,8 +122,8 @@ class ClusterReader:
         view = self.view()
         used = view.used_ports()
         now = time.time()
-        return {
         healer = self._nimbus.cluster.state.get_data(paths.HEALER)
+        return {
             "cluster_id": view.cluster_id,
             "nimbuses": self._nimbuses(),
             "supervisors": [
@@ -200,7 +213,6 @@ class ClusterReader:
         return answer
 
 
-def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
 def _alarm_of(healer: bytes | None) -> str | None:
     """Why healing pauses, as the armed sensor says in its node."""
     try:
@@ -210,6 +222,7 @@ def _alarm_of(healer: bytes | None) -> str | None:
     return said if isinstance(said, str) else None
 
 
+def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
     host, _, port = address.rpartition(":")
     uptime, started = detail.get("uptime_secs"), detail.get("started_secs")
     if uptime is None and isinstance(started, int):

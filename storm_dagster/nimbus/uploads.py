@@ -12,7 +12,7 @@ import secrets
 from typing import Literal, cast
 
 from storm_dagster.blobstore import BlobMeta
-from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.nimbus.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
@@ -24,6 +24,7 @@ Part = Literal["archive", "conf", "topology"]
 PARTS: tuple[Part, ...] = ("archive", "conf", "topology")
 _HANDLE = re.compile(r"[0-9a-f]{32}")
 _MOST_OPEN = 1000
+_MOST_CANCELLED = 10_000
 
 
 class Uploads:
@@ -39,12 +40,17 @@ class Uploads:
             expiry_secs, now=now, on_expire=lambda handle, _: self._expire(handle), limit=_MOST_OPEN
         )
 
+        self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(
+            max(600.0, expiry_secs), now=now, limit=_MOST_CANCELLED
+        )
+
     def __len__(self) -> int:
         return len(self._open)
 
     def advance(self, now: float) -> None:
         """Expire what has been idle for too long; called by the upkeep thread."""
         self._open.advance(now)
+        self._cancelled.advance(now)
 
     def begin(self) -> str:
         """A new handle; :class:`Unavailable` when too many sessions are open."""
@@ -58,15 +64,32 @@ class Uploads:
     def touch(self, handle: str) -> None:
         """Refresh the session; :class:`KeyNotFound` when there is none (any more).
 
-        A session of an earlier leader is known by the parts that it has already.
+        A session of an earlier leader is known by the parts that it has already. Once it is finished (or has
+        all its parts, in an earlier leader's session) it takes nothing more: :class:`Conflict`.
         """
         _check_handle(handle)
-        if self._open.touch(handle) is None and not self._blobs.keys(f"upload.{handle}."):
+        if self._open.touch(handle) is not None:
+            return
+        present = self._blobs.keys(f"upload.{handle}.")
+        if not present:
             raise _gone(handle)
+        if {key.rpartition(".")[2] for key in present} >= set(PARTS):
+            raise Conflict(f"upload {handle} is finished: begin a new one to send something else")
 
     def refresh(self, handle: str) -> None:
-        """Refresh an open session: called with each chunk that arrives, so it asks nobody."""
+        """Refresh an open session: called with each chunk that arrives, so it asks nobody.
+
+        :class:`KeyNotFound` when it was cancelled meanwhile.
+        """
+        if handle in self._cancelled:
+            raise _gone(handle)
         self._open.touch(handle)
+
+    def stored(self, handle: str) -> None:
+        """A part was stored; of a session that was cancelled meanwhile it is dropped again (:class:`KeyNotFound`)."""
+        if handle in self._cancelled:
+            self._drop(handle)
+        self.refresh(handle)
 
     def key(self, handle: str, part: str) -> str:
         """The blob key of a part; :class:`InvalidRequest` for a part that does not exist."""
@@ -109,11 +132,13 @@ class Uploads:
     def cancel(self, handle: str) -> None:
         """Drop the session and its parts; a handle that is unknown is no error."""
         _check_handle(handle)
+        self._cancelled.put(handle, handle)
         self._open.remove(handle)
         self._drop(handle)
 
     def _expire(self, handle: str) -> None:
         _log.info("upload %s was idle for too long and is dropped", handle)
+        self._cancelled.put(handle, handle)
         self._drop(handle)
 
     def _drop(self, handle: str) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
 from storm_dagster.http.answers import Endpoint, get
+from storm_dagster.http.description import Media, Operation, Parameter
+from storm_dagster.http.schemas import INT, STR, Schema, arr, at_least, map_of, nullable, obj, text
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key
@@ -19,7 +20,7 @@ from storm_dagster.nimbus.http.transfer import BlobResponse, receive_file
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.replicated_store import WriteTerms
 
-__all__ = ["blob_routes"]
+__all__ = ["blob_operations"]
 
 _MOST_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""
@@ -153,7 +154,8 @@ class _BlobEndpoints:
         meta, copies = await self._store(
             request, key, write_terms(request), most, lambda: uploads.refresh(handle)
         )
-        uploads.refresh(handle)
+        # Cancelled while the last bytes were on their way: what was stored since goes as well.
+        await run_in_threadpool(uploads.stored, handle)
         return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)
 
     async def read_part(self, request: Request) -> Response:
@@ -172,21 +174,148 @@ class _BlobEndpoints:
         return Response(status_code=204)
 
 
-def blob_routes(nimbus: Nimbus) -> list[Route]:
+def blob_operations(nimbus: Nimbus) -> list[Operation]:
     """The routes of this module."""
     on = _BlobEndpoints(nimbus)
-    routes: list[tuple[str, Endpoint, str]] = [
-        ("/v1/blobs", get(on.list_blobs), "GET"),
-        ("/v1/blobs/{key}", on.read_blob, "GET"),
-        ("/v1/blobs/{key}", on.write_blob, "PUT"),
-        ("/v1/blobs/{key}", on.delete_blob, "DELETE"),
-        ("/v1/replicas/{key}", on.write_replica, "PUT"),
-        ("/v1/replicas/{key}", on.delete_replica, "DELETE"),
-        ("/v1/archives/{sha256}", get(on.has_archive), "GET"),
-        ("/v1/uploads", get(on.begin_upload, 201), "POST"),
-        ("/v1/uploads/{handle}/finish", get(on.finish_upload), "POST"),
-        ("/v1/uploads/{handle}/{part}", on.write_part, "PUT"),
-        ("/v1/uploads/{handle}/{part}", on.read_part, "GET"),
-        ("/v1/uploads/{handle}", on.cancel_upload, "DELETE"),
+    key = Parameter("key", STR, "Blob key", where="path")
+    handle = Parameter("handle", STR, "What POST /v1/uploads gave", where="path")
+    part = Parameter("part", STR, "archive, conf or topology", where="path")
+    epoch = Parameter(
+        "X-Storm-Epoch", text("^[0-9]{1,9}$"), "Refuse unless the leader's epoch is this one", "header"
+    )
+    terms = (
+        epoch,
+        Parameter("X-Storm-Min-Replication", text("^[0-9]{1,9}$"), "Copies to wait for", "header"),
+        Parameter("X-Storm-Allow-Degraded", STR, "true: accept fewer copies", "header"),
+    )
+    digest = text("^[0-9a-f]{64}$")
+    announced = Parameter("X-Content-SHA256", digest, "Hash of the body: another body is refused", "header")
+    by_content = Parameter("sha256", digest, "Instead of a body: content that is stored already")
+    bytes_: Schema = {"type": "string", "format": "binary"}
+    body = ("application/octet-stream", bytes_)
+    meta = {"key": STR, "size": INT, "sha256": digest}
+    stored = at_least(meta, {"copies": INT})
+    whole = Media({"application/octet-stream": bytes_})
+    content: dict[int, Any] = {200: whole, 206: whole, 304: None, 416: None}
+    wrote = (404, 409, 503)
+
+    def one(method: Any, path: str, endpoint: Endpoint, summary: str, **more: Any) -> Operation:
+        return Operation(method, f"/v1{path}", endpoint, summary, "blobs", **more)
+
+    return [
+        one(
+            "GET",
+            "/blobs",
+            get(on.list_blobs),
+            "Blobs that this nimbus holds",
+            parameters=(Parameter("prefix", STR, "Only keys that begin so"),),
+            answers={200: obj({"cluster_id": nullable(STR), "blobs": arr(at_least(meta))})},
+            errors=(503,),
+        ),
+        one(
+            "GET",
+            "/blobs/{key}",
+            on.read_blob,
+            "Content of a blob, or the byte range of it that Range asks for",
+            parameters=(key,),
+            answers=content,
+            errors=(404, 503),
+        ),
+        one(
+            "PUT",
+            "/blobs/{key}",
+            on.write_blob,
+            "Store a blob; answered when enough nimbuses hold it",
+            parameters=(key, by_content, announced, *terms),
+            body=body,
+            answers={201: stored},
+            errors=wrote,
+        ),
+        one(
+            "DELETE",
+            "/blobs/{key}",
+            on.delete_blob,
+            "Remove a blob",
+            parameters=(key, *terms),
+            answers={204: None},
+            errors=wrote,
+        ),
+        one(
+            "PUT",
+            "/replicas/{key}",
+            on.write_replica,
+            "Between nimbuses: take over a copy",
+            parameters=(
+                key,
+                epoch,
+                announced,
+                Parameter("X-Content-By-Hash", STR, "true: no body", "header"),
+            ),
+            body=body,
+            answers={200: at_least(meta)},
+            errors=wrote,
+        ),
+        one(
+            "DELETE",
+            "/replicas/{key}",
+            on.delete_replica,
+            "Between nimbuses: drop a copy",
+            parameters=(key, epoch),
+            answers={204: None},
+            errors=wrote,
+        ),
+        one(
+            "GET",
+            "/archives/{sha256}",
+            get(on.has_archive),
+            "Whether an archive of that hash is stored",
+            parameters=(Parameter("sha256", STR, where="path"),),
+            answers={200: obj({"sha256": digest})},
+            errors=(404,),
+        ),
+        one(
+            "POST",
+            "/uploads",
+            get(on.begin_upload, 201),
+            "Begin an upload of archive, conf and topology",
+            answers={201: obj({"handle": text("^[0-9a-f]{32}$")})},
+            errors=(503,),
+        ),
+        one(
+            "POST",
+            "/uploads/{handle}/finish",
+            get(on.finish_upload),
+            "End an upload: from now on its parts do not change",
+            parameters=(handle,),
+            answers={200: obj({"handle": STR, "parts": map_of(at_least(meta))})},
+            errors=wrote,
+        ),
+        one(
+            "PUT",
+            "/uploads/{handle}/{part}",
+            on.write_part,
+            "Send one part of an upload",
+            parameters=(handle, part, by_content, announced, *terms),
+            body=body,
+            answers={201: stored},
+            errors=wrote,
+        ),
+        one(
+            "GET",
+            "/uploads/{handle}/{part}",
+            on.read_part,
+            "Read one part of an upload back",
+            parameters=(handle, part),
+            answers=content,
+            errors=(404, 503),
+        ),
+        one(
+            "DELETE",
+            "/uploads/{handle}",
+            on.cancel_upload,
+            "Cancel an upload: nothing of it stays",
+            parameters=(handle,),
+            answers={204: None},
+            errors=wrote,
+        ),
     ]
-    return [Route(path, endpoint, methods=[method]) for path, endpoint, method in routes]

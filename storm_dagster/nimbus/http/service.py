@@ -7,16 +7,20 @@ from starlette.types import ASGIApp
 
 from storm_dagster.http.answers import EXCEPTION_HANDLERS
 from storm_dagster.http.authentication import Authentication
+from storm_dagster.http.description import described_routes
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
+from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.server import HttpService
-from storm_dagster.model.security import Security
-from storm_dagster.nimbus.http.blob_routes import blob_routes
+from storm_dagster.model.security import Security, public_conf
+from storm_dagster.nimbus.http.blob_routes import blob_operations
 from storm_dagster.nimbus.http.metrics import Metrics
-from storm_dagster.nimbus.http.topology_routes import topology_routes
+from storm_dagster.nimbus.http.storm.routes import storm_operations
+from storm_dagster.nimbus.http.topology_routes import topology_operations
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.reading import ClusterReader
 from storm_dagster.nimbus.submitting import Submissions
 from storm_dagster.nimbus.topology_access import topology_conf_reader
+from storm_dagster.nimbus.worker_stacks import stacks_at
 
 __all__ = ["HttpService", "build_app"]
 
@@ -24,8 +28,25 @@ __all__ = ["HttpService", "build_app"]
 def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -> ASGIApp:
     """The ASGI application of a nimbus."""
     metrics = Metrics(nimbus, reader)
-    routes = [*blob_routes(nimbus), *topology_routes(nimbus, reader, submissions, metrics)]
+    conf = nimbus.conf
+    logs = LogRoutes(
+        nimbus.logs,
+        stacks=lambda port: stacks_at(reader.view(), port),
+        conf=lambda: public_conf(conf.values),
+        idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
+    )
+    routes = described_routes(
+        "storm_dagster nimbus",
+        nimbus.identity.version,
+        [
+            *blob_operations(nimbus),
+            *topology_operations(nimbus, reader, submissions, metrics),
+            *logs.operations(),
+            *storm_operations(nimbus, reader),
+        ],
+    )
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
+    app.router.redirect_slashes = False
     guarded = Authentication(
         app, Security.of(nimbus.conf), nimbus.conf.values, topology_conf_reader(nimbus, reader)
     )

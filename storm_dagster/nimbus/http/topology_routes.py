@@ -7,23 +7,25 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from storm_dagster.http.answers import Endpoint, get, post
+from storm_dagster.http.description import Media, Operation, Parameter
+from storm_dagster.http.schemas import STR, choice
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.nimbus.http import schemas
 from storm_dagster.nimbus.http.metrics import Metrics
-from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
+from storm_dagster.nimbus.lifecycle_requests import VERBS, LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.reading import ClusterReader
 from storm_dagster.nimbus.submitting import Submissions
 from storm_dagster.operations.blacklist import change_blacklist
 
-__all__ = ["topology_routes"]
+__all__ = ["topology_operations"]
 
 
-def topology_routes(
+def topology_operations(
     nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, metrics: Metrics
-) -> list[Route]:
+) -> list[Operation]:
     """The routes of this module."""
     lifecycle = LifecycleRequests(nimbus)
 
@@ -42,21 +44,86 @@ def topology_routes(
     async def exposition(request: Request) -> Response:
         return Response(await run_in_threadpool(metrics.exposition), media_type=metrics.media_type)
 
-    routes: list[tuple[str, Endpoint, str]] = [
-        ("/healthz", get(lambda _: reader.health()), "GET"),
-        ("/metrics", exposition, "GET"),
-        ("/v1/submit", post(lambda _, document: submissions.submit(document), 202), "POST"),
-        ("/v1/runs/{run_id}", get(lambda request: nimbus.dagster.run(request.path_params["run_id"])), "GET"),
-        ("/v1/topologies", get(lambda _: reader.list_topologies()), "GET"),
-        ("/v1/topologies/{name}", get(lambda request: reader.show(request.path_params["name"])), "GET"),
-        (
-            "/v1/topologies/{name}/placement",
-            get(lambda request: reader.placement(request.path_params["name"])),
-            "GET",
+    def path_name(request: Request) -> str:
+        return request.path_params["name"]
+
+    name = Parameter("name", STR, "Topology name, or id", where="path")
+    reading, changing = (404, 500, 503), (404, 409, 500, 503)
+
+    def one(method: Any, path: str, endpoint: Endpoint, summary: str, schema: Any, **more: Any) -> Operation:
+        status = more.pop("status", 200)
+        more.setdefault("errors", reading)
+        return Operation(method, path, endpoint, summary, "topologies", answers={status: schema}, **more)
+
+    return [
+        one(
+            "GET", "/healthz", get(lambda _: reader.health()), "How this nimbus is", schemas.HEALTH, errors=()
         ),
-        ("/v1/topologies/{name}/{verb}", post(act, 202), "POST"),
-        ("/v1/blacklist", get(lambda _: {"hosts": sorted(nimbus.cluster.blacklist())}), "GET"),
-        ("/v1/blacklist", post(lambda _, document: blacklist(document)), "POST"),
-        ("/v1/cluster", get(lambda _: reader.cluster()), "GET"),
+        one("GET", "/metrics", exposition, "Figures for Prometheus", Media({"text/plain": STR}), errors=()),
+        one(
+            "POST",
+            "/v1/submit",
+            post(lambda _, document: submissions.submit(document), 202),
+            "Launch the run of a submission",
+            schemas.SUBMITTED,
+            status=202,
+            body=("application/json", schemas.SUBMISSION),
+            body_required=True,
+            errors=changing,
+        ),
+        one(
+            "GET",
+            "/v1/runs/{run_id}",
+            get(lambda request: nimbus.dagster.run(request.path_params["run_id"])),
+            "A run and its steps",
+            schemas.RUN,
+            parameters=(Parameter("run_id", STR, "Run id", where="path"),),
+        ),
+        one("GET", "/v1/topologies", get(lambda _: reader.list_topologies()), "Topologies", schemas.LIST),
+        one(
+            "GET",
+            "/v1/topologies/{name}",
+            get(lambda request: reader.show(path_name(request))),
+            "A topology with its tasks, workers, figures and errors",
+            schemas.SHOW,
+            parameters=(name,),
+        ),
+        one(
+            "GET",
+            "/v1/topologies/{name}/placement",
+            get(lambda request: reader.placement(path_name(request))),
+            "Why each task is where it is",
+            {"type": "object"},
+            parameters=(name,),
+        ),
+        one(
+            "POST",
+            "/v1/topologies/{name}/{verb}",
+            post(act, 202),
+            "Change a topology",
+            schemas.CHANGED,
+            status=202,
+            parameters=(name, Parameter("verb", choice(*VERBS), where="path")),
+            body=("application/json", schemas.CHANGE),
+            errors=changing,
+        ),
+        one(
+            "GET",
+            "/v1/blacklist",
+            get(lambda _: {"hosts": sorted(nimbus.cluster.blacklist())}),
+            "Hosts that get no new work",
+            schemas.BLACKLIST,
+        ),
+        one(
+            "POST",
+            "/v1/blacklist",
+            post(lambda _, document: blacklist(document)),
+            "Change the blacklist",
+            schemas.BLACKLIST,
+            body=("application/json", schemas.BLACKLIST_CHANGE),
+            errors=changing,
+        ),
+        one(
+            "GET", "/v1/cluster", get(lambda _: reader.cluster()), "Nimbuses and supervisors", schemas.CLUSTER
+        ),
     ]
-    return [Route(path, endpoint, methods=[method]) for path, endpoint, method in routes]

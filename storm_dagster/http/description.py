@@ -1,0 +1,159 @@
+"""Routes that describe themselves: each is declared once, as what serves it and as what ``/openapi.json`` says of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from storm_dagster.http.answers import Endpoint
+from storm_dagster.http.schemas import ERROR, STORM_ERROR, Schema, one_of
+
+__all__ = ["Media", "Operation", "Parameter", "described_routes", "document_of"]
+
+_CONVERTOR = re.compile(r"\{(\w+):\w+\}")
+_REASONS = {
+    200: "done",
+    201: "made",
+    202: "accepted: a run does it",
+    204: "done",
+    206: "part of it",
+    304: "not changed",
+    400: "the request is wrong",
+    401: "credentials are missing or wrong",
+    403: "not allowed",
+    404: "there is no such thing",
+    409: "not in this state, or not from this epoch",
+    413: "too large",
+    416: "the range lies outside",
+    500: "a record is damaged: it is quarantined, nothing is guessed",
+    503: "not now: no leader, or ZooKeeper or Dagster out of reach",
+}
+
+
+class Media(dict[str, Any]):
+    """Schemas by media type, for an answer that is not JSON alone."""
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a path, query or header."""
+
+    name: str
+    schema: Schema
+    text: str = ""
+    where: Literal["path", "query", "header"] = "query"
+    required: bool = False
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One method of one path.
+
+    ``answers`` maps a status to its schema, to ``None`` for an answer without a body, or to
+    ``{media type: schema}``. Errors (``errors``) carry the error document; 400, and 401 where the service asks for
+    credentials, can come from every route.
+    """
+
+    method: Literal["GET", "POST", "PUT", "DELETE"]
+    path: str
+    endpoint: Endpoint
+    summary: str
+    tag: str
+    parameters: tuple[Parameter, ...] = ()
+    body: tuple[str, Schema] | None = None
+    """(media type, schema)."""
+    body_required: bool = False
+    answers: Mapping[int, Schema | Media | None] = field(default_factory=dict)
+    errors: tuple[int, ...] = ()
+    storm: bool = False
+    """Whether errors have the form of Storm's UI."""
+
+    @property
+    def template(self) -> str:
+        """The path as OpenAPI writes it."""
+        return _CONVERTOR.sub(r"{\1}", self.path)
+
+    def describe(self) -> dict[str, Any]:
+        """The operation object."""
+        responses: dict[str, Any] = {}
+        for status, answer in self.answers.items():
+            media = answer if isinstance(answer, Media) else Media({"application/json": answer})
+            content = {name: {"schema": schema} for name, schema in media.items() if schema is not None}
+            responses[str(status)] = {
+                "description": _REASONS.get(status, "done"),
+                **({"content": content} if content else {}),
+            }
+        error = one_of(STORM_ERROR, ERROR) if self.storm else ERROR
+        for status in sorted({400, 401, *self.errors}):
+            responses[str(status)] = {
+                "description": _REASONS[status],
+                "content": {"application/json": {"schema": error}},
+            }
+        described: dict[str, Any] = {
+            "summary": self.summary,
+            "operationId": re.sub(r"\W+", "_", f"{self.method.lower()}{self.template}").strip("_"),
+            "tags": [self.tag],
+            "responses": responses,
+        }
+        if self.parameters:
+            described["parameters"] = [
+                {
+                    "name": one.name,
+                    "in": one.where,
+                    "required": one.required or one.where == "path",
+                    "schema": one.schema,
+                    **({"description": one.text} if one.text else {}),
+                }
+                for one in self.parameters
+            ]
+        if self.body is not None:
+            media, schema = self.body
+            described["requestBody"] = {
+                "required": self.body_required,
+                "content": {media: {"schema": schema}},
+            }
+        return described
+
+
+def document_of(title: str, version: str, operations: Iterable[Operation]) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of a service."""
+    table: dict[str, Any] = {}
+    for operation in operations:
+        table.setdefault(operation.template, {})[operation.method.lower()] = operation.describe()
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": title, "version": version},
+        "paths": table,
+        "components": {"securitySchemes": {"secret": {"type": "http", "scheme": "bearer"}}},
+        # The secret is asked for only where the cluster has one.
+        "security": [{}, {"secret": []}],
+    }
+
+
+def described_routes(title: str, version: str, operations: list[Operation]) -> list[Route]:
+    """Starlette's routes of the operations, and ``/openapi.json`` that describes them."""
+    described = Operation(
+        "GET",
+        "/openapi.json",
+        _unset,
+        "This description",
+        "service",
+        answers={200: {"type": "object"}},
+    )
+    document = document_of(title, version, [*operations, described])
+
+    async def openapi(request: Request) -> Response:
+        return JSONResponse(document)
+
+    routes = [Route(one.path, one.endpoint, methods=[one.method]) for one in operations]
+    return [*routes, Route("/openapi.json", openapi, methods=["GET"])]
+
+
+async def _unset(request: Request) -> Response:
+    raise AssertionError("served by the route that describes the others")

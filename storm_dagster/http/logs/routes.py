@@ -1,0 +1,334 @@
+"""The routes of log files: ``/logview?cmd=...`` (JStorm b) and the pages that Storm's log links lead to (storm.md j)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+
+from storm_dagster.http.description import Media, Operation, Parameter
+from storm_dagster.http.logs.html import log_page
+from storm_dagster.http.logs.pages import (
+    LONGEST_PAGE,
+    check_encoding,
+    page_bounds,
+    read_page,
+    whole_characters,
+)
+from storm_dagster.http.logs.search import Found, Search, search_log
+from storm_dagster.http.logs.tree import LogTree
+from storm_dagster.http.questions import asked_flag, asked_int, asked_text, asked_word
+from storm_dagster.http.schemas import ANY, INT, PORT, STR, arr, choice, map_of
+from storm_dagster.http.streams import StreamResponse
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["LogRoutes"]
+
+_CHUNK = 1 << 18
+_COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
+
+
+class LogRoutes:
+    """Log files of one daemon's HOME.
+
+    ``stacks(port)`` gives the text that answers ``cmd=jstack`` for the workers of a port; ``conf()`` the conf to
+    show, secrets removed.
+    """
+
+    def __init__(
+        self,
+        logs: Path,
+        *,
+        stacks: Callable[[int], str],
+        conf: Callable[[], Mapping[str, Any]],
+        idle_secs: float,
+    ) -> None:
+        self._tree = LogTree(logs)
+        self._workers = LogTree(logs / "workers")
+        self._stacks = stacks
+        self._conf = conf
+        self._idle_secs = idle_secs
+
+    def operations(self) -> list[Operation]:
+        """The routes and what they answer."""
+        page = (
+            Parameter("file", STR, "Log file, relative to the folder of logs", required=True),
+            Parameter("start", INT, "First byte. Default: the end of the file"),
+            Parameter("length", INT, f"Bytes, at most {LONGEST_PAGE}"),
+            Parameter("encoding", STR, "Encoding of the log. Default: utf-8"),
+        )
+        one_file = page[:1]
+        return [
+            Operation(
+                "GET",
+                "/logview",
+                self.logview,
+                "JStorm's log view: show, download, list or search logs, stacks of a worker, conf of this daemon",
+                "logs",
+                parameters=(
+                    Parameter("cmd", choice(*_COMMANDS), "What to do", required=True),
+                    Parameter("log", STR, "showLog, download: file, relative to the folder of logs"),
+                    Parameter("pos", INT, "showLog, download: first byte. Default: the end of the file"),
+                    Parameter("size", INT, f"showLog, download: bytes, at most {LONGEST_PAGE}"),
+                    Parameter("dir", STR, "listDir: folder, relative to the folder of logs"),
+                    Parameter("file", STR, "searchLog: file, relative to the folder of logs"),
+                    Parameter("key", STR, "searchLog: text to look for"),
+                    Parameter(
+                        "offset", INT, "searchLog: bytes to leave out at the side that the search begins at"
+                    ),
+                    Parameter("max_match", INT, "searchLog: most matches (default 10)"),
+                    Parameter("look_back", INT, "searchLog: lines before a match (default 2)"),
+                    Parameter("look_ahead", INT, "searchLog: lines after a match (default 10)"),
+                    Parameter(
+                        "case_ignore", choice("true", "false", "1", "0"), "searchLog: ignore case (ASCII)"
+                    ),
+                    Parameter("search_from", choice("head", "tail"), "searchLog: side to begin at"),
+                    Parameter("workerPort", PORT, "jstack, jstat: port of the worker"),
+                ),
+                answers={
+                    200: Media(
+                        {"text/plain": STR, "application/json": map_of(ANY), "application/octet-stream": STR}
+                    ),
+                    206: Media({"application/octet-stream": STR}),
+                },
+                errors=(404, 416, 503),
+            ),
+            Operation(
+                "GET",
+                "/api/v1/log",
+                self._page_of(self._workers, "/api/v1/log"),
+                "Page of a worker's log (TOPOLOGY-ID/PORT/worker.log) for browsers",
+                "logs",
+                parameters=page,
+                answers={200: Media({"text/html": STR})},
+                errors=(404, 416),
+            ),
+            Operation(
+                "GET",
+                "/api/v1/daemonlog",
+                self._page_of(self._tree, "/api/v1/daemonlog"),
+                "Page of a daemon's log for browsers",
+                "logs",
+                parameters=page,
+                answers={200: Media({"text/html": STR})},
+                errors=(404, 416),
+            ),
+            Operation(
+                "GET",
+                "/api/v1/download",
+                self._download_from(self._workers),
+                "A worker's log file as a whole, or a byte range of it",
+                "logs",
+                parameters=one_file,
+                answers={
+                    200: Media({"application/octet-stream": STR}),
+                    206: Media({"application/octet-stream": STR}),
+                },
+                errors=(404, 416),
+            ),
+            Operation(
+                "GET",
+                "/api/v1/daemondownload",
+                self._download_from(self._tree),
+                "A daemon's log file as a whole, or a byte range of it",
+                "logs",
+                parameters=one_file,
+                answers={
+                    200: Media({"application/octet-stream": STR}),
+                    206: Media({"application/octet-stream": STR}),
+                },
+                errors=(404, 416),
+            ),
+            Operation(
+                "GET",
+                "/api/v1/listLogs",
+                self.list_logs,
+                "Log files of the workers of this daemon's host",
+                "logs",
+                parameters=(
+                    Parameter("topoId", STR, "Only those of this topology id"),
+                    Parameter("port", PORT, "Only those of this port"),
+                ),
+                answers={200: arr(STR)},
+            ),
+        ]
+
+    # -- JStorm ------------------------------------------------------------------------------------------
+
+    async def logview(self, request: Request) -> Response:
+        """``GET /logview?cmd=...``."""
+        command = asked_text(request, "cmd")
+        if command not in _COMMANDS:
+            raise InvalidRequest(f"cmd must be one of {', '.join(_COMMANDS)}, got {command!r:.40}")
+        if command == "showLog":
+            return await run_in_threadpool(self._show, request)
+        if command == "download":
+            return await run_in_threadpool(self._download, request)
+        if command == "listDir":
+            return await run_in_threadpool(self._list, request)
+        if command == "searchLog":
+            return await run_in_threadpool(self._search, request)
+        if command == "showConf":
+            return JSONResponse(dict(await run_in_threadpool(self._conf)))
+        port = asked_int(request, "workerPort")
+        if port is None or not 0 <= port <= 65535:
+            raise InvalidRequest("workerPort must be the port of a worker, such as workerPort=6900")
+        return PlainTextResponse(await run_in_threadpool(self._stacks, port))
+
+    def _show(self, request: Request) -> Response:
+        stream, size = self._tree.open(_required(request, "log"))
+        with stream:
+            first, length = page_bounds(size, asked_int(request, "pos"), asked_int(request, "size"))
+            body = b"%016d\n" % size + read_page(stream, first, length)
+        return Response(body, media_type="text/plain; charset=utf-8", headers=_BYTES)
+
+    def _download(self, request: Request) -> Response:
+        name = _required(request, "log")
+        position, length = asked_int(request, "pos"), asked_int(request, "size")
+        if position is None and length is None:
+            return self._whole(self._tree, name, request)
+        stream, size = self._tree.open(name)
+        with stream:
+            first, length = page_bounds(size, position, length)
+            return Response(
+                read_page(stream, first, length),
+                media_type="application/octet-stream",
+                headers=_attached(name),
+            )
+
+    def _list(self, request: Request) -> Response:
+        folder = (asked_text(request, "dir") or "").strip("/")
+        entries = self._tree.list("" if folder == "." else folder)
+        return JSONResponse(
+            {
+                f"{folder}/{entry.name}".lstrip("/"): {
+                    "fileName": entry.name,
+                    "isDir": "true" if entry.is_folder else "false",
+                    "modifyTime": entry.modified_ms,
+                    "size": entry.size,
+                }
+                for entry in entries
+            }
+        )
+
+    def _search(self, request: Request) -> Response:
+        name = _required(request, "file")
+        key = _raw_key(request)
+        if not 1 <= len(key) <= 1024:
+            raise InvalidRequest("key must have 1 to 1024 bytes")
+        search = Search(
+            key=key,
+            offset=_bounded(request, "offset", 0, 0, 2**62),
+            most=_bounded(request, "max_match", 10, 1, 1000),
+            look_back=_bounded(request, "look_back", 2, 0, 100),
+            look_ahead=_bounded(request, "look_ahead", 10, 0, 100),
+            ignore_case=asked_flag(request, "case_ignore"),
+            search_from="head"
+            if asked_word(request, "search_from", ("head", "tail"), "tail") == "head"
+            else "tail",
+        )
+        stream, size = self._tree.open(name)
+        with stream:
+            found: Found = search_log(stream, size, search)
+        return JSONResponse(
+            {
+                "num_match": len(found.matches),
+                "match_results": {str(offset): text for offset, text in found.matches.items()},
+                "next_offset": found.next_offset,
+            }
+        )
+
+    # -- Storm -------------------------------------------------------------------------------------------
+
+    def _page_of(self, tree: LogTree, path: str) -> Any:
+        def page(request: Request) -> Response:
+            name = _required(request, "file")
+            encoding = check_encoding(asked_text(request, "encoding"))
+            stream, size = tree.open(name)
+            with stream:
+                first, length = page_bounds(size, asked_int(request, "start"), asked_int(request, "length"))
+                raw = read_page(stream, first, length)
+            text = whole_characters(raw, encoding, cut_before=first > 0)
+            return HTMLResponse(
+                log_page(path=path, name=name, text=text, start=first, length=max(1, length), size=size),
+                headers=_BYTES,
+            )
+
+        return _in_thread(page)
+
+    def _download_from(self, tree: LogTree) -> Any:
+        return _in_thread(lambda request: self._whole(tree, _required(request, "file"), request))
+
+    async def list_logs(self, request: Request) -> Response:
+        """``GET /api/v1/listLogs``."""
+        topology_id, port = asked_text(request, "topoId"), asked_text(request, "port")
+
+        def names() -> list[str]:
+            found: list[str] = []
+            for topology in self._workers.list() if self._tree_has_workers() else ():
+                if not topology.is_folder or topology_id not in (None, topology.name):
+                    continue
+                for slot in self._workers.list(topology.name):
+                    if not slot.is_folder or port not in (None, slot.name):
+                        continue
+                    folder = f"{topology.name}/{slot.name}"
+                    found.extend(
+                        f"{folder}/{one.name}" for one in self._workers.list(folder) if not one.is_folder
+                    )
+            return found
+
+        return JSONResponse(await run_in_threadpool(names))
+
+    def _tree_has_workers(self) -> bool:
+        return any(entry.name == "workers" and entry.is_folder for entry in self._tree.list())
+
+    def _whole(self, tree: LogTree, name: str, request: Request) -> Response:
+        stream, size = tree.open(name)
+        return StreamResponse(
+            stream,
+            size,
+            request=request,
+            chunk=_CHUNK,
+            idle_secs=self._idle_secs,
+            headers={"Content-Type": "application/octet-stream", **_attached(name)},
+        )
+
+
+_BYTES = {"Cache-Control": "no-store"}
+
+
+def _attached(name: str) -> dict[str, str]:
+    file = name.rpartition("/")[2]
+    return {"Content-Disposition": f"attachment; filename*=UTF-8''{quote(file, safe='')}", **_BYTES}
+
+
+def _in_thread(answer: Callable[[Request], Response]) -> Any:
+    async def endpoint(request: Request) -> Response:
+        return await run_in_threadpool(answer, request)
+
+    return endpoint
+
+
+def _required(request: Request, name: str) -> str:
+    value = asked_text(request, name)
+    if value is None:
+        raise InvalidRequest(f"parameter {name} is missing")
+    return value
+
+
+def _raw_key(request: Request) -> bytes:
+    """The key as bytes: logs hold whatever a worker wrote."""
+    pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), encoding="latin-1")
+    return next((value.encode("latin-1") for name, value in pairs if name == "key"), b"")
+
+
+def _bounded(request: Request, name: str, default: int, low: int, high: int) -> int:
+    value = asked_int(request, name, default)
+    if value is None or not low <= value <= high:
+        raise InvalidRequest(f"parameter {name} must be from {low} to {high}, got {value}")
+    return value

@@ -1,0 +1,123 @@
+"""Looking for words in a log: plain text, in linear time, with a budget for each request (S10)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO, Literal
+
+__all__ = ["Found", "Search", "search_log"]
+
+BLOCK = 131_072
+MOST_BLOCKS = 1024
+"""Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` says where to go on."""
+_LONGEST_CONTEXT = 64 * 1024
+
+
+@dataclass(frozen=True)
+class Search:
+    """What to look for."""
+
+    key: bytes
+    offset: int = 0
+    """From the head: where to begin; from the tail: how many bytes of the end to leave out."""
+    most: int = 10
+    look_back: int = 2
+    """Lines shown before a match."""
+    look_ahead: int = 10
+    """Lines shown after it."""
+    ignore_case: bool = False
+    search_from: Literal["head", "tail"] = "head"
+
+
+@dataclass
+class Found:
+    """Matches by their offset in the file; ``next_offset`` is ``None`` when all was looked through."""
+
+    matches: dict[int, str] = field(default_factory=dict)
+    next_offset: int | None = None
+
+
+def search_log(stream: BinaryIO, size: int, search: Search) -> Found:
+    """Up to ``most`` matches within the budget. A key is bytes: binary logs and any encoding will do."""
+    found = Found()
+    key = search.key.lower() if search.ignore_case else search.key
+    forward = search.search_from == "head"
+    blocks = _blocks(stream, size, search.offset, len(key) - 1, forward)
+    for number, (start, raw) in enumerate(blocks, 1):
+        haystack = raw.lower() if search.ignore_case else raw
+        for place in _places(haystack, key, forward):
+            offset = start + place
+            found.matches.setdefault(offset, _context(stream, size, offset, len(key), search))
+            if len(found.matches) >= search.most:
+                found.next_offset = offset + len(key) if forward else size - offset
+                return _tidied(found, size)
+        if number >= MOST_BLOCKS:
+            end = start + len(raw) - (len(key) - 1)
+            found.next_offset = end if forward else size - start - (len(key) - 1)
+            return _tidied(found, size)
+    return found
+
+
+def _tidied(found: Found, size: int) -> Found:
+    if found.next_offset is not None and found.next_offset >= size:
+        found.next_offset = None
+    return found
+
+
+def _blocks(
+    stream: BinaryIO, size: int, offset: int, overlap: int, forward: bool
+) -> Iterator[tuple[int, bytes]]:
+    """(offset, bytes): blocks that overlap by a key's length less one, so that no match is cut."""
+    if forward:
+        start = offset
+        while start < size:
+            raw = os.pread(stream.fileno(), min(BLOCK + overlap, size - start), start)
+            if not raw:
+                return
+            yield start, raw
+            start += BLOCK
+    else:
+        end = size - offset
+        while end > 0:
+            start = max(0, end - BLOCK)
+            upto = min(end + overlap, size - offset)
+            raw = os.pread(stream.fileno(), upto - start, start)
+            if not raw:
+                return
+            yield start, raw
+            end = start
+
+
+def _places(haystack: bytes, key: bytes, forward: bool) -> Iterator[int]:
+    if forward:
+        place = haystack.find(key)
+        while place >= 0:
+            yield place
+            place = haystack.find(key, place + len(key))
+    else:
+        place = haystack.rfind(key)
+        while place >= 0:
+            yield place
+            place = haystack.rfind(key, 0, place)
+
+
+def _context(stream: BinaryIO, size: int, offset: int, length: int, search: Search) -> str:
+    """The lines around a match, at most 64 KiB on each side."""
+    first = max(0, offset - _LONGEST_CONTEXT)
+    before = os.pread(stream.fileno(), offset - first, first)
+    after = os.pread(stream.fileno(), min(length + _LONGEST_CONTEXT, size - offset), offset)
+    start = len(before)
+    for _ in range(search.look_back + 1):
+        start = before.rfind(b"\n", 0, start)
+        if start < 0:
+            break
+    end = length
+    for _ in range(search.look_ahead + 1):
+        place = after.find(b"\n", end)
+        if place < 0:
+            end = len(after)
+            break
+        end = place + 1
+    return (before[start + 1 :] + after[:end]).decode("utf-8", "replace")

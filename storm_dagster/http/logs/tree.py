@@ -1,0 +1,103 @@
+"""Files below one folder, reached by names that come from strangers (S8, S9, J11).
+
+A name is walked one part at a time with open folders, and no link is ever followed: whatever is swapped
+meanwhile, nothing outside of the folder is opened. A file that does not exist and one that may not be read give
+the very same error.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from storm_dagster.model.errors import KeyNotFound
+
+__all__ = ["Entry", "LogTree"]
+
+_MOST_PARTS = 16
+_MOST_ENTRIES = 10_000
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file or folder of a listing."""
+
+    name: str
+    is_folder: bool
+    modified_ms: int
+    size: int
+
+
+def _nothing() -> KeyNotFound:
+    return KeyNotFound("there is no such log: list them with cmd=listDir")
+
+
+class LogTree:
+    """The regular files below ``root``."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def open(self, name: str) -> tuple[BinaryIO, int]:
+        """The file and its size at this moment; :class:`KeyNotFound` for whatever is not a file below the root."""
+        parts = _parts(name)
+        if not parts:
+            raise _nothing()
+        with ExitStack() as stack:
+            folder = self._walk(parts[:-1], stack)
+            try:
+                descriptor = os.open(parts[-1], _FILE, dir_fd=folder)
+            except (OSError, ValueError):
+                raise _nothing() from None
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                os.close(descriptor)
+                raise _nothing()
+            # Not buffered: a page is one read.
+            return os.fdopen(descriptor, "rb", buffering=0), status.st_size  # type: ignore[return-value]
+
+    def list(self, name: str = "") -> list[Entry]:
+        """Files and folders in a folder, by name; links and devices are left out."""
+        found: list[Entry] = []
+        with ExitStack() as stack:
+            folder = self._walk(_parts(name), stack)
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    try:
+                        status = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        continue
+                    is_folder = stat.S_ISDIR(status.st_mode)
+                    if is_folder or stat.S_ISREG(status.st_mode):
+                        size = 4096 if is_folder else status.st_size
+                        found.append(Entry(entry.name, is_folder, status.st_mtime_ns // 10**6, size))
+                    if len(found) >= _MOST_ENTRIES:
+                        break
+        return sorted(found, key=lambda one: one.name)
+
+    def _walk(self, parts: tuple[str, ...], stack: ExitStack) -> int:
+        try:
+            # The root itself is the operator's choice, and may be a link.
+            folder = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
+            for part in parts:
+                folder = os.open(part, _FOLDER, dir_fd=folder)
+                stack.callback(os.close, folder)
+        except (OSError, ValueError):
+            raise _nothing() from None
+        return folder
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    parts = tuple(name.split("/")) if name else ()
+    if len(parts) > _MOST_PARTS or any(
+        part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts
+    ):
+        raise _nothing()
+    return parts

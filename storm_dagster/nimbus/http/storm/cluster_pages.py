@@ -1,0 +1,260 @@
+"""Pages of the cluster: summary, conf, supervisors, nimbuses, owners."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from storm_dagster.model.errors import KeyNotFound
+from storm_dagster.model.security import public_conf
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encoded, pretty_secs
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
+from storm_dagster.nimbus.reading import ClusterReader
+
+__all__ = ["ClusterPages", "worker_row"]
+
+OWNER = ""
+"""Nobody owns a topology here: all that may reach the service are one owner, as in an unsecured Storm."""
+
+
+class ClusterPages:
+    """Everything that no single topology is the subject of."""
+
+    def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
+        self._nimbus = nimbus
+        self._reader = reader
+
+    def configuration(self) -> dict[str, Any]:
+        """The cluster's conf; secrets are hidden (hazard S6)."""
+        return public_conf(self._nimbus.conf.values)
+
+    def summary(self) -> dict[str, Any]:
+        """Figures of the whole cluster."""
+        view = self._reader.view()
+        supervisors = supervisors_of(view, now_secs=int(time.time()))
+        total = sum(len(one.info.ports) for one in supervisors)
+        used = sum(len(one.used) for one in supervisors)
+        memory = float(sum(one.info.memory_mb for one in supervisors))
+        cpu = float(sum(one.info.cpu for one in supervisors))
+        used_memory = sum(one.used_memory_mb for one in supervisors)
+        used_cpu = sum(one.used_cpu for one in supervisors)
+        return {
+            "stormVersion": self._nimbus.identity.version,
+            "supervisors": len(supervisors),
+            "topologies": len(view.topologies),
+            "slotsTotal": total,
+            "slotsUsed": used,
+            "slotsFree": max(0, total - used),
+            "executorsTotal": sum(_executors(one) for one in view.topologies.values()),
+            "tasksTotal": sum(_tasks(one) for one in view.topologies.values()),
+            "schedulerDisplayResource": _displays(supervisors),
+            "totalMem": memory,
+            "totalCpu": cpu,
+            "availMem": max(0.0, memory - used_memory),
+            "availCpu": max(0.0, cpu - used_cpu),
+            "memAssignedPercentUtil": _percent(used_memory, memory),
+            "cpuAssignedPercentUtil": _percent(used_cpu, cpu),
+        }
+
+    def supervisors(self) -> dict[str, Any]:
+        """Every supervisor."""
+        view = self._reader.view()
+        found = supervisors_of(view, now_secs=int(time.time()))
+        links = Links.of(view)
+        return {
+            "supervisors": [_supervisor_row(one, links) for one in found],
+            "schedulerDisplayResource": _displays(found),
+        }
+
+    def supervisor(self, supervisor_id: str | None, host: str | None) -> dict[str, Any]:
+        """Supervisors by id or host, with the workers on them; :class:`KeyNotFound` when there is none."""
+        view = self._reader.view()
+        links = Links.of(view)
+        found = [
+            one
+            for one in supervisors_of(view, now_secs=int(time.time()), workers=True)
+            if (one.id == supervisor_id if supervisor_id is not None else one.info.host == host)
+        ]
+        if not found:
+            raise KeyNotFound(
+                f"no supervisor {(supervisor_id or host)!r:.80} is alive: see /api/v1/supervisor/summary"
+            )
+        return {
+            "supervisors": [_supervisor_row(one, links) for one in found],
+            "workers": [worker_row(worker, links) for one in found for worker in one.workers],
+            "schedulerDisplayResource": _displays(found),
+        }
+
+    def nimbuses(self) -> dict[str, Any]:
+        """Every nimbus that is alive."""
+        rows: list[dict[str, Any]] = []
+        for one in self._reader.cluster()["nimbuses"]:
+            uptime = one["uptime_secs"]
+            rows.append(
+                {
+                    "host": one["host"],
+                    "port": one["port"] or 0,
+                    "status": "Leader" if one["leader"] else "Not a Leader",
+                    "version": one["version"] or "Not applicable",
+                    "nimbusUpTime": "Not applicable" if uptime is None else pretty_secs(uptime),
+                    "nimbusUpTimeSeconds": "Not applicable" if uptime is None else str(uptime),
+                    "nimbusLogLink": self._log_link(one),
+                }
+            )
+        return {"nimbuses": rows}
+
+    def _log_link(self, row: Mapping[str, Any]) -> str:
+        own = self._nimbus.identity
+        if row["http"] == own.http:
+            return daemon_log(own.http, "nimbus", own.id)
+        return f"{row['http']}/logview?cmd=listDir" if row["http"] else ""
+
+    def history(self) -> dict[str, Any]:
+        """Ids of the topologies that run."""
+        return {"topo-history": sorted(self._reader.view().topologies)}
+
+    def topologies(self) -> dict[str, Any]:
+        """Every topology, in order of its name."""
+        view = self._reader.view()
+        held = self._reader.replication(view.topologies)
+        rows = [
+            _topology_row(one, held.get(one.id, 0), self._nimbus.identity.version)
+            for one in sorted(view.topologies.values(), key=lambda one: (one.base.name, one.id))
+        ]
+        return {"topologies": rows, "schedulerDisplayResource": _displays_view(view)}
+
+    def owners(self, owner: str | None = None) -> dict[str, Any]:
+        """What runs, by owner. Topologies have no owners here: there is one row, of all of them."""
+        view = self._reader.view()
+        memory = sum(worker.memory_bytes for one in view.topologies.values() for worker in _workers(one))
+        cpu = float(sum(worker.cpu for one in view.topologies.values() for worker in _workers(one)))
+        row = {
+            "owner": OWNER,
+            "totalTopologies": len(view.topologies),
+            "totalExecutors": sum(_executors(one) for one in view.topologies.values()),
+            "totalWorkers": sum(len(_workers(one)) for one in view.topologies.values()),
+            "totalTasks": sum(_tasks(one) for one in view.topologies.values()),
+            "totalMemoryUsage": memory / 2**20,
+            "totalCpuUsage": cpu,
+            "memoryGuarantee": "N/A",
+            "cpuGuarantee": "N/A",
+            "isolatedNodes": "N/A",
+            "memoryGuaranteeRemaining": "N/A",
+            "cpuGuaranteeRemaining": "N/A",
+            "totalReqOnHeapMem": memory / 2**20,
+            "totalReqOffHeapMem": 0.0,
+            "totalReqMem": memory / 2**20,
+            "totalReqCpu": cpu,
+            "totalAssignedOnHeapMem": memory / 2**20,
+            "totalAssignedOffHeapMem": 0.0,
+        }
+        if owner is None:
+            return {
+                "owners": [row] if view.topologies else [],
+                "schedulerDisplayResource": _displays_view(view),
+            }
+        raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology: topologies have no owners here")
+
+
+def worker_row(worker: WorkerFacts, links: Links) -> dict[str, Any]:
+    """One worker, as on every page that lists workers."""
+    return {
+        "supervisorId": worker.node,
+        "host": worker.host,
+        "port": worker.port,
+        "topologyId": worker.topology_id,
+        "topologyName": worker.topology_name,
+        "executorsTotal": worker.executors,
+        "assignedMemOnHeap": worker.memory_mb,
+        "assignedMemOffHeap": 0.0,
+        "assignedCpu": worker.cpu,
+        "componentNumTasks": dict(worker.tasks_by_component),
+        "uptime": pretty_secs(worker.uptime_secs),
+        "uptimeSeconds": worker.uptime_secs,
+        "workerLogLink": links.worker(worker.topology_id, worker.node, worker.host, worker.port),
+    }
+
+
+def _supervisor_row(one: SupervisorFacts, links: Links) -> dict[str, Any]:
+    total, used = len(one.info.ports), len(one.used)
+    return {
+        "id": one.id,
+        "host": one.info.host,
+        "uptime": pretty_secs(one.uptime_secs),
+        "uptimeSeconds": one.uptime_secs,
+        "slotsTotal": total,
+        "slotsUsed": used,
+        "slotsFree": max(0, total - used),
+        "totalMem": float(one.info.memory_mb),
+        "totalCpu": float(one.info.cpu),
+        "usedMem": one.used_memory_mb,
+        "usedCpu": one.used_cpu,
+        "availMem": max(0.0, one.info.memory_mb - one.used_memory_mb),
+        "availCpu": max(0.0, one.info.cpu - one.used_cpu),
+        "logLink": links.supervisor(one.id),
+        "version": one.info.version,
+        "blacklisted": one.blacklisted,
+    }
+
+
+def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str, Any]:
+    uptime = max(0, int(time.time()) - one.base.launch_time_secs)
+    workers = _workers(one)
+    memory = sum(worker.memory_bytes for worker in workers) / 2**20
+    cpu = float(sum(worker.cpu for worker in workers))
+    return {
+        "id": one.id,
+        "encodedId": encoded(one.id),
+        "name": one.base.name,
+        "owner": OWNER,
+        "status": one.base.status,
+        "uptime": pretty_secs(uptime),
+        "uptimeSeconds": uptime,
+        "tasksTotal": _tasks(one),
+        "workersTotal": len(workers),
+        "executorsTotal": _executors(one),
+        "replicationCount": replication,
+        "schedulerInfo": None,
+        "requestedMemOnHeap": memory,
+        "requestedMemOffHeap": 0.0,
+        "requestedTotalMem": memory,
+        "requestedCpu": cpu,
+        "assignedMemOnHeap": memory,
+        "assignedMemOffHeap": 0.0,
+        "assignedTotalMem": memory,
+        "assignedCpu": cpu,
+        "stormVersion": version,
+    }
+
+
+def _workers(one: TopologyView) -> tuple[Any, ...]:
+    return one.assignment.workers if one.assignment else ()
+
+
+def _tasks(one: TopologyView) -> int:
+    return sum(len(part.ids) for part in one.tasks.components.values()) if one.tasks else 0
+
+
+def _executors(one: TopologyView) -> int:
+    if one.tasks is None:
+        return 0
+    return sum(
+        min(len(part.ids), one.base.executors.get(name) or len(part.ids))
+        for name, part in one.tasks.components.items()
+    )
+
+
+def _percent(used: float, total: float) -> float:
+    return round(100 * used / total, 1) if total else 0.0
+
+
+def _displays(supervisors: list[SupervisorFacts]) -> bool:
+    """Whether resources are worth a column: some supervisor says what it has."""
+    return any(one.info.memory_mb or one.info.cpu for one in supervisors)
+
+
+def _displays_view(view: ClusterView) -> bool:
+    return any(info.memory_mb or info.cpu for info in view.supervisors.values())

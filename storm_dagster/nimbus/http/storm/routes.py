@@ -1,0 +1,330 @@
+"""The routes of Storm's REST. More specific paths come first: a component's id may hold slashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from storm_dagster.http.answers import Endpoint, bounded_json
+from storm_dagster.http.description import Operation, Parameter
+from storm_dagster.http.questions import asked_text
+from storm_dagster.http.schemas import ANY, INT, STR, Schema, arr, map_of, nullable, obj, one_of, text
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.nimbus.http.storm import schemas
+from storm_dagster.nimbus.http.storm.actions import TopologyActions
+from storm_dagster.nimbus.http.storm.cluster_pages import ClusterPages
+from storm_dagster.nimbus.http.storm.topology_pages import TopologyPages
+from storm_dagster.nimbus.http.storm.visualization import visualization, visualization_table
+from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.window_stats import check_window
+
+__all__ = ["storm_operations"]
+
+_ID = Parameter("id", STR, "Topology id, or name", where="path")
+_WINDOW = Parameter("window", STR, "600, 10800, 86400 or :all-time (default, also for any other)")
+_SYS = Parameter("sys", STR, "1 or true: with the system's components and streams")
+_WAIT = Parameter("wait", text("^[0-9]{1,9}$"), "Seconds", where="path")
+_SLOT = Parameter("slot", STR, "HOST:PORT of a worker", where="path")
+_COMPONENT = Parameter("component", STR, "Component id", where="path")
+_REBALANCE = obj(
+    {},
+    {
+        "rebalanceOptions": nullable(
+            obj(
+                {},
+                {
+                    "numWorkers": nullable(one_of(INT, text("^[0-9]{1,9}$"))),
+                    "executors": nullable(map_of(nullable(one_of(INT, text("^[0-9]{1,9}$"))))),
+                },
+            )
+        ),
+        "callback": ANY,
+    },
+)
+_READING = (404, 500, 503)
+_CHANGING = (404, 409, 500, 503)
+
+
+def _answering(answer: Callable[[Request], Any]) -> Endpoint:
+    """An endpoint whose errors have Storm's form: ``{"error": kind, "errorMessage": text}``."""
+
+    async def endpoint(request: Request) -> Response:
+        try:
+            return JSONResponse(await run_in_threadpool(answer, request))
+        except StormDagsterError as error:
+            return _refused(error)
+
+    return endpoint
+
+
+def _acting(act: Callable[[Request, dict[str, Any]], Any]) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        try:
+            document = await bounded_json(request)
+            return JSONResponse(await run_in_threadpool(act, request, document))
+        except StormDagsterError as error:
+            return _refused(error)
+
+    return endpoint
+
+
+def _refused(error: StormDagsterError) -> Response:
+    document = {"error": type(error).__name__, "errorMessage": error.message}
+    return JSONResponse(document, status_code=error.http_status)
+
+
+def _sys(request: Request) -> bool:
+    return (asked_text(request, "sys") or "") in ("1", "true")
+
+
+def _asked(request: Request) -> tuple[str, str, bool]:
+    return request.path_params["id"], check_window(asked_text(request, "window")), _sys(request)
+
+
+def _supervisor(pages: ClusterPages, request: Request) -> dict[str, Any]:
+    supervisor_id, host = asked_text(request, "id"), asked_text(request, "host")
+    if supervisor_id is None and host is None:
+        raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
+    return pages.supervisor(supervisor_id, host)
+
+
+def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
+    """Everything under ``/api/v1`` that is not about logs."""
+    cluster, topology = ClusterPages(nimbus, reader), TopologyPages(nimbus, reader)
+    actions = TopologyActions(LifecycleRequests(nimbus), reader)
+
+    def read(
+        path: str,
+        answer: Callable[[Request], Any],
+        summary: str,
+        schema: Schema,
+        *parameters: Parameter,
+        errors: tuple[int, ...] = _READING,
+    ) -> Operation:
+        return Operation(
+            "GET",
+            f"/api/v1{path}",
+            _answering(answer),
+            summary,
+            "storm",
+            parameters=parameters,
+            answers={200: schema},
+            errors=errors,
+            storm=True,
+        )
+
+    def change(
+        path: str,
+        act: Callable[[Request, dict[str, Any]], Any],
+        summary: str,
+        *parameters: Parameter,
+        body: Schema | None = None,
+    ) -> Operation:
+        return Operation(
+            "POST",
+            f"/api/v1{path}",
+            _acting(act),
+            summary,
+            "storm",
+            parameters=parameters,
+            body=("application/json", body) if body is not None else None,
+            answers={200: schemas.OPERATION},
+            errors=_CHANGING,
+            storm=True,
+        )
+
+    def name(request: Request) -> str:
+        return request.path_params["id"]
+
+    def wait(request: Request) -> str:
+        return request.path_params["wait"]
+
+    def disabled(path: str, summary: str, *parameters: Parameter) -> Operation:
+        return read(
+            f"/topology/{{id}}/profiling/{path}",
+            lambda request: actions.profiling(name(request)),
+            f"{summary}: answered with status 'disabled', workers are no JVMs",
+            obj({"status": STR, "message": STR}),
+            _ID,
+            *parameters,
+        )
+
+    return [
+        read("/cluster/configuration", lambda _: cluster.configuration(), "The cluster's conf", map_of(ANY)),
+        read(
+            "/cluster/summary", lambda _: cluster.summary(), "Figures of the cluster", schemas.CLUSTER_SUMMARY
+        ),
+        read("/supervisor/summary", lambda _: cluster.supervisors(), "Supervisors", schemas.SUPERVISORS),
+        read(
+            "/supervisor",
+            lambda request: _supervisor(cluster, request),
+            "A supervisor by id, or those of a host, and their workers",
+            schemas.SUPERVISOR_PAGE,
+            Parameter("id", STR, "Supervisor id"),
+            Parameter("host", STR, "Host; ignored with an id"),
+            _SYS,
+        ),
+        read("/nimbus/summary", lambda _: cluster.nimbuses(), "Nimbuses", schemas.NIMBUSES),
+        read(
+            "/history/summary",
+            lambda _: cluster.history(),
+            "Ids of running topologies",
+            obj({"topo-history": arr(STR)}),
+        ),
+        read("/owner-resources", lambda _: cluster.owners(), "Resources by owner", schemas.OWNERS),
+        read(
+            "/owner-resources/{owner}",
+            lambda request: cluster.owners(request.path_params["owner"]),
+            "Resources of one owner: topologies have no owners here",
+            schemas.OWNERS,
+            Parameter("owner", STR, "Owner", where="path"),
+        ),
+        read("/topology/summary", lambda _: cluster.topologies(), "Topologies", schemas.TOPOLOGIES),
+        read(
+            "/topology-workers/{id}",
+            lambda request: topology.workers(name(request)),
+            "Hosts and ports of a topology's workers",
+            schemas.TOPOLOGY_WORKERS,
+            _ID,
+        ),
+        change(
+            "/topology/{id}/activate",
+            lambda request, _: actions.activate(name(request)),
+            "Activate a topology",
+            _ID,
+        ),
+        change(
+            "/topology/{id}/deactivate",
+            lambda request, _: actions.deactivate(name(request)),
+            "Deactivate a topology",
+            _ID,
+        ),
+        change(
+            "/topology/{id}/rebalance/{wait}",
+            lambda request, document: actions.rebalance(name(request), wait(request), document),
+            "Rebalance a topology",
+            _ID,
+            _WAIT,
+            body=_REBALANCE,
+        ),
+        change(
+            "/topology/{id}/kill/{wait}",
+            lambda request, _: actions.kill(name(request), wait(request)),
+            "Kill a topology",
+            _ID,
+            _WAIT,
+        ),
+        *(
+            change(
+                f"/topology/{{id}}{part}/debug/{{action}}/{{percent}}",
+                lambda request, _: actions.debug(name(request)),
+                "Refused: tuples are not sampled here; the answer says what to do instead",
+                _ID,
+                *((_COMPONENT,) if part else ()),
+                Parameter("action", STR, "enable or disable", where="path"),
+                Parameter("percent", STR, "Share of tuples", where="path"),
+            )
+            for part in ("/component/{component:path}", "")
+        ),
+        read(
+            "/topology/{id}/logconfig",
+            lambda request: actions.log_levels(name(request)),
+            "Levels of loggers",
+            obj({"namedLoggerLevels": map_of(ANY)}),
+            _ID,
+        ),
+        change(
+            "/topology/{id}/logconfig",
+            lambda request, _: actions.set_log_levels(name(request)),
+            "Refused: levels are part of the conf",
+            _ID,
+            body=map_of(ANY),
+        ),
+        read(
+            "/topology/{id}/profiling/dumpjstack/{slot}",
+            lambda request: actions.stacks(name(request), request.path_params["slot"]),
+            "Stacks of a worker's threads",
+            schemas.STACKS,
+            _ID,
+            _SLOT,
+        ),
+        disabled(
+            "start/{slot}/{minutes}", "Profile a worker", _SLOT, Parameter("minutes", STR, where="path")
+        ),
+        *(
+            disabled(f"{verb}/{{slot}}", summary, _SLOT)
+            for verb, summary in (
+                ("stop", "End profiling"),
+                ("dumpprofile", "Store a profile"),
+                ("dumpheap", "Dump the heap"),
+            )
+        ),
+        read(
+            "/topology/{id}/metrics",
+            lambda request: topology.metrics(*_asked(request)),
+            "Figures of components by stream",
+            schemas.METRICS,
+            _ID,
+            _WINDOW,
+            _SYS,
+        ),
+        read(
+            "/topology/{id}/lag",
+            lambda request: topology.lag(name(request)),
+            "Lag of spouts that report one",
+            schemas.LAG,
+            _ID,
+        ),
+        read(
+            "/topology/{id}/get-errors",
+            lambda request: topology.errors(name(request)),
+            "Newest errors",
+            schemas.ERRORS,
+            _ID,
+        ),
+        read(
+            "/topology/{id}/visualization-init",
+            lambda request: visualization_table(visualization(reader, *_asked(request))),
+            "Streams of a topology",
+            schemas.VISUALIZATION_TABLE,
+            _ID,
+            _WINDOW,
+            _SYS,
+        ),
+        read(
+            "/topology/{id}/visualization",
+            lambda request: visualization(reader, *_asked(request)),
+            "Graph of a topology",
+            schemas.VISUALIZATION,
+            _ID,
+            _WINDOW,
+            _SYS,
+        ),
+        read(
+            "/topology/{id}/component/{component:path}",
+            lambda request: topology.component(
+                request.path_params["id"], request.path_params["component"], *_asked(request)[1:]
+            ),
+            "A component",
+            schemas.COMPONENT,
+            _ID,
+            _COMPONENT,
+            _WINDOW,
+            _SYS,
+        ),
+        read(
+            "/topology/{id}",
+            lambda request: topology.page(*_asked(request)),
+            "A topology",
+            schemas.TOPOLOGY,
+            _ID,
+            _WINDOW,
+            _SYS,
+        ),
+    ]

@@ -1,0 +1,81 @@
+"""The graph of a topology: components, the streams between them, and what flows (``/visualization``)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.nimbus.page_facts import ComponentFacts
+from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.window_stats import WINDOWS, is_system_name
+
+__all__ = ["visualization", "visualization_table"]
+
+_UNSAFE = re.compile(r"[^A-Za-z_\-:.]")
+_COLUMNS = 4
+
+
+def _sane(stream: str) -> str:
+    """A stream's name as Storm's page uses it in identifiers."""
+    name = stream if re.match(r"[A-Za-z]", stream) else f"s{stream}"
+    return _UNSAFE.sub("_", name)
+
+
+def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
+    """Component -> its type, load, latency, what it sent by stream, executors and inputs; keys as in Storm."""
+    facts = reader.facts(name)
+    runnable = reader.runnable(facts.id)
+    spec = with_system_components(runnable.spec, runnable.conf) if sys else runnable.spec
+    graph: dict[str, Any] = {}
+    for component_id, kind, declared in spec.components():
+        part = facts.components.get(component_id)
+        if part is None:
+            continue
+        totals = part.windows[window].totals(include_sys=sys)
+        sent = part.windows[window].transferred
+        graph[component_id] = {
+            ":type": kind,
+            ":capacity": part.capacity,
+            ":latency": totals.complete_ms if kind == "spout" else totals.process_ms,
+            ":transferred": {
+                stream: count for stream, count in sent.items() if sys or not is_system_name(stream)
+            },
+            ":stats": _executors(part),
+            ":link": f"/api/v1/topology/{quote(facts.id, safe='')}/component/{quote(component_id, safe='')}",
+            ":inputs": [
+                {
+                    ":component": one.component,
+                    ":stream": one.stream,
+                    ":sani-stream": _sane(one.stream),
+                    ":grouping": one.grouping.type,
+                }
+                for one in declared.inputs
+                if sys or not is_system_name(one.stream)
+            ],
+        }
+    return graph
+
+
+def visualization_table(graph: dict[str, Any]) -> dict[str, Any]:
+    """Every stream once, in rows of four: what a page offers to switch on and off."""
+    streams = sorted({one[":stream"] for part in graph.values() for one in part[":inputs"]})
+    boxes = [
+        {":stream": stream, ":sani-stream": _sane(stream), ":checked": not is_system_name(stream)}
+        for stream in streams
+    ]
+    rows = [boxes[start : start + _COLUMNS] for start in range(0, len(boxes), _COLUMNS)]
+    return {"visualizationTable": rows}
+
+
+def _executors(part: ComponentFacts) -> list[dict[str, Any]]:
+    return [
+        {
+            ":host": one.host,
+            ":port": one.port,
+            ":uptime_secs": one.uptime_secs,
+            ":transferred": {window: dict(one.windows[window].transferred) for window in WINDOWS},
+        }
+        for one in part.executors
+    ]
