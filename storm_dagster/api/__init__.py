@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from storm_dagster.api.specs import Spec
     from storm_dagster.api.spout import ReliableSpout, Spout
     from storm_dagster.api.state import TaskState
+    from storm_dagster.api.stateful import KeyValueState, StatefulBolt
     from storm_dagster.api.streams import Grouping, Stream
     from storm_dagster.api.topology import Topology
     from storm_dagster.api.tuples import Tuple, is_tick
+    from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
 
 _PUBLIC = {
     "BatchingBolt": "batching",
     "Bolt": "bolt",
     "Component": "component",
     "Grouping": "streams",
+    "KeyValueState": "stateful",
     "ReliableSpout": "spout",
     "ShellBolt": "shell",
     "ShellSpout": "shell",
@@ -32,6 +35,7 @@ _PUBLIC = {
     "SparkSpout": "spark",
     "Spec": "specs",
     "Spout": "spout",
+    "StatefulBolt": "stateful",
     "Stream": "streams",
     "TaskState": "state",
     "TicklessBatchingBolt": "batching",
@@ -39,6 +43,9 @@ _PUBLIC = {
     "TopologyBuilder": "builder",
     "TopologyContext": "context",
     "Tuple": "tuples",
+    "TupleWindow": "windows",
+    "Window": "windows",
+    "WindowedBolt": "windows",
     "is_tick": "tuples",
     "log": "component",
     "logger": "component",
@@ -49,6 +56,7 @@ __all__ = [
     "Bolt",
     "Component",
     "Grouping",
+    "KeyValueState",
     "ReliableSpout",
     "ShellBolt",
     "ShellSpout",
@@ -56,6 +64,7 @@ __all__ = [
     "SparkSpout",
     "Spec",
     "Spout",
+    "StatefulBolt",
     "Stream",
     "TaskState",
     "TicklessBatchingBolt",
@@ -63,6 +72,9 @@ __all__ = [
     "TopologyBuilder",
     "TopologyContext",
     "Tuple",
+    "TupleWindow",
+    "Window",
+    "WindowedBolt",
     "is_tick",
     "log",
     "logger",

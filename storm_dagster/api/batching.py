@@ -9,10 +9,39 @@ from typing import Any, ClassVar
 from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.tuples import Tuple
 
-__all__ = ["BatchingBolt", "TicklessBatchingBolt"]
+__all__ = ["BatchingBolt", "GatheringBolt", "TicklessBatchingBolt"]
 
 
-class BatchingBolt(Bolt):
+class GatheringBolt(Bolt):
+    """Base of bolts that keep tuples and ack them later; not used directly."""
+
+    _gathers = True
+    _current_anchors: Any = None
+    _pulse_secs: float | None = None
+    """How often the worker calls :meth:`_pulse`; set by what drives the bolt."""
+
+    def _pulse(self) -> None:
+        """Look at the clock."""
+
+    def emit(
+        self,
+        tup: Any,
+        stream: str | None = None,
+        anchors: Any = None,
+        direct_task: int | None = None,
+        need_task_ids: bool = False,
+    ) -> list[int] | None:
+        """As :meth:`Bolt.emit`; the default anchors are all tuples in process."""
+        if anchors is None:
+            anchors = self._current_anchors or []
+        return super().emit(tup, stream, anchors, direct_task, need_task_ids)
+
+    def _anchor_to(self, tups: list[Tuple] | None) -> None:
+        # One joint anchor for all emits of a batch: looking at each of its tuples once is enough.
+        self._current_anchors = self._bound().joint(tups) if tups and self.auto_anchor else None
+
+
+class BatchingBolt(GatheringBolt):
     """Gathers tuples by ``group_key`` and calls ``process_batch`` for each group, every n-th tick.
 
     Set ``topology.tick.tuple.freq.secs`` in the component's conf. The tuples of a batch are acked after
@@ -23,8 +52,6 @@ class BatchingBolt(Bolt):
     auto_anchor: ClassVar[bool] = True
     auto_fail: ClassVar[bool] = True
     ticks_between_batches: ClassVar[int] = 1
-
-    _gathers = True
 
     def group_key(self, tup: Tuple) -> Any:
         """The group of a tuple; by default there is one."""
@@ -56,10 +83,12 @@ class BatchingBolt(Bolt):
         batches = dict(self._batches)
         self._batches.clear()
         for key, tups in batches.items():
-            self._current_anchors = tups if self.auto_anchor else []
+            self._anchor_to(tups)
+            self._begin()
             try:
                 self.process_batch(key, tups)
             except Exception as error:
+                self._undo()
                 self.raise_exception(error, tups[0])
                 if self.auto_fail:
                     for tup in tups:
@@ -69,22 +98,7 @@ class BatchingBolt(Bolt):
                     for tup in tups:
                         self.ack(tup)
             finally:
-                self._current_anchors = None
-
-    _current_anchors: list[Tuple] | None = None
-
-    def emit(
-        self,
-        tup: Any,
-        stream: str | None = None,
-        anchors: Any = None,
-        direct_task: int | None = None,
-        need_task_ids: bool = False,
-    ) -> list[int] | None:
-        """As :meth:`Bolt.emit`; the default anchors are the batch in process."""
-        if anchors is None:
-            anchors = self._current_anchors or []
-        return super().emit(tup, stream, anchors, direct_task, need_task_ids)
+                self._anchor_to(None)
 
 
 class TicklessBatchingBolt(BatchingBolt):

@@ -33,6 +33,12 @@ class Bolt(Component):
     def _kind(cls) -> str:
         return "bolt"
 
+    def _begin(self) -> None:
+        """What follows belongs together (of bolts with state)."""
+
+    def _undo(self) -> None:
+        """Take back what was done to the state since then."""
+
     def process(self, tup: Tuple) -> Any:
         """Handle one tuple."""
         raise TypeError(f"{type(self).__name__} does not define process(self, tup)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ class TopologyContext:
         archive: Path | None = None,
         state_dir: Path | None = None,
         owns: Callable[[], bool] | None = None,
+        now_ms: Callable[[], int] | None = None,
+        assignment_version: int = 0,
     ) -> None:
         self.topology_id = topology_id
         self.spec = spec
@@ -47,6 +50,13 @@ class TopologyContext:
         self._state_dir = state_dir
         self._state: TaskState | None = None
         self._owns = owns
+        self._now_ms = now_ms
+        self.assignment_version = assignment_version
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 by the worker's clock, which never goes back, and which the test harness
+        can move; windows are cut by it."""
+        return self._now_ms() if self._now_ms is not None else int(time.time() * 1000)
 
     @property
     def topology_name(self) -> str:
@@ -99,6 +109,10 @@ class TopologyContext:
     def restrict(self, owns: Callable[[], bool]) -> None:
         """Let the state be written only while ``owns`` says so (for the worker, before it is opened)."""
         self._owns = owns
+
+    def may_write(self) -> bool:
+        """Whether this process still runs the task."""
+        return self._owns is None or self._owns()
 
     def close(self) -> None:
         """Close the state, when it was opened."""

@@ -239,6 +239,51 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     "topology.users": ConfKey("list[str]", "Users who may see and change the topology"),
     "topology.groups": ConfKey("list[str]", "Groups of such users"),
+    "topology.state.shared": ConfKey(
+        "bool",
+        "Whether topology.state.dir is the same folder on all hosts; asked for when workers are on several",
+    ),
+    "topology.state.checkpoint.interval.ms": ConfKey(
+        "int", "Longest time between two checkpoints of a stateful bolt, milliseconds", 1
+    ),
+    "topology.state.remember.secs": ConfKey(
+        "int", "How long a stateful bolt at least knows the ids that it has applied, seconds", 1
+    ),
+    "topology.bolts.window.length.count": ConfKey("int", "Component conf: window length, tuples", 1),
+    "topology.bolts.window.length.duration.ms": ConfKey(
+        "int", "Component conf: window length, milliseconds", 1
+    ),
+    "topology.bolts.window.sliding.interval.count": ConfKey(
+        "int", "Component conf: tuples between two windows", 1
+    ),
+    "topology.bolts.window.sliding.interval.duration.ms": ConfKey(
+        "int", "Component conf: time between two windows, milliseconds", 1
+    ),
+    "topology.bolts.window.session.gap.ms": ConfKey(
+        "int", "Component conf: silence that ends a session, milliseconds", 1
+    ),
+    "topology.bolts.window.session.key": ConfKey(
+        "str", "Component conf: field whose values have sessions of their own"
+    ),
+    "topology.bolts.tuple.timestamp.field.name": ConfKey(
+        "str", "Component conf: field that holds a tuple's time, milliseconds since 1970"
+    ),
+    "topology.bolts.tuple.timestamp.max.lag.ms": ConfKey(
+        "int", "Component conf: how far tuples may be out of order, milliseconds", 0
+    ),
+    "topology.bolts.watermark.event.interval.ms": ConfKey(
+        "int", "Component conf: time between two watermarks, milliseconds", 1
+    ),
+    "topology.bolts.late.tuple.stream": ConfKey("str", "Component conf: stream that late tuples go to"),
+    "topology.disable.loadaware.messaging": ConfKey(
+        "bool", "Shuffle strictly in turn, whatever waits for the receivers"
+    ),
+    "topology.testing.always.try.serialize": ConfKey(
+        "bool", "Check that each tuple could travel, also inside a worker (slow)"
+    ),
+    "worker.blocked.report.secs": ConfKey(
+        "number", "Time after which a component that holds up its worker's loop is reported, seconds", 0.1
+    ),
     "topology.min.replication.count": ConfKey("int", "Nimbuses that must hold the code before it runs", 1),
     "topology.max.replication.wait.time.sec": ConfKey("int", "Longest wait for that, seconds", 0),
     "topology.hot.deploy.enable": ConfKey("bool", "Thrift: submit over a running topology as a hot deploy"),

@@ -1,7 +1,9 @@
 """Run a topology in this process on given tuples, deterministically: for tests of components.
 
-Everything is the worker's own code (groupings, acking, replay, batching) except sockets and ZooKeeper. All
-tasks run in the calling thread, in the same order every time; components that block keep their threads.
+Everything is the worker's own code (groupings, acking, replay, batching, windows, state) except sockets and
+ZooKeeper. All tasks run in the calling thread, in the same order every time; components that block keep their
+threads. With ``simulated=True`` time stands still until :meth:`TopologyHarness.advance` moves it, so that
+ticks, windows, checkpoints and message timeouts happen exactly when the test says.
 """
 
 from __future__ import annotations
@@ -22,12 +24,24 @@ from storm_dagster.model.names import ACKER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
 from storm_dagster.worker.contract import Placement
 from storm_dagster.worker.engine import NativeEngine
-from storm_dagster.worker.runner import Shared
+from storm_dagster.worker.runner import TICK_DUE, Shared
 from storm_dagster.worker.spouts import SpoutBase
 
 __all__ = ["GivenSpout", "HarnessResult", "Recorder", "TopologyHarness", "run_topology"]
 
 _RECORDER = "harness.recorder"
+_STEP_SECS = 0.1
+"""The worker looks at ticks, windows and timeouts this often."""
+
+
+class SimulatedClock:
+    """Seconds that move only when told to."""
+
+    def __init__(self) -> None:
+        self.secs = 0.0
+
+    def __call__(self) -> float:
+        return self.secs
 
 
 class GivenSpout(Spout):
@@ -40,6 +54,12 @@ class GivenSpout(Spout):
         self.replays = replays
         self.acked: list[int] = []
         self.failed: list[int] = []
+
+    def add(self, tuples: Sequence[Any]) -> None:
+        """Emit these too."""
+        first = len(self.tuples)
+        self.tuples += tuples
+        self.waiting[:0] = list(enumerate(tuples, first))[::-1]
 
     def next_tuple(self) -> None:
         """Emit the next one."""
@@ -99,7 +119,13 @@ class TopologyHarness:
         replays: int = 0,
         state_dir: Path | None = None,
         archive: Path | None = None,
+        simulated: bool = False,
+        start_ms: int = 0,
     ) -> None:
+        """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep state.
+
+        ``simulated`` makes time stand still, beginning at ``start_ms`` (milliseconds since 1970).
+        """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
         merged = {**default_conf(), **spec.conf, **(conf or {})}
@@ -110,7 +136,21 @@ class TopologyHarness:
                 components[len(components) + 1] = component
         if merged.get("topology.acker.executors") != 0:
             components[len(components) + 1] = ACKER
-        self.shared = Shared(conf=merged, owns=lambda: True, wake=lambda: None, report=self._report)
+        self.clock = SimulatedClock() if simulated else None
+        if simulated:
+            shells = [name for name, _, part in spec.components() if part.object.shell is not None]
+            if shells:
+                raise InvalidRequest(
+                    f"component {shells[0]!r} is a program, which lives in real time: run without simulated=True"
+                )
+        self.shared = Shared(
+            conf=merged,
+            owns=lambda: True,
+            wake=lambda: None,
+            report=self._report,
+            clock=self.clock or time.monotonic,
+            epoch=start_ms / 1000 if simulated else None,
+        )
         self.engine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
             spec=spec,
@@ -141,18 +181,39 @@ class TopologyHarness:
         """Give every task of ``component`` a tick, whatever its conf says."""
         for runner in self.engine.runners.values():
             if runner.component == component:
-                runner.ticks += 1
+                runner.ticks |= TICK_DUE
+
+    def give(self, spout: str, *tuples: Sequence[Any]) -> None:
+        """More tuples for a spout that was ``given`` some (an empty list will do); the next run emits them."""
+        for instance in self.tasks(spout):
+            if not isinstance(instance, GivenSpout):
+                raise InvalidRequest(
+                    f"spout {spout!r} is its own: name it in given={{...}} to give it tuples"
+                )
+            instance.add(tuples)
+
+    def advance(self, secs: float, *, timeout: float = 30.0) -> HarnessResult:
+        """Let simulated time pass, in steps of a tenth of a second, everything processed at each of them."""
+        if self.clock is None:
+            raise InvalidRequest("this harness runs in real time: make it with simulated=True")
+        until = self.clock.secs + secs
+        deadline = time.monotonic() + timeout
+        self.run(timeout=timeout)
+        while self.clock.secs < until - 1e-9:
+            self.clock.secs = min(until, self.clock.secs + _STEP_SECS)
+            self.run(timeout=max(0.001, deadline - time.monotonic()))
+        return self._result()
 
     def run(self, *, timeout: float = 10.0) -> HarnessResult:
-        """Run until nothing moves any more; ``TimeoutError`` after ``timeout`` seconds.
+        """Run until nothing moves any more; ``TimeoutError`` after ``timeout`` (real) seconds.
 
-        Tuples that bolts keep without acking (batches) do not hold it up.
+        Tuples that bolts keep without acking (batches, windows) do not hold it up.
         """
         deadline = time.monotonic() + timeout
         quiet = 0
         while quiet < 3:
-            now = time.monotonic()
-            if now > deadline:
+            now = self.shared.clock()
+            if time.monotonic() > deadline:
                 raise TimeoutError(
                     f"the topology still works after {timeout:g} s: does a spout never end, or a component not start? "
                     f"errors so far: {self.errors!r:.500}"
@@ -165,6 +226,9 @@ class TopologyHarness:
                 quiet = 0
                 if starting or any(runner.busy_elsewhere() for runner in self.engine.runners.values()):
                     time.sleep(0.001)
+                    if starting and self.clock is not None:
+                        # Or a component that is to be tried again later would never be.
+                        self.clock.secs += 0.01
             else:
                 quiet += 1
         return self._result()

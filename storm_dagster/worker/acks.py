@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from storm_dagster.core.acking import Verdicts
@@ -51,7 +50,7 @@ class AckExchange:
         if not (frame.acks or frame.inits or frame.fails):
             return
         verdicts = Verdicts()
-        now = time.monotonic()
+        now = self._shared.clock()
         for task, flat in frame.inits:
             if task in self.ackers:
                 parts = iter(flat)

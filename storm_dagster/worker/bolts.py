@@ -9,9 +9,10 @@ from typing import Any
 
 from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.worker.runner import Runner, make_component
+from storm_dagster.worker.drivers import acks_itself, attach_drivers
+from storm_dagster.worker.runner import PULSE_DUE, TICK_DUE, Runner, make_component
 from storm_dagster.worker.sending import check_values, remote, route_of, spread
-from storm_dagster.worker.tree import anchor_tree, next_tuple_id
+from storm_dagster.worker.tree import anchor_tree, joint_anchor, next_tuple_id
 
 __all__ = ["PASS_NANOS", "SLICE", "BoltRunner", "count_inputs"]
 
@@ -51,8 +52,10 @@ class BoltRunner(Runner):
         if not isinstance(bolt, Bolt):
             raise TypeError(f"{self.part.object.python} is no Bolt")
         self._execute = self._bind(bolt)
+        attach_drivers(bolt, self)
         bolt.initialize(self.conf, self.context)
         self.instance = bolt
+        self.next_pulse = 0.0
 
     def _bind(self, bolt: Any) -> Any:
         """Connect the bolt, and return ``execute(batch) -> tuples failed by an error``.
@@ -63,9 +66,8 @@ class BoltRunner(Runner):
         routes, ledger, stats = self.routes, self.shared.ledger, self.stats
         component, task_id = self.component, self.task_id
         done = ledger.done
-        gathers = getattr(bolt, "_gathers", False)
-        auto_ack = bolt.auto_ack and not gathers
-        auto_anchor = bolt.auto_anchor and not gathers
+        auto_ack = bolt.auto_ack and not acks_itself(bolt)
+        auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
         current: Any = None
 
         def emit(
@@ -161,12 +163,14 @@ class BoltRunner(Runner):
         """Process what is in the queue, as long as the lease is valid."""
         queue = self.queue
         if not queue:
-            if not self.ticks:
-                return False
-            self._tick()
-            return True
+            if self.ticks:
+                self._tick()
+                return True
+            return self.state is not None and self.state.rest()
         if self.ticks:
             self._tick()
+            if self.status != "running":
+                return True
         batch = queue.copy()
         queue.clear()
         owns, execute, stats = self.shared.owns, self._execute, self.stats
@@ -193,10 +197,23 @@ class BoltRunner(Runner):
         stats.timed += total
         stats.process_ns += spent
         stats.processed += total
+        if self.state is not None and not queue:
+            self.state.rest()
         return True
 
+    def idle_secs(self, now: float) -> float | None:
+        """Until the next checkpoint."""
+        return self.state.wait_secs() if self.state is not None else None
+
     def _tick(self) -> None:
-        self.ticks = 0
+        due, self.ticks = self.ticks, 0
+        if due & PULSE_DUE:
+            try:
+                self.instance._pulse()
+            except Exception as error:
+                self.report(error, "windows and state")
+        if not due & TICK_DUE:
+            return
         tick = self.tick_tuple()
         try:
             self.instance.process_tick(tick)
@@ -220,6 +237,10 @@ class BoltCollector:
     ) -> Any:
         """See ``Bolt.emit``."""
         return self._emit(tup, stream, anchors, direct_task, need_task_ids)
+
+    def joint(self, tups: Any) -> Tuple:
+        """One anchor that stands for several tuples."""
+        return joint_anchor(tups)
 
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""

@@ -70,7 +70,7 @@ class NativeEngine:
         self._starting = False
         self._released = False
         """Whether spouts may start: every worker was ready once, or the wait was over."""
-        self._release_at = time.monotonic() + 10.0
+        self._release_at = shared.clock() + 10.0
         self._pressure = Pressure(conf, transport)
 
     # -- placement --------------------------------------------------------------------------------------
@@ -79,7 +79,9 @@ class NativeEngine:
         """See the contract."""
         previous, self.placement = self.placement, placement
         self.exchange.placement = placement
+        self.shared.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
         self.close_tasks(self.runners.keys() - placement.open)
+        self.close_tasks(self._divided_anew(placement))
         same_places = (
             previous is not None
             and previous.slots == placement.slots
@@ -109,7 +111,19 @@ class NativeEngine:
                     self.shared.ledger.reject(tup)
         if self.master is not None:
             self.master.table.keep_only(f"{node}:{port}" for node, port in set(placement.slots.values()))
-        self._update_spouts(time.monotonic())
+        self._update_spouts(self.shared.clock())
+
+    def _divided_anew(self, placement: Placement) -> list[int]:
+        # The state of a component is divided over its tasks: with other tasks it is opened anew.
+        tasks_of: dict[str, list[int]] = {}
+        for task, component in placement.components.items():
+            tasks_of.setdefault(component, []).append(task)
+        return [
+            task
+            for task, runner in self.runners.items()
+            if runner.state is not None
+            and runner.context.component_tasks(runner.component) != sorted(tasks_of.get(runner.component, ()))
+        ]
 
     def _component_conf(self, part: ComponentSpec) -> dict[str, Any]:
         return {**self.conf, **part.conf}
@@ -131,6 +145,8 @@ class NativeEngine:
             archive=self.archive,
             state_dir=self.state_dir,
             owns=self.shared.owns,
+            now_ms=self.shared.now_ms,
+            assignment_version=self.placement.version,
         )
         runner: Runner
         if component == ACKER:
@@ -251,7 +267,7 @@ class NativeEngine:
             slot = placement.tokens.get(frame.token)
             if slot is not None:
                 self._pressure.hear(slot, frame.pressure)
-                self._update_spouts(time.monotonic())
+                self._update_spouts(self.shared.clock())
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
         """A bundle could not be encoded: its tuples fail, and the sender's task gets the error."""
@@ -271,7 +287,7 @@ class NativeEngine:
         _log.info("the topology is %s", "active" if active else "inactive")
         for spout in self.exchange.spouts:
             (spout.activate if active else spout.deactivate)()
-        self._update_spouts(time.monotonic())
+        self._update_spouts(self.shared.clock())
 
     def run(self, now: float) -> bool:
         """See the contract."""
@@ -299,6 +315,8 @@ class NativeEngine:
         for runner in self._order:
             runner.look_at_clock(now)
             runner.stats.snapshot(now)
+            if runner.status == "starting":
+                self._starting = True
         self._pressure.forget_old(now)
         self._update_spouts(now)
 
@@ -323,7 +341,9 @@ class NativeEngine:
 
     def drained(self) -> bool:
         """See the contract."""
-        return self.shared.ledger.empty() and not any(runner.waiting() for runner in self._order)
+        return self.shared.ledger.empty() and not any(
+            runner.waiting() or runner.owes() for runner in self._order
+        )
 
     # -- looking ----------------------------------------------------------------------------------------
 
@@ -353,7 +373,7 @@ class NativeEngine:
     def close(self) -> None:
         """See the contract."""
         self.shared.closing = True
-        self._update_spouts(time.monotonic())
+        self._update_spouts(self.shared.clock())
         for runner in list(self._order):
             runner.close()
         self.runners.clear()

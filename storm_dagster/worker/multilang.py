@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,15 @@ def _grouping(grouping: Any) -> dict[str, Any]:
     return {"type": grouping.type.upper(), "fields": list(grouping.fields)}
 
 
+def _program(name: str) -> str:
+    """The program itself; one that PATH does not have is looked for beside the worker's interpreter, where a virtual
+    environment that nobody activated has its programs (``streamparse_run``)."""
+    if "/" in name or shutil.which(name) is not None:
+        return name
+    beside = Path(sys.executable).with_name(name)
+    return str(beside) if beside.is_file() else name
+
+
 class ShellProcess:
     """One run of a program. ``heard`` is called by the reader's thread with each message, ``ended`` with the
     reason when nothing more will come."""
@@ -113,7 +123,7 @@ class ShellProcess:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         try:
             self.process = subprocess.Popen(
-                list(command),
+                [_program(command[0]), *command[1:]],
                 cwd=folder if folder.is_dir() else None,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
@@ -15,10 +15,14 @@ from storm_dagster.worker.routes import Route, resolve
 from storm_dagster.worker.stats import TaskStats
 from storm_dagster.worker.tree import Ledger, next_tuple_id
 
-__all__ = ["MOST_RETRY_SECS", "Runner", "Shared", "make_component"]
+if TYPE_CHECKING:
+    from storm_dagster.worker.stateful import StateDriver
+
+__all__ = ["MOST_RETRY_SECS", "PULSE_DUE", "TICK_DUE", "Runner", "Shared", "make_component"]
 
 _log = logging.getLogger(__name__)
 
+TICK_DUE, PULSE_DUE = 1, 2
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
 
@@ -33,8 +37,13 @@ class Shared:
         owns: Callable[[], bool],
         wake: Callable[[], None],
         report: Callable[[int, str, BaseException, str], None],
+        clock: Callable[[], float] = time.monotonic,
+        epoch: float | None = None,
     ) -> None:
         self.conf = conf
+        self.clock = clock
+        """Seconds that never go back; a test's clock may be another one. Any thread."""
+        self._epoch = time.time() - clock() if epoch is None else epoch
         self.owns = owns
         """Whether the worker's lease is valid now; cheap, any thread."""
         self.wake = wake
@@ -49,6 +58,12 @@ class Shared:
         self.home_ackers: tuple[int, ...] = ()
         """Indices in ``acker_tasks`` of those in this worker: roots are chosen to belong to them."""
         self.closing = False
+        self.hosts: frozenset[str] = frozenset()
+        """Hosts that run workers of the topology."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 that never go back while the process lives."""
+        return int((self._epoch + self.clock()) * 1000)
 
 
 def make_component(part: ComponentSpec) -> Any:
@@ -62,6 +77,7 @@ class Runner:
     """One task: its component, its queue of received tuples, its routes and its statistics."""
 
     kind: Literal["spout", "bolt", "system"] = "bolt"
+    is_async = False
 
     def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
         self.shared = shared
@@ -77,10 +93,14 @@ class Runner:
         self.stats.routes = self.routes
         self.status: Literal["starting", "running"] = "starting"
         self.ticks = 0
-        """Ticks that are due."""
+        """What is due: ``TICK_DUE`` and ``PULSE_DUE``."""
         self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None
         self.next_tick = 0.0
+        self.next_pulse = 0.0
         self.instance: Any = None
+        """The component. One with ``_pulse_secs`` has its ``_pulse`` called that often (windows, checkpoints)."""
+        self.state: StateDriver | None = None
+        """Of a stateful bolt."""
         self._retry_at = 0.0
         self._pause = 1.0
 
@@ -144,11 +164,28 @@ class Runner:
     def close(self) -> None:
         """End the task in good order."""
         if self.instance is not None and self.status == "running":
-            try:
-                self.instance.close()
-            except Exception as error:
-                self.report(error, "close")
+            self.close_instance()
         self.context.close()
+
+    def close_instance(self) -> None:
+        """Save the component's state, and tell it that this is the end. In the thread that runs it."""
+        for what, close in (("checkpoint", self.state and self.state.close), ("close", self.instance.close)):
+            try:
+                if close is not None:
+                    close()
+            except Exception as error:
+                self.report(error, what)
+        self.state = None
+
+    def start_again(self) -> None:
+        """Make the component anew, a second from now. Any thread that runs the task."""
+        self._retry_at = self.shared.clock() + 1.0
+        self.status = "starting"
+        self.close_instance()
+
+    def owes(self) -> bool:
+        """Whether acks wait for something else than a tuple."""
+        return self.state is not None and self.state.owes()
 
     # -- services ---------------------------------------------------------------------------------------
 
@@ -170,8 +207,15 @@ class Runner:
     def look_at_clock(self, now: float) -> None:
         """Raise :attr:`ticks` when a tick is due; ticks that were missed are not made up for."""
         if self.tick_secs is not None and now >= self.next_tick and self.status == "running":
-            self.ticks = 1
+            self.ticks |= TICK_DUE
             self.next_tick = max(self.next_tick + self.tick_secs, now)
+        if self.status == "running" and now >= self.next_pulse:
+            pause = getattr(self.instance, "_pulse_secs", None)
+            if pause is None:
+                self.next_pulse = float("inf")
+            else:
+                self.ticks |= PULSE_DUE
+                self.next_pulse = now + pause
 
     def uptime(self) -> int:
         """Seconds since the task was opened."""

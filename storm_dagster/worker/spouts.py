@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -53,7 +52,7 @@ class SpoutBase(Runner):
         ledger = shared.ledger
         component, task_id = self.component, self.task_id
         entries, at_once = self.pending.entries, self.at_once
-        clock = time.monotonic
+        clock = shared.clock
 
         def emit(
             tup: Any,
@@ -200,7 +199,7 @@ class SpoutRunner(SpoutBase):
             return worked
         next_tuple = self.instance.next_tuple
         routes = tuple(self.routes.values())
-        clock = time.monotonic
+        clock = shared.clock
         until = now + PASS_SECS
         entries = self.pending.entries
         most = self.max_pending or (1 << 60)
@@ -262,3 +261,4 @@ class _SpoutCollector:
     def __init__(self, base: BoltCollector, emit: Any) -> None:
         self.emit = emit
         self.ack, self.fail, self.error, self.metric = base.ack, base.fail, base.error, base.metric
+        self.joint = base.joint

@@ -9,8 +9,10 @@ from typing import Any
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.bolts import count_inputs
+from storm_dagster.worker.drivers import acks_itself
+from storm_dagster.worker.runner import PULSE_DUE, TICK_DUE
 from storm_dagster.worker.sending import route_of, spread
-from storm_dagster.worker.threads import STOP, TICK, ThreadMixin, reject_in_loop, settle_in_loop
+from storm_dagster.worker.threads import PULSE, STOP, TICK, ThreadMixin, reject_in_loop, settle_in_loop
 from storm_dagster.worker.tree import anchor_tree
 
 __all__ = ["AsyncBoltRunner", "BlockingBoltRunner"]
@@ -33,8 +35,11 @@ class BlockingBoltRunner(ThreadMixin):
                 self.inbox.put(tup)
             worked = True
         if self.ticks:
-            self.ticks = 0
-            self.inbox.put(TICK)
+            due, self.ticks = self.ticks, 0
+            if due & PULSE_DUE:
+                self.inbox.put(PULSE)
+            if due & TICK_DUE:
+                self.inbox.put(TICK)
         return worked
 
     def _done(self, tup: Tuple, nanos: int) -> None:
@@ -48,8 +53,8 @@ class BlockingBoltRunner(ThreadMixin):
 
     def _work(self) -> None:
         bolt = self.instance
-        gathers = getattr(bolt, "_gathers", False)
-        auto_ack, auto_anchor = bolt.auto_ack and not gathers, bolt.auto_anchor and not gathers
+        auto_ack = bolt.auto_ack and not acks_itself(bolt)
+        auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
         clock = time.perf_counter_ns
         while True:
             tup = self.inbox.get()
@@ -58,11 +63,14 @@ class BlockingBoltRunner(ThreadMixin):
             self.await_lease()
             if self._cut or self.shared.closing:
                 continue
-            if tup is TICK:
+            if tup is TICK or tup is PULSE:
                 try:
-                    bolt.process_tick(self.tick_tuple())
+                    if tup is TICK:
+                        bolt.process_tick(self.tick_tuple())
+                    else:
+                        bolt._pulse()
                 except Exception as error:
-                    self.failed_here(error, "process_tick")
+                    self.failed_here(error, "process_tick" if tup is TICK else "windows and state")
                 continue
             begin = clock()
             self._anchor = tup if auto_anchor else None
@@ -78,6 +86,8 @@ class BlockingBoltRunner(ThreadMixin):
             self._anchor = None
             spent = clock() - begin
             self.order(lambda tup=tup, spent=spent: self._done(tup, spent))
+            if self.state is not None and self.inbox.empty():
+                self.state.rest()
 
     def current_anchors(self) -> Any:
         """The tuple in process."""
@@ -117,6 +127,8 @@ _processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar("proc
 
 class AsyncBoltRunner(BlockingBoltRunner):
     """A bolt whose ``process`` is ``async``: several tuples are in flight, on an event loop in the thread."""
+
+    is_async = True
 
     def _work(self) -> None:
         asyncio.run(self._serve())

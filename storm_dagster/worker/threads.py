@@ -18,10 +18,12 @@ from storm_dagster.api.component import Collector
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.worker.drivers import attach_drivers
 from storm_dagster.worker.runner import Runner, make_component
 from storm_dagster.worker.sending import check_values, route_of
+from storm_dagster.worker.tree import joint_anchor
 
-__all__ = ["STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
+__all__ = ["PULSE", "STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
 
 _MOST_ORDERS = 20_000
 """Orders that may wait for the loop before the thread waits for it."""
@@ -29,6 +31,8 @@ STOP = object()
 """In an inbox: end."""
 TICK = object()
 """In an inbox: a tick is due."""
+PULSE = object()
+"""In an inbox: windows and state are to look at the clock."""
 _CLOSE_SECS = 5.0
 
 
@@ -123,6 +127,24 @@ class ThreadMixin(Runner):
                 self.shared.ledger.reject(tup)
         self.context.close()
 
+    def report(self, error: BaseException, where: str) -> None:
+        """As :meth:`Runner.report`; any thread."""
+        if threading.current_thread() is self._thread:
+            self.order(lambda: Runner.report(self, error, where))
+        else:
+            super().report(error, where)
+
+    def start_again(self) -> None:
+        """End the thread, and make the component in another one a second from now."""
+
+        def carry_out() -> None:
+            self.close()
+            self._thread = None
+            self._retry_at = self.shared.clock() + 1.0
+            self.status = "starting"
+
+        self.order(carry_out)
+
     # -- thread's side ----------------------------------------------------------------------------------
 
     def order(self, action: Callable[[], Any]) -> None:
@@ -178,10 +200,7 @@ class ThreadMixin(Runner):
         try:
             self._work()
         finally:
-            try:
-                self.instance.close()
-            except Exception as error:
-                self.failed_here(error, "close")
+            self.close_instance()
             self._ended.set()
 
     def _open_here(self) -> None:
@@ -193,8 +212,10 @@ class ThreadMixin(Runner):
         component._collector = collector
         self.context.restrict(lambda: self.shared.owns() and not self._cut)
         component.context, component.conf = self.context, self.conf
+        attach_drivers(component, self)
         component.initialize(self.conf, self.context)
         self.instance = component
+        self.next_pulse = 0.0
 
     def _work(self) -> None:
         raise InvalidRequest("a task with a thread must say what it does")
@@ -232,6 +253,10 @@ class _ThreadCollector:
         """See ``Bolt.fail``."""
         runner = self._runner
         runner.order(lambda: reject_in_loop(runner, tup))
+
+    def joint(self, tups: Any) -> Tuple:
+        """One anchor that stands for several tuples."""
+        return joint_anchor(tups)
 
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""

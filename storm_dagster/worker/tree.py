@@ -17,7 +17,9 @@ from typing import Any
 
 import msgspec
 
-__all__ = ["Ledger", "Tree", "anchor_tree", "leaves", "next_edge", "next_tuple_id"]
+from storm_dagster.api.tuples import Tuple
+
+__all__ = ["Ledger", "Tree", "anchor_tree", "joint_anchor", "leaves", "next_edge", "next_tuple_id"]
 
 _NUMBERS = 4096
 # A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of them.
@@ -61,16 +63,19 @@ def anchor_tree(anchors: Any) -> Tree | None:
     """
     if not isinstance(anchors, Sequence):
         return anchors._tree
-    trees: list[Tree] = []
+    trees: dict[int, Tree] = {}
     for anchor in anchors:
         tree = anchor._tree
-        if tree is not None and not any(tree is other for other in trees):
-            trees.append(tree)
-    if not trees:
-        return None
-    if len(trees) == 1:
-        return trees[0]
-    return Tree(0, 0, 0, None, tuple(trees))
+        if tree is not None:
+            trees[id(tree)] = tree
+    if len(trees) <= 1:
+        return next(iter(trees.values()), None)
+    return Tree(0, 0, 0, None, tuple(trees.values()))
+
+
+def joint_anchor(tups: Sequence[Tuple]) -> Tuple:
+    """A stand-in for all of these tuples as an anchor, valid as long as none of them is acked or failed."""
+    return Tuple(0, "", "", 0, (), anchor_tree(tups))
 
 
 class Ledger:

@@ -1,0 +1,177 @@
+"""Windowed bolts: what is done with many tuples at once, a window at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from storm_dagster.api.batching import GatheringBolt
+from storm_dagster.api.specs import Inputs, Spec
+from storm_dagster.api.streams import Stream
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.errors import InvalidTopology
+
+__all__ = ["LATE_FIELDS", "TupleWindow", "Window", "WindowedBolt"]
+
+LATE_FIELDS = ("late_tuple", "component", "stream")
+"""Fields of the stream of late tuples: the values of the tuple (a list), and where it came from."""
+
+_PREFIX = "topology.bolts."
+
+
+def _count_or_ms(what: str, count: int | None, secs: float | None) -> tuple[str, int]:
+    if (count is None) == (secs is None):
+        raise InvalidTopology(f"{what} is a number of tuples or a time: give one of the two")
+    given = count if count is not None else round((secs or 0) * 1000)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise InvalidTopology(f"{what} must be at least one tuple or one millisecond, got {count or secs!r}")
+    return ("count" if count is not None else "duration.ms"), given
+
+
+@dataclass(frozen=True)
+class Window:
+    """Which tuples make a window. Made by :meth:`tumbling`, :meth:`sliding` or :meth:`session`.
+
+    A window in time ends at a multiple of its interval (since 1970) and holds what is stamped after
+    ``end - length`` and not after ``end``.
+    """
+
+    conf: Mapping[str, Any]
+    """The conf keys (Storm's) that say the same."""
+    key: str | None = None
+
+    @staticmethod
+    def tumbling(*, count: int | None = None, secs: float | None = None) -> Window:
+        """One window after the other: every tuple is in exactly one."""
+        unit, length = _count_or_ms("the length of a tumbling window", count, secs)
+        return Window(
+            {f"{_PREFIX}window.length.{unit}": length, f"{_PREFIX}window.sliding.interval.{unit}": length}
+        )
+
+    @staticmethod
+    def sliding(
+        *,
+        count: int | None = None,
+        secs: float | None = None,
+        every: int | None = None,
+        every_secs: float | None = None,
+    ) -> Window:
+        """The last ``count`` tuples or ``secs`` seconds, evaluated after ``every`` tuples or ``every_secs``
+        seconds; without an interval with every tuple."""
+        unit, length = _count_or_ms("the length of a sliding window", count, secs)
+        conf = {f"{_PREFIX}window.length.{unit}": length}
+        if every is None and every_secs is None:
+            every = 1
+        unit, slide = _count_or_ms("the interval of a sliding window", every, every_secs)
+        return Window({**conf, f"{_PREFIX}window.sliding.interval.{unit}": slide})
+
+    @staticmethod
+    def session(*, gap_secs: float, key: str | None = None) -> Window:
+        """What comes without a pause of ``gap_secs``; with ``key`` (a field) for each of its values."""
+        _, gap = _count_or_ms("the gap between sessions", None, gap_secs)
+        return Window({f"{_PREFIX}window.session.gap.ms": gap}, key)
+
+
+@dataclass
+class TupleWindow:
+    """What ``process_window`` gets. Iterating gives the tuples, in order of their time."""
+
+    tuples: list[Tuple]
+    new: list[Tuple] = field(default_factory=list)
+    """Those that were in no window before."""
+    expired: list[Tuple] = field(default_factory=list)
+    """Those of the previous window that are not in this one; they are acked already."""
+    start_ms: int | None = None
+    """Exclusive (of a session: the time of its first tuple); ``None`` for a window of a number of tuples."""
+    end_ms: int | None = None
+    """Inclusive (of a session: when it counts as ended); milliseconds since 1970."""
+    key: Any = None
+    """The key of a session."""
+
+    def __iter__(self) -> Iterator[Tuple]:
+        return iter(self.tuples)
+
+    def __len__(self) -> int:
+        return len(self.tuples)
+
+
+class WindowedBolt(GatheringBolt):
+    """Gathers tuples into windows and calls ``process_window`` for each one that is due.
+
+    What ``process_window`` emits is anchored to the tuples of the window; a tuple is acked when no window
+    needs it any more, so that length + interval must stay below ``topology.message.timeout.secs``. When it
+    raises, the window is tried again ``window_tries`` times in all, then its tuples fail.
+
+    By default a tuple's time is that of its arrival. With ``timestamp_field`` (milliseconds since 1970)
+    windows follow the data: they are evaluated when the watermark, the least of the newest stamps of all
+    input streams less ``lag_secs``, has passed their end. What comes later still is late: emitted on
+    ``late_stream`` when there is one, else logged; and acked.
+    """
+
+    window: ClassVar[Window | None] = None
+    timestamp_field: ClassVar[str | None] = None
+    lag_secs: ClassVar[float] = 0
+    watermark_secs: ClassVar[float | None] = None
+    """Pause between two watermarks; 1 s by default."""
+    late_stream: ClassVar[str | None] = None
+    window_tries: ClassVar[int] = 3
+
+    auto_ack: ClassVar[bool] = True
+    auto_anchor: ClassVar[bool] = True
+    auto_fail: ClassVar[bool] = True
+
+    _driver: Any = None
+    """Set by the worker: it knows the clock."""
+
+    @classmethod
+    def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
+        """The window in conf keys, which a spec's ``config`` may override."""
+        config: dict[str, Any] = dict(cls.window.conf) if cls.window is not None else {}
+        if cls.timestamp_field is not None:
+            config[f"{_PREFIX}tuple.timestamp.field.name"] = cls.timestamp_field
+            config[f"{_PREFIX}tuple.timestamp.max.lag.ms"] = round(cls.lag_secs * 1000)
+        if cls.watermark_secs is not None:
+            config[f"{_PREFIX}watermark.event.interval.ms"] = round(cls.watermark_secs * 1000)
+        if cls.late_stream is not None:
+            config[f"{_PREFIX}late.tuple.stream"] = cls.late_stream
+        return config
+
+    @classmethod
+    def spec(
+        cls,
+        name: str | None = None,
+        inputs: Inputs = None,
+        par: int = 1,
+        config: Mapping[str, Any] | None = None,
+        outputs: Sequence[Any] | None = None,
+        args: Mapping[str, Any] | None = None,
+        window: Window | None = None,
+    ) -> Spec:
+        """As :meth:`Component.spec`; ``window`` lies over the class's own. The late stream is declared."""
+        if window is not None:
+            lengths = [key for key in cls.component_config({}) if key.startswith(f"{_PREFIX}window.")]
+            config = {**dict.fromkeys(lengths), **window.conf, **(config or {})}
+            if window.key is not None:
+                config[f"{_PREFIX}window.session.key"] = window.key
+        elif cls.window is not None and cls.window.key is not None:
+            config = {f"{_PREFIX}window.session.key": cls.window.key, **(config or {})}
+        made = super().spec(name, inputs, par, config, outputs, args)
+        made.config = {key: value for key, value in made.config.items() if value is not None}
+        late = made.config.get(f"{_PREFIX}late.tuple.stream")
+        if late is not None:
+            given = list(made.outputs or ())
+            streams = given if all(isinstance(item, Stream) for item in given) else [Stream(given)]
+            made.outputs = [*streams, Stream(LATE_FIELDS, name=late)]
+        return made
+
+    def process(self, tup: Tuple) -> None:
+        """Put the tuple into its windows."""
+        self._driver.take(tup)
+
+    def _pulse(self) -> None:
+        self._driver.pulse()
+
+    def process_window(self, window: TupleWindow) -> None:
+        """Handle one window."""
+        raise TypeError(f"{type(self).__name__} does not define process_window(self, window)")

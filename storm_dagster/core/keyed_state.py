@@ -1,0 +1,167 @@
+"""The keyed state of a component: how it is written down, and how it is divided over the component's tasks.
+
+Pure. A log is a sequence of records, each framed by its length and checksum; a record holds what one
+checkpoint changed. What a process that died was writing is at the end, cut short, and does not count: its
+tuples were not acked.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from storm_dagster.core.groupings import stable_hash
+from storm_dagster.model.errors import Corrupt, InvalidRequest
+
+__all__ = ["Contents", "Division", "Record", "encode_value", "frame", "key_of", "read_log"]
+
+_HEAD = struct.Struct("<II")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Record(msgspec.Struct, omit_defaults=True):
+    """One checkpoint."""
+
+    values: list[tuple[Any, msgspec.Raw]] = []
+    """(key, encoded value) of what was set."""
+    removed: list[Any] = []
+    ids: list[tuple[int, Any]] = []
+    """(hash of the grouping key, id) of tuples that were applied."""
+    rotated: bool = False
+    """The ids that were known before the newest ones are forgotten."""
+    full: bool = False
+    """What was known before does not count."""
+    old_ids: list[tuple[int, Any]] = []
+
+
+_decoder = msgspec.msgpack.Decoder(Record)
+_value_decoder = msgspec.msgpack.Decoder()
+
+
+def encode_value(value: Any, key: Any) -> msgspec.Raw:
+    """The value as it is written down; ``InvalidRequest`` for what is none of the types that travel."""
+    try:
+        return msgspec.Raw(_encode(value))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(
+            f"the state of {key!r:.80} cannot be saved ({error}): keep numbers, texts, bytes, lists, maps, None, "
+            "booleans or datetimes"
+        ) from None
+
+
+def key_of(key: Any) -> Any:
+    """A key in the form in which it is kept: lists become tuples."""
+    return tuple([key_of(part) for part in key]) if isinstance(key, list | tuple) else key
+
+
+def frame(record: Record) -> bytes:
+    """The record as it stands in a log."""
+    payload = _encode(record)
+    return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def read_log(raw: bytes, name: str) -> Iterator[Record]:
+    """The records of a log, without one at the end that was not written to its end.
+
+    :class:`Corrupt` when anything before the end is damaged.
+    """
+    at = 0
+    while at + _HEAD.size <= len(raw):
+        size, checksum = _HEAD.unpack_from(raw, at)
+        payload = raw[at + _HEAD.size : at + _HEAD.size + size]
+        after = at + _HEAD.size + size
+        if len(payload) < size:
+            return
+        try:
+            if zlib.crc32(payload) != checksum:
+                raise ValueError("the checksum is wrong")
+            record = _decoder.decode(payload)
+        except (ValueError, msgspec.MsgspecError) as error:
+            if after == len(raw):
+                return
+            raise Corrupt(
+                f"the state in {name} is damaged at byte {at} ({error}): restore the file, or move it away to start "
+                "this task with nothing"
+            ) from None
+        yield record
+        at = after
+
+
+@dataclass
+class Contents:
+    """Values by key, and the ids of what was applied to them, of one task."""
+
+    values: dict[Any, Any] = field(default_factory=dict)
+    ids: dict[Any, int] = field(default_factory=dict)
+    """Id -> hash of the grouping key, newest generation."""
+    old_ids: dict[Any, int] = field(default_factory=dict)
+
+    def apply(self, record: Record) -> None:
+        """Do what a checkpoint did."""
+        if record.full:
+            self.values.clear()
+            self.ids.clear()
+            self.old_ids = {key_of(name): number for number, name in record.old_ids}
+        if record.rotated:
+            self.old_ids, self.ids = self.ids, {}
+        for key in record.removed:
+            self.values.pop(key_of(key), None)
+        for key, raw in record.values:
+            self.values[key_of(key)] = _value_decoder.decode(raw)
+        for number, name in record.ids:
+            self.ids[key_of(name)] = number
+
+    def snapshot(self) -> Record:
+        """Everything, as one record."""
+        return Record(
+            values=[(key, encode_value(value, key)) for key, value in self.values.items()],
+            ids=[(number, name) for name, number in self.ids.items()],
+            old_ids=[(number, name) for name, number in self.old_ids.items()],
+            full=True,
+        )
+
+
+@dataclass(frozen=True)
+class Division:
+    """How a component's state is divided: over ``tasks`` tasks; ``by_key`` as fields grouping does it, or
+    each task for itself."""
+
+    tasks: int
+    by_key: bool
+
+    def owner(self, key: Any) -> int:
+        """Index of the task that has this key."""
+        return stable_hash(key) % self.tasks
+
+    def share(
+        self, index: int, old: Iterable[tuple[int, Contents]], merge: Callable[[Any, list[Any]], Any]
+    ) -> Contents:
+        """What task ``index`` takes over from the tasks of the division before, given as (index, contents).
+
+        Values that several of them had under one key are merged.
+        """
+        found = Contents()
+        several: dict[Any, list[Any]] = {}
+        for before, contents in old:
+            if not self.by_key and before % self.tasks != index:
+                continue
+            for key, value in contents.values.items():
+                if not self.by_key or self.owner(key) == index:
+                    several.setdefault(key, []).append(value)
+            for ids, mine in ((contents.ids, found.ids), (contents.old_ids, found.old_ids)):
+                mine.update(
+                    {
+                        name: number
+                        for name, number in ids.items()
+                        if not self.by_key or number % self.tasks == index
+                    }
+                )
+        found.values = {
+            key: values[0] if len(values) == 1 else merge(key, values) for key, values in several.items()
+        }
+        return found

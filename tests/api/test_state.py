@@ -1,0 +1,265 @@
+"""Stateful bolts: checkpoints, replays, other numbers of tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.api import (
+    Bolt,
+    Grouping,
+    Spout,
+    StatefulBolt,
+    Topology,
+    Tuple,
+    TupleWindow,
+    Window,
+    WindowedBolt,
+)
+from storm_dagster.core.groupings import stable_hash
+from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
+
+WORDS = [f"word{n}" for n in range(40)]
+
+
+class Words(Spout):
+    outputs = ["word"]
+
+
+class Count(StatefulBolt):
+    outputs = ["word", "count"]
+
+    def process(self, tup: Tuple) -> None:
+        word = tup.values[0]
+        self.state[word] = self.state.get(word, 0) + 1
+        if word == "poison":
+            raise ValueError("after the state was changed")
+        self.emit([word, self.state[word]])
+
+
+def counting(par: int, bolt: type[Bolt] = Count, grouping: Any = None) -> type[Topology]:
+    class Counting(Topology):
+        name = "counting"
+        words = Words.spec()
+        count = bolt.spec(inputs={words: grouping or Grouping.fields("word")}, par=par)
+
+    return Counting
+
+
+def run(
+    tmp_path: Path, par: int, words: list[str], bolt: type[Bolt] = Count, **options: Any
+) -> tuple[HarnessResult, list[dict[Any, Any]]]:
+    """(result, the state of each task) after these words."""
+    with TopologyHarness(
+        counting(par, bolt, options.pop("grouping", None)),
+        {"words": [[word] for word in words]},
+        state_dir=tmp_path,
+        **options,
+    ) as harness:
+        return harness.run(), [dict(task.state.items()) for task in harness.tasks("count")]
+
+
+def test_state_survives_and_is_divided_over_other_numbers_of_tasks(tmp_path: Path) -> None:
+    total: Counter[str] = Counter()
+    for par in (2, 3, 3, 1, 4):
+        result, states = run(tmp_path, par, WORDS)
+        assert sorted(result.acked["words"]) == list(range(len(WORDS)))
+        total.update(WORDS)
+        together: Counter[str] = Counter()
+        for index, state in enumerate(states):
+            assert all(stable_hash(word) % par == index for word in state), "each key is where its tuples go"
+            together.update(state)
+        assert together == total
+    folder = tmp_path / "counting" / "count.state"
+    assert [path.name for path in folder.glob("*.json")] == ["000004.json"], "earlier divisions are removed"
+    assert len(list(folder.glob("000004/*.log"))) == 4
+
+
+def test_what_a_tuple_that_fails_did_to_the_state_is_taken_back(tmp_path: Path) -> None:
+    result, states = run(tmp_path, 1, ["a", "poison", "a"])
+    assert states == [{"a": 2}]
+    assert result.failed["words"] == [1] and sorted(result.acked["words"]) == [0, 2]
+
+
+def test_a_tuple_is_acked_only_after_its_checkpoint(tmp_path: Path) -> None:
+    with TopologyHarness(counting(1), {"words": [["a"], ["b"]]}, state_dir=tmp_path) as harness:
+        driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
+        while driver is None or not driver.held:
+            harness.engine.run(harness.shared.clock())
+            driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
+        assert harness.tasks("words")[0].acked == []
+        # The process dies here: what is on disk is what the next one finds.
+        kept = tmp_path / "kept"
+        _copy(tmp_path / "counting", kept / "counting")
+        assert sorted(harness.run().acked["words"]) == [0, 1]
+    assert run(kept, 1, [])[1] == [{}]
+    assert run(tmp_path, 1, [])[1] == [{"a": 1, "b": 1}]
+
+
+def _copy(source: Path, target: Path) -> None:
+    import shutil
+
+    shutil.copytree(source, target)
+
+
+def test_a_checkpoint_cut_short_by_a_crash_does_not_count(tmp_path: Path) -> None:
+    run(tmp_path, 1, ["a", "a"])
+    with TopologyHarness(counting(1), {"words": [["b"]]}, state_dir=tmp_path) as harness:
+        harness.run()
+        (log,) = (tmp_path / "counting" / "count.state").glob("*/*.log")
+        whole = log.read_bytes()
+    kept = tmp_path / "kept"
+    _copy(tmp_path / "counting", kept / "counting")
+    (log,) = (kept / "counting" / "count.state").glob("*/*.log")
+    log.write_bytes(whole[:-3])
+    assert run(kept, 1, [])[1] == [{"a": 2}]
+
+
+def test_damaged_state_is_reported_and_never_guessed(tmp_path: Path) -> None:
+    run(tmp_path, 1, ["a", "a"])
+    with TopologyHarness(counting(1), {"words": [["b"]]}, state_dir=tmp_path) as harness:
+        harness.run()
+    (log,) = (tmp_path / "counting" / "count.state").glob("*/*.log")
+    raw = bytearray(log.read_bytes())
+    raw[12] ^= 0xFF
+    log.write_bytes(bytes(raw))
+    with TopologyHarness(counting(1), {"words": []}, state_dir=tmp_path) as harness:
+        with pytest.raises(TimeoutError):
+            harness.run(timeout=0.3)
+        assert "is damaged at byte 0" in str(harness.errors[0][1])
+
+
+class Once(Count):
+    message_id = "word"
+    again: list[str] = []
+
+    def process_again(self, tup: Tuple) -> None:
+        self.again.append(tup.values[0])
+
+
+def test_a_message_that_comes_again_is_not_applied_twice(tmp_path: Path) -> None:
+    Once.again = []
+    assert run(tmp_path, 2, ["a", "b", "a"], Once)[1] in (
+        [{"a": 1}, {"b": 1}],
+        [{"b": 1}, {"a": 1}],
+        [{"a": 1, "b": 1}, {}],
+        [{}, {"a": 1, "b": 1}],
+    )
+    assert Once.again == ["a"]
+    result, states = run(tmp_path, 3, ["a", "b", "c"], Once)
+    assert Counter(dict(item for state in states for item in state.items())) == Counter("abc")
+    assert sorted(Once.again) == ["a", "a", "b"], "the ids moved with their keys"
+    assert sorted(result.acked["words"]) == [0, 1, 2]
+
+
+def test_ids_are_forgotten_after_a_while(tmp_path: Path) -> None:
+    conf = {"topology.state.remember.secs": 20}
+    with TopologyHarness(
+        counting(1, Once), {"words": [["a"]]}, state_dir=tmp_path, simulated=True, conf=conf
+    ) as harness:
+        harness.advance(19)
+        harness.give("words", ["a"])
+        harness.advance(1)
+        assert dict(harness.tasks("count")[0].state.items()) == {"a": 1}
+        harness.advance(41)
+        harness.give("words", ["a"])
+        harness.advance(1)
+        assert dict(harness.tasks("count")[0].state.items()) == {"a": 2}
+
+
+class Merged(Count):
+    def merge_states(self, key: Any, values: list[Any]) -> Any:
+        return sum(values)
+
+
+def test_states_of_tasks_of_their_own_are_merged(tmp_path: Path) -> None:
+    _, states = run(tmp_path, 4, ["a"] * 8, Merged, grouping=Grouping.SHUFFLE)
+    assert states == [{"a": 2}] * 4
+    assert run(tmp_path, 2, [], Merged, grouping=Grouping.SHUFFLE)[1] == [{"a": 4}] * 2
+    assert run(tmp_path, 3, [], Merged, grouping=Grouping.SHUFFLE)[1] == [{"a": 4}, {"a": 4}, {}]
+    with TopologyHarness(counting(1, Count, Grouping.SHUFFLE), {"words": []}, state_dir=tmp_path) as harness:
+        with pytest.raises(TimeoutError):
+            harness.run(timeout=0.3)
+        assert "define merge_states" in str(harness.errors[0][1])
+
+
+class WrongKey(StatefulBolt):
+    def process(self, tup: Tuple) -> None:
+        self.state["total"] = self.state.get("total", 0) + 1
+
+
+class Unsaveable(StatefulBolt):
+    def process(self, tup: Tuple) -> None:
+        self.state[tup.values[0]] = object()
+
+
+def test_a_key_of_another_task_and_a_value_that_cannot_be_saved_fail_their_tuples(tmp_path: Path) -> None:
+    result, _ = run(tmp_path / "one", 2, WORDS, WrongKey)
+    assert result.failed["words"] and any(
+        "use the value that the input is grouped by" in str(error) for _, error in result.errors
+    )
+    result, _ = run(tmp_path / "two", 1, ["a"], Unsaveable)
+    assert result.failed["words"] == [0] and "cannot be saved" in str(result.errors[0][1])
+
+
+class Totals(StatefulBolt, WindowedBolt):
+    window = Window.tumbling(count=3)
+    outputs = ["total"]
+
+    def process_window(self, window: TupleWindow) -> None:
+        self.state["total"] = self.state.get("total", 0) + len(window)
+        self.emit([self.state["total"]])
+
+
+def test_a_window_and_its_state_are_acked_together(tmp_path: Path) -> None:
+    result, states = run(tmp_path, 1, ["a", "b", "c", "d"], Totals, grouping=Grouping.GLOBAL)
+    assert states == [{"total": 3}] and result.values("count") == [[3]]
+    assert sorted(result.acked["words"]) == [0, 1, 2]
+    assert run(tmp_path, 1, ["d", "e", "f"], Totals, grouping=Grouping.GLOBAL)[1] == [{"total": 6}]
+
+
+class Blocking(Count):
+    blocking = True
+
+
+def test_a_stateful_bolt_that_blocks(tmp_path: Path) -> None:
+    result, states = run(tmp_path, 2, WORDS, Blocking)
+    assert sum((Counter(state) for state in states), Counter()) == Counter(WORDS)
+    assert sorted(result.acked["words"]) == list(range(len(WORDS)))
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_its_tuples_and_the_task_starts_again(
+    tmp_path: Path,
+) -> None:
+    with TopologyHarness(counting(1), {"words": [["a"]]}, state_dir=tmp_path, replays=5) as harness:
+        harness.run()
+        driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
+        assert driver is not None
+        # As if the tasks had been divided anew by a worker that knows more.
+        folder = tmp_path / "counting" / "count.state"
+        (folder / "000002.json").write_text('{"tasks": 1, "by_key": true, "stamp": [0, 0]}')
+        harness.give("words", ["a"])
+        result = harness.run()
+        assert 1 in result.failed["words"] and sorted(set(result.acked["words"])) == [0, 1]
+        assert dict(harness.tasks("count")[0].state.items()) == {"a": 2}
+        assert any("divided over another number" in str(error) for _, error in result.errors)
+
+
+class AsyncState(StatefulBolt):
+    async def process(self, tup: Tuple) -> None:
+        pass
+
+
+def test_async_state_and_ids_without_fields_grouping_are_refused(tmp_path: Path) -> None:
+    for bolt, grouping, words in (
+        (AsyncState, None, "async process"),
+        (Once, Grouping.SHUFFLE, "not grouped by fields"),
+    ):
+        with TopologyHarness(counting(1, bolt, grouping), {"words": []}, state_dir=tmp_path) as harness:
+            with pytest.raises(TimeoutError):
+                harness.run(timeout=0.3)
+            assert isinstance(harness.errors[0][1], InvalidTopology) and words in str(harness.errors[0][1])
