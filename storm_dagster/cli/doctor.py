@@ -216,8 +216,24 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
 
 
 @verb("doctor")
-def doctor(invocation: Invocation) -> int:
+@click.option(
+    "--invariants",
+    is_flag=True,
+    help="Ask the live cluster whether its invariants I1 to I8 hold; exit 6 when one is broken.",
+)
+@click.option(
+    "--settle",
+    type=click.FloatRange(0, 600),
+    default=10.0,
+    show_default=True,
+    help="With --invariants: seconds for which something must stay broken to count.",
+)
+def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
     """Check Java, packages, ports, ZooKeeper, Spark, clock and disk; exit 4 when something is broken."""
+    if invariants:
+        from storm_dagster.cli.invariants_report import report_invariants
+
+        return report_invariants(invocation, settle)
     findings: list[dict[str, Any]] = []
     with Steps("checking", quiet=invocation.json) as steps:
         for name, check in _CHECKS.items():
