@@ -189,3 +189,9 @@ def stages() -> Callable[..., None]:
 def crash_class() -> type[BaseException]:
     """The error that stands for the end of a process."""
     return Crash
+
+
+@pytest.fixture
+def world_class() -> type[World]:
+    """For tests that make their own clusters."""
+    return World

@@ -1,0 +1,343 @@
+"""Two actors operate on one cluster, step by step in any order; they crash, leaders change, hosts go (P3, P4).
+
+A state machine of hypothesis on real ZooKeeper. After every step the invariants I1 to I8 hold; a deposed
+actor's writes never land; and whatever happened, in the end the leader alone brings everything to rest.
+``CHAOS_EXAMPLES=500`` makes it a long, random programme; without it the same examples are run every time.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.core.causes import Cause
+from storm_dagster.core.invariants import RULES, Facts, violations
+from storm_dagster.model import paths
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.operations import healing, lifecycle
+from storm_dagster.operations.cleaner import clean
+from storm_dagster.operations.inspection import look
+from storm_dagster.operations.rebalance import rebalance
+from storm_dagster.testing.acting import finish_due, submit
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(3600)]
+
+EXAMPLES = int(os.environ.get("CHAOS_EXAMPLES", "0"))
+STEPS = 40
+HEALS = {each.name for each in RULES if each.heals}
+NAMES = ("a", "b")
+TOKENS = ("t1", "t2", "t3")
+
+
+class Crash(BaseException):
+    """The process ended here."""
+
+
+class Player:
+    """One process: it runs an operation in a thread of its own, which stands still before and after each step."""
+
+    def __init__(self, run: Callable[[Any], object], context: Callable[..., Any], epoch: int | None) -> None:
+        self.epoch = epoch
+        self.error: BaseException | None = None
+        self._said: queue.Queue[str | None] = queue.Queue()
+        self._go = threading.Semaphore(0)
+        self._crash = False
+        self._thread = threading.Thread(
+            target=self._run, args=(run, context(checkpoint=self._observe, epoch=epoch)), daemon=True
+        )
+        self._thread.start()
+        self.point = self._said.get(timeout=60)
+
+    @property
+    def ended(self) -> bool:
+        return self.point is None
+
+    def _observe(self, point: str) -> None:
+        self._said.put(point)
+        self._go.acquire()
+        if self._crash:
+            raise Crash(point)
+
+    def _run(self, run: Callable[[Any], object], ctx: Any) -> None:
+        try:
+            run(ctx)
+        except (StormDagsterError, Crash) as error:
+            self.error = error
+        except BaseException as error:
+            self.error = error
+            raise
+        finally:
+            self._said.put(None)
+
+    def advance(self) -> None:
+        self._go.release()
+        self.point = self._said.get(timeout=60)
+
+    def crash(self) -> None:
+        self._crash = True
+        while not self.ended:
+            self.advance()
+
+
+class Cluster(RuleBasedStateMachine):
+    """What may happen to a cluster."""
+
+    make: Any
+    """Makes a world; set by the test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = type(self).make()
+        self.world.supervisor("s3")
+        self.players: list[Player | None] = [None, None]
+        self.former: Facts | None = None
+        self.ids: dict[str, str] = {}
+        self.handles = 0
+
+    def epoch(self) -> int:
+        return self.world.context().current_epoch()
+
+    # -- what actors begin --------------------------------------------------------------------------------
+    def begin(self, actor: int, pinned: bool, run: Callable[[Any], object]) -> None:
+        if self.players[actor] is not None:
+            return
+        player = Player(run, self.world.context, self.epoch() if pinned else None)
+        self.players[actor] = None if player.ended else player
+        self.expect_typed(player)
+
+    def expect_typed(self, player: Player) -> None:
+        assert player.error is None or isinstance(player.error, StormDagsterError | Crash), player.error
+
+    def upload(self, workers: int) -> str:
+        self.handles += 1
+        return self.world.upload(f"h{self.handles}", conf={"topology.workers": workers})
+
+    actors = st.integers(0, 1)
+    names = st.sampled_from(NAMES)
+
+    @rule(
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        token=st.sampled_from(TOKENS),
+        workers=st.integers(1, 3),
+    )
+    def submit(self, actor: int, pinned: bool, name: str, token: str, workers: int) -> None:
+        handle = self.upload(workers)
+        self.begin(actor, pinned, lambda ctx: submit(ctx, name=name, token=token, handle=handle))
+
+    @rule(actor=actors, pinned=st.booleans(), name=names, delay=st.sampled_from([0, 0, 30]))
+    def kill(self, actor: int, pinned: bool, name: str, delay: int) -> None:
+        self.begin(actor, pinned, lambda ctx: lifecycle.kill(ctx, name, delay))
+
+    @rule(actor=actors, pinned=st.booleans(), name=names, verb=st.sampled_from(["activate", "deactivate"]))
+    def turn(self, actor: int, pinned: bool, name: str, verb: str) -> None:
+        self.begin(actor, pinned, lambda ctx: getattr(lifecycle, verb)(ctx, name))
+
+    @rule(
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        workers=st.integers(1, 4),
+        split=st.integers(1, 3),
+        anew=st.booleans(),
+        delay=st.sampled_from([0, 0, 30]),
+    )
+    def rebalance(
+        self, actor: int, pinned: bool, name: str, workers: int, split: int, anew: bool, delay: int
+    ) -> None:
+        def run(ctx: Any) -> None:
+            rebalance(ctx, name, workers, {"split": split}, reassign=anew, wait_secs=delay, stay=False)
+
+        self.begin(actor, pinned, run)
+
+    @rule(
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        token=st.sampled_from(TOKENS),
+        workers=st.integers(1, 3),
+    )
+    def update(self, actor: int, pinned: bool, name: str, token: str, workers: int) -> None:
+        handle = self.upload(workers)
+        self.begin(actor, pinned, lambda ctx: lifecycle.update(ctx, name, token=f"u-{token}", handle=handle))
+
+    @rule(actor=actors, pinned=st.booleans(), name=names)
+    def restart(self, actor: int, pinned: bool, name: str) -> None:
+        self.begin(actor, pinned, lambda ctx: lifecycle.restart(ctx, name))
+
+    @rule(actor=actors, pinned=st.booleans())
+    def reassign(self, actor: int, pinned: bool) -> None:
+        causes = self.causes()
+        if causes:
+            self.begin(actor, pinned, lambda ctx: healing.reassign(ctx, causes))
+
+    @rule(actor=actors, pinned=st.booleans())
+    def finish_due(self, actor: int, pinned: bool) -> None:
+        self.begin(actor, pinned, finish_due)
+
+    @rule(actor=actors, pinned=st.booleans())
+    def clean(self, actor: int, pinned: bool) -> None:
+        # With tokens in their time: a submission in flight is never touched (F10).
+        self.begin(actor, pinned, lambda ctx: clean(ctx, grace_secs=0))
+
+    def causes(self) -> list[Cause]:
+        view = self.world.cluster.load_view()
+        return [
+            Cause(
+                topology.id,
+                topology.base.name,
+                topology.assignment_at.version,
+                "lost_host",
+                worker.node,
+                worker.host,
+                worker.port,
+                worker.ids,
+            )
+            for topology in view.topologies.values()
+            if topology.assignment is not None
+            for worker in topology.assignment.workers
+            if worker.node not in view.supervisors
+        ]
+
+    # -- how they go on -----------------------------------------------------------------------------------
+    @precondition(lambda self: any(self.players))
+    @rule(actor=actors, steps=st.integers(1, 12))
+    def advance(self, actor: int, steps: int) -> None:
+        player = self.players[actor] or self.players[1 - actor]
+        assert player is not None
+        deposed = player.epoch is not None and player.epoch != self.epoch()
+        before = self.everything() if deposed else None
+        for _ in range(steps):
+            if not player.ended:
+                player.advance()
+        if deposed:
+            assert self.everything() == before, "a deposed actor's write landed"
+        if player.ended:
+            self.players[self.players.index(player)] = None
+        self.expect_typed(player)
+
+    @precondition(lambda self: any(self.players))
+    @rule(actor=actors)
+    def crash(self, actor: int) -> None:
+        player = self.players[actor] or self.players[1 - actor]
+        assert player is not None
+        player.crash()
+        self.players[self.players.index(player)] = None
+
+    @rule()
+    def another_leader(self) -> None:
+        self.world.lead()
+
+    @rule(supervisor=st.sampled_from(["s1", "s2", "s3"]))
+    def a_host_goes_or_comes(self, supervisor: str) -> None:
+        path = paths.supervisor(supervisor)
+        if self.world.cluster.state.exists(path):
+            if len(self.world.cluster.state.get_children(paths.SUPERVISORS)) > 1:
+                self.world.cluster.state.delete_node(path)
+        else:
+            self.world.supervisor(supervisor)
+
+    def everything(self) -> dict[str, Any]:
+        """Every node that operations write, with its data and version; supervisors come and go by themselves."""
+        state, found, folders = self.world.cluster.state, {}, [""]
+        while folders:
+            listed = state.find_children_many([folder or "/" for folder in folders])
+            named = [
+                f"{folder}/{child}"
+                for folder, children in zip(folders, listed, strict=True)
+                for child in children or ()
+                if f"{folder}/{child}" != paths.SUPERVISORS
+            ]
+            found.update(zip(named, state.get_many(named), strict=True))
+            folders = named
+        return found
+
+    # -- what holds ---------------------------------------------------------------------------------------
+    @invariant()
+    def invariants_hold(self) -> None:
+        facts = look(self.world.context(), self.former)
+        self.former = facts
+        found = [each.sentence for each in violations(facts) if each.rule not in HEALS]
+        assert found == []
+        for token, record in (facts.tokens or {}).items():
+            assert self.ids.setdefault(token, record.topology_id) == record.topology_id
+
+    def teardown(self) -> None:
+        try:
+            for player in self.players:
+                if player is not None:
+                    player.crash()
+            self.come_to_rest()
+        finally:
+            self.world.cluster.disconnect()
+
+    def come_to_rest(self) -> None:
+        """Nobody acts any more: a new leader finishes what is due, heals, and cleans."""
+        self.world.lead()
+        for supervisor in ("s1", "s2", "s3"):
+            self.world.supervisor(supervisor)
+        ctx = self.world.context()
+        finish_due(ctx)
+        healing.reassign(ctx, self.causes())
+        for _ in range(2):
+            report, _ = clean(ctx, grace_secs=0, token_secs=0, upload_secs=0)
+        assert (report.nodes, report.blobs, report.tokens, report.problems) == ((), (), (), ())
+        facts = look(ctx)
+        assert [each.sentence for each in violations(facts)] == []
+        for topology in facts.view.topologies.values():
+            assert topology.base.status == topology.base.wanted_status
+
+
+def test_any_interleaving_keeps_the_invariants(
+    zookeeper_server: str, world_class: Any, tmp_path: Path
+) -> None:
+    host, _, port = zookeeper_server.rpartition(":")
+
+    def make() -> Any:
+        conf = {
+            "storm.zookeeper.servers": [host],
+            "storm.zookeeper.port": int(port),
+            "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
+            "storm.zookeeper.session.timeout": 20000,
+        }
+        blobs = LocalBlobStore(Path(tempfile.mkdtemp(dir=tmp_path)))
+        cluster = StormClusterState.open(conf, create_root=True)
+        made = world_class(cluster, blobs, {**conf, "task.cleanup.timeout.sec": 0})
+        made.settings["sleep"] = lambda seconds: None
+        made.lead()
+        made.supervisor("s1")
+        made.supervisor("s2")
+        return made
+
+    Cluster.make = staticmethod(make)
+    run_state_machine_as_test(
+        Cluster,
+        settings=settings(
+            max_examples=EXAMPLES or 30,
+            stateful_step_count=STEPS,
+            derandomize=not EXAMPLES,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=True,
+        ),
+    )
