@@ -1,0 +1,130 @@
+"""A nimbus with a secret, with certificates, with users (hazards S6, S7, S14-S16)."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import ssl
+from typing import Any
+
+import httpx
+import pytest
+import trustme
+
+from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.client.http import NimbusClient
+from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
+from storm_dagster.model.security import Security
+
+pytestmark = pytest.mark.zookeeper
+SECRET = "a-secret-planted-for-tests-4711"
+
+
+def test_with_a_secret_only_who_shows_it_is_served(
+    start_nimbus: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    first = start_nimbus(storm__secret=SECRET).await_leading()
+    second = start_nimbus("n2", storm__secret=SECRET)
+    with first.client(Security()) as stranger, first.client() as friend:
+        assert stranger.get("/healthz").status_code == 200
+        for method, path in (
+            ("GET", "/v1/topologies"),
+            ("GET", "/v1/cluster"),
+            ("GET", "/metrics"),
+            ("PUT", "/v1/blobs/k"),
+            ("POST", "/v1/submit"),
+            ("GET", "/no/such/path"),
+        ):
+            for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !!"}):
+                refused = stranger.request(method, path, headers=header)
+                assert refused.status_code == 401, (method, path, header)
+                assert refused.json()["error"]["type"] == "NotAuthenticated"
+                assert refused.headers["WWW-Authenticate"] == "Bearer" and SECRET not in refused.text
+            assert friend.request(method, path).status_code != 401
+        assert stranger.get("/v1/topologies", auth=("anybody", SECRET)).status_code == 200
+        with pytest.raises(NotAuthenticated), NimbusBlobClient(first.url) as blobs:
+            blobs.put("k", b"x")
+        security = Security(SECRET)
+        with NimbusBlobClient(first.url, min_replication=2, security=security, deadline_secs=40) as blobs:
+            assert blobs.put("k", b"content").size == 7, "nimbuses prove themselves to each other"
+        with NimbusClient([second.url], security=security) as client:
+            assert client.get("/v1/topologies")["topologies"] == []
+        told = friend.get("/metrics").text + friend.get("/v1/cluster").text
+        configuration = friend.get("/api/v1/cluster/configuration")
+        assert SECRET not in told + configuration.text
+    assert SECRET not in caplog.text and "refused GET" in caplog.text
+
+
+def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Any) -> None:
+    nimbus = start_nimbus(storm__secret=SECRET).await_leading()
+    with nimbus.client(Security()) as stranger, nimbus.client() as friend:
+        for where in ({"params": {"doAsUser": "ann"}}, {"headers": {"doAsUser": "ann"}}):
+            assert stranger.get("/v1/topologies", **where).status_code == 401
+            assert friend.get("/v1/topologies", **where).status_code == 403
+
+
+def shaken(nimbus: Any, tls: dict[str, str] | None, authority: trustme.CA) -> int | str:
+    """Status of a request over TLS with that certificate; ``"refused"`` when there is no connection."""
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    if tls is not None:
+        context.load_cert_chain(tls["storm.tls.cert"], tls["storm.tls.key"])
+    try:
+        with httpx.Client(base_url=nimbus.url, verify=context, trust_env=False, timeout=20) as client:
+            return client.get("/v1/topologies").status_code
+    except httpx.TransportError:
+        return "refused"
+
+
+def test_certificates_fail_closed(
+    start_nimbus: Any, certificate: Any, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+) -> None:
+    past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=2)
+    users = {"nimbus.admins": ["daemon"], "nimbus.users": ["ann"], "nimbus.groups": []}
+    nimbus = start_nimbus(keys={**certificate(), **users}).await_leading()
+    assert nimbus.url.startswith("https://")
+    expired = certificate("daemon", not_before=past - datetime.timedelta(days=2), not_after=past)
+    for wrong in (None, expired, certificate("daemon", by=trustme.CA())):
+        assert shaken(nimbus, wrong, authority) == "refused"
+    assert "a TLS client was refused" in caplog.text
+    assert {record.levelname for record in caplog.records if "TLS client" in record.message} == {"WARNING"}
+    assert shaken(nimbus, certificate("daemon"), authority) == 200
+    assert shaken(nimbus, certificate("ann"), authority) == 200
+    assert shaken(nimbus, certificate("eve"), authority) == 403
+    with pytest.raises(httpx.HTTPError):
+        httpx.get(nimbus.url.replace("https", "http") + "/healthz", timeout=5, trust_env=False)
+
+
+def test_users_see_what_is_theirs_alone(
+    start_nimbus: Any, certificate: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    keys = {
+        "nimbus.admins": ["daemon", "boss"],
+        "nimbus.users": ["ann"],
+        "nimbus.impersonation.acl": {"gateway": {"hosts": ["127.0.0.1"], "groups": ["*"]}},
+    }
+    nimbus = start_nimbus(keys={**certificate(), **keys}).await_leading()
+
+    def status(user: str, path: str, **how: Any) -> int:
+        with nimbus.client(Security.of(nimbus.conf.with_values(certificate(user), "t"))) as client:
+            return client.get(path, **how).status_code
+
+    assert status("boss", "/v1/cluster") == status("ann", "/v1/topologies") == 200
+    for hidden in ("/v1/cluster", "/api/v1/supervisor?host=127.0.0.1", "/v1/blobs", "/v1/topologies/others"):
+        assert status("ann", hidden) == 403, hidden
+    assert status("gateway", "/v1/topologies") == 403
+    assert status("gateway", "/v1/topologies", headers={"doAsUser": "ann"}) == 200
+    assert status("gateway", "/v1/cluster", headers={"doAsUser": "ann"}) == 403
+    assert status("ann", "/v1/topologies", headers={"doAsUser": "boss"}) == 403
+    assert status("gateway", "/v1/topologies", headers={"doAsUser": "x;touch p"}) == 403
+    assert "'gateway' acts for 'ann'" in caplog.text, "an audit line names both"
+
+
+def test_a_nimbus_beyond_loopback_without_proof_does_not_start(
+    start_nimbus: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    nimbus = start_nimbus(storm__local__hostname="0.0.0.0", storm__bind__external=True)
+    assert nimbus.stop() == InvalidRequest.exit_code
+    assert "storm.secret.file" in caplog.text and "ask nobody who they are" in caplog.text

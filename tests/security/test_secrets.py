@@ -1,0 +1,155 @@
+"""Secrets: checked when they are read, never shown, and readable by their owner only (hazard S6)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.model.conf import load_cluster_conf, parse_assignments
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.exposure import check_exposure, make_private
+from storm_dagster.model.security import HIDDEN, Security, public_conf
+from storm_dagster.model.spark_token import spark_token, with_spark_token
+
+SECRET = "a-secret-planted-for-tests-4711"
+
+
+def conf(**values: object) -> Any:
+    return load_cluster_conf(None, {key.replace("__", "."): value for key, value in values.items()})
+
+
+def private(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def test_the_secret_comes_from_a_file_of_its_owner(tmp_path: Path) -> None:
+    path = private(tmp_path / "secret", SECRET + "\n")
+    assert Security.of(conf(storm__secret__file=str(path))).secret == SECRET
+    path.chmod(0o640)
+    with pytest.raises(InvalidRequest, match="chmod 600"):
+        Security.of(conf(storm__secret__file=str(path)))
+    with pytest.raises(InvalidRequest, match="openssl rand"):
+        Security.of(conf(storm__secret="short"))
+    with pytest.raises(InvalidRequest, match="keep the file"):
+        Security.of(conf(storm__secret=SECRET, storm__secret__file=str(path)))
+
+
+@pytest.mark.parametrize("shown", ["", "a", SECRET[:-1], SECRET + "x", SECRET.upper(), "é" * 30, "\udcff"])
+def test_only_the_secret_matches(shown: str) -> None:
+    security = Security(SECRET)
+    assert security.matches(SECRET) and not security.matches(shown)
+    assert not Security().matches(shown), "without a secret nothing proves anything"
+
+
+def test_what_is_derived_differs_by_purpose_and_betrays_nothing() -> None:
+    security = Security(SECRET)
+    made = {security.derived(purpose) for purpose in ("worker links of a-1-1", "worker links of b-2-1", "x")}
+    assert len(made) == 3 and all(len(key) == 32 and SECRET.encode() not in key for key in made)
+    assert security.derived("x") == Security(SECRET).derived("x") != Security(SECRET + "1").derived("x")
+
+
+def test_no_representation_shows_a_secret() -> None:
+    merged = conf(storm__secret=SECRET, storm__zookeeper__auth__payload="storm:planted")
+    for text in (repr(merged), str(merged), repr(Security(SECRET)), repr([merged])):
+        assert SECRET not in text and "planted" not in text
+
+
+def test_a_shown_conf_hides_secrets_at_any_depth() -> None:
+    given = {
+        "storm.secret": SECRET,
+        "storm.secret.file": "/etc/storm/secret",
+        "my.db.password": "p",
+        "topology.environment": {"AWS_SECRET_ACCESS_KEY": "k", "LANG": "C"},
+        "my.list": [{"api_token": "t", "n": 1}],
+        "storm.zookeeper.auth.payload": "u:p",
+        "topology.workers": 3,
+        "storm.zookeeper.port": 2181,
+    }
+    shown = public_conf(given)
+    assert shown["storm.secret"] == shown["my.db.password"] == shown["storm.zookeeper.auth.payload"] == HIDDEN
+    assert shown["topology.environment"] == {"AWS_SECRET_ACCESS_KEY": HIDDEN, "LANG": "C"}
+    assert shown["my.list"] == [{"api_token": HIDDEN, "n": 1}]
+    assert (shown["topology.workers"], shown["storm.secret.file"]) == (3, "/etc/storm/secret")
+    assert given["storm.secret"] == SECRET, "the conf itself is left as it is"
+
+
+def test_a_command_line_takes_no_secret() -> None:
+    with pytest.raises(InvalidRequest, match=r"storm\.secret\.file") as refused:
+        parse_assignments([f"storm.secret={SECRET}"])
+    assert SECRET not in refused.value.message
+
+
+def test_a_conf_file_with_secrets_belongs_to_its_owner(tmp_path: Path) -> None:
+    path = private(tmp_path / "storm.yaml", f"storm.secret: {SECRET}\n")
+    assert load_cluster_conf(tmp_path)["storm.secret"] == SECRET
+    path.chmod(0o644)
+    with pytest.raises(InvalidRequest, match="chmod 600"):
+        load_cluster_conf(tmp_path)
+    path.write_text("topology.workers: 2\n")
+    assert load_cluster_conf(tmp_path)["topology.workers"] == 2
+
+
+def test_the_state_folder_is_closed_to_others(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    assert make_private(home).stat().st_mode & 0o777 == 0o700
+    home.chmod(0o755)
+    assert make_private(home).stat().st_mode & 0o777 == 0o700
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    assert make_private(shared).stat().st_mode & 0o7777 == 0o1777
+
+
+@pytest.mark.parametrize("needs", ["secret or tls", "secret", "zookeeper auth"])
+def test_services_beyond_loopback_need_a_setting_and_a_proof(needs: Any) -> None:
+    assert check_exposure(conf(), "it", needs) == "127.0.0.1"
+    proof: dict[str, object] = (
+        {"storm__zookeeper__auth__payload": "u:p"} if needs == "zookeeper auth" else {"storm__secret": SECRET}
+    )
+    for host in ("0.0.0.0", "::"):
+        for external in (False, True):
+            for proven in ({}, proof):
+                merged = conf(storm__local__hostname=host, storm__bind__external=external, **proven)
+                if external and proven:
+                    assert check_exposure(merged, "it", needs) == host
+                else:
+                    with pytest.raises(InvalidRequest, match="it would listen"):
+                        check_exposure(merged, "it", needs)
+
+
+def test_tls_files_must_belong_together(tmp_path: Path, certificate: Any) -> None:
+    tls = certificate()
+    assert Security.of(conf().with_values(tls, "t")).tls
+    with pytest.raises(InvalidRequest, match="both or none"):
+        Security.of(conf(storm__tls__cert=tls["storm.tls.cert"]))
+    with pytest.raises(InvalidRequest, match=r"storm\.tls\.ca"):
+        Security.of(conf().with_values({**tls, "storm.tls.ca": None}, "t"))
+    os.chmod(tls["storm.tls.key"], 0o644)
+    with pytest.raises(InvalidRequest, match="chmod 600"):
+        Security.of(conf().with_values(tls, "t"))
+    other = certificate()
+    with pytest.raises(InvalidRequest, match="belong together"):
+        Security.of(conf().with_values({**tls, "storm.tls.key": other["storm.tls.key"]}, "t"))
+
+
+def test_the_spark_token_is_private_and_used_for_localhost_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", raising=False)
+    token = spark_token(conf(), tmp_path)
+    assert spark_token(conf(), tmp_path) == token and (tmp_path / "spark.token").stat().st_mode & 0o77 == 0
+    assert with_spark_token("sc://localhost:5", tmp_path) == f"sc://localhost:5/;token={token}"
+    assert with_spark_token("sc://localhost:5/;session_id=a", tmp_path).endswith(
+        f"/;session_id=a;token={token}"
+    )
+    for other in ("sc://spark.example:15002", "sc://127.0.0.1:5", "sc://localhost.evil:1"):
+        assert with_spark_token(other, tmp_path) == other
+    assert with_spark_token("sc://localhost:5", tmp_path / "nowhere") == "sc://localhost:5"
+    assert (
+        spark_token(conf(storm__secret=SECRET), tmp_path) == Security(SECRET).derived("spark connect").hex()
+    )
