@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import re
-import socket
 import uuid
 from pathlib import Path
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
+from storm_dagster.http.listening import listen
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
 from storm_dagster.model.exposure import address_beyond_loopback, check_exposure
 from storm_dagster.model.run_file import start_ticks
 from storm_dagster.model.security import Security
@@ -65,25 +64,6 @@ def thrift_host(conf: ClusterConf, host: str) -> str:
         return host
     _log.warning("the Thrift service listens on loopback only: storm.tls.* lets other hosts call it")
     return "127.0.0.1"
-
-
-def listen(host: str, port: int, key: str) -> socket.socket:
-    """A listening socket; :class:`Unavailable` names a port that is taken, and its conf key."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(256)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise Unavailable(
-                f"port {port} of {host} ({key}) is taken by another process: stop that one, or set {key} to a free port (0: any)"
-            ) from None
-        raise Unavailable(f"cannot listen on {host}:{port} ({key}): {error.strerror}") from None
-    listener.set_inheritable(False)
-    return listener
 
 
 def choose_port(host: str, port: int, key: str) -> int:

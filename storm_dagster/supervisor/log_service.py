@@ -1,0 +1,162 @@
+"""The HTTP service of a supervisor: the logs of its host, stacks of its workers, and restarting one."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+
+import storm_dagster
+from storm_dagster.http.answers import EXCEPTION_HANDLERS, get, post
+from storm_dagster.http.authentication import Authentication
+from storm_dagster.http.description import Operation, Parameter, described_routes
+from storm_dagster.http.guard import Guard, allowed_hosts
+from storm_dagster.http.listening import listen
+from storm_dagster.http.logs.routes import LogRoutes
+from storm_dagster.http.logs.stacks import stacks_text
+from storm_dagster.http.schemas import INT, PORT, STR, arr, choice, obj
+from storm_dagster.http.server import HttpService
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.exposure import check_exposure
+from storm_dagster.model.security import Security, public_conf
+from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.supervisor.launcher import SPEC
+from storm_dagster.supervisor.slots import LiveWorker
+
+__all__ = ["LogService"]
+
+_log = logging.getLogger(__name__)
+_ANSWER_SECS = 2.0
+
+
+class LogService:
+    """Listens from the start, serves once the supervisor has its workers.
+
+    A taken port is no reason not to start (as in JStorm): any free one is used then, and announced.
+    """
+
+    def __init__(self, conf: ClusterConf, home: Path, supervisor_id: str) -> None:
+        self._conf = conf
+        self._home = home
+        self._id = supervisor_id
+        self._security = Security.of(conf)
+        self._workers: Callable[[], Sequence[LiveWorker]] = lambda: ()
+        host = check_exposure(conf, "the supervisor's HTTP service", "secret or tls")
+        try:
+            listener = listen(host, conf["supervisor.http.port"], "supervisor.http.port")
+        except Unavailable as error:
+            _log.warning("%s; a free port is used instead", error.message)
+            listener = listen(host, 0, "supervisor.http.port")
+        self.port = int(listener.getsockname()[1])
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"{self._security.scheme}://{shown}:{self.port}"
+        """Announced in the supervisor's record."""
+        tls = None
+        if self._security.tls:
+            tls = self._security.server_context(client_certificate=self._security.http_needs_certificate)
+        self._service = HttpService(self._app(host), listener, name="supervisor-http", tls=tls)
+
+    def start(self, workers: Callable[[], Sequence[LiveWorker]]) -> None:
+        """Serve; ``workers`` gives those that run now."""
+        self._workers = workers
+        self._service.start()
+
+    def stop(self) -> None:
+        """End within a few seconds."""
+        self._service.stop()
+
+    def _app(self, host: str) -> Any:
+        conf = self._conf
+        logs = LogRoutes(
+            self._home / "logs",
+            stacks=self._stacks,
+            conf=lambda: public_conf(conf.values),
+            idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
+        )
+        port = Parameter("port", PORT, "Port of the worker", where="path")
+        worker = obj({"port": INT, "topology_id": STR, "worker_id": STR, "pid": INT, "status": STR})
+        operations = [
+            *logs.operations(),
+            Operation(
+                "GET",
+                "/healthz",
+                get(lambda _: {"status": "ok", "id": self._id, "version": storm_dagster.__version__}),
+                "Whether this supervisor serves",
+                "supervisor",
+                answers={200: obj({"status": choice("ok"), "id": STR, "version": STR})},
+            ),
+            Operation(
+                "GET",
+                "/v1/workers",
+                get(lambda _: {"workers": self._rows()}),
+                "Workers that run on this supervisor",
+                "supervisor",
+                answers={200: obj({"workers": arr(worker)})},
+            ),
+            Operation(
+                "POST",
+                "/v1/workers/{port}/restart",
+                post(lambda request, _: self._restart(request), 202),
+                "End a worker in good order; its slot starts it again at once",
+                "supervisor",
+                parameters=(port,),
+                answers={202: worker},
+                errors=(404,),
+            ),
+        ]
+        routes = described_routes("storm_dagster supervisor", storm_dagster.__version__, operations)
+        app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
+        app.router.redirect_slashes = False
+        guarded = Authentication(app, self._security, conf.values, lambda name: None)
+        return Guard(guarded, hosts=allowed_hosts([host]), observe=lambda *_: None, routes=routes)
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(live) for live in sorted(self._workers(), key=lambda one: one.port)]
+
+    def _at(self, port: int) -> list[LiveWorker]:
+        found = [live for live in self._workers() if live.port == port]
+        if not found:
+            raise KeyNotFound(f"no worker runs on port {port} of supervisor {self._id}: see /v1/workers")
+        return found
+
+    def _restart(self, request: Request) -> dict[str, Any]:
+        text = request.path_params["port"]
+        if not text.isascii() or not text.isdecimal() or len(text) > 5:
+            raise InvalidRequest(f"a port is a number, got {text!r:.40}")
+        live = self._at(int(text))[-1]
+        row = _row(live)
+        _log.info("worker %s in slot %d is ended because of a request", live.worker.id, live.port)
+        live.process.signal(signal.SIGTERM)
+        return row
+
+    def _stacks(self, port: int) -> str:
+        # A worker speaks over sockets that this process loads only now.
+        from storm_dagster.operations.worker_requests import ask_worker
+
+        blocks: list[str] = []
+        for live in self._at(port):
+            header = f"topology {live.worker.work.topology_id} worker port {port} pid {live.process.pid}"
+            try:
+                spec = WorkerSpec.read(self._home / "workers" / live.worker.id / SPEC)
+                answer = ask_worker(spec.host, port, spec.token, "stacks", _ANSWER_SECS)
+                blocks.append(stacks_text(header, answer["stacks"]))
+            except (OSError, StormDagsterError) as error:
+                reason = error.message if isinstance(error, StormDagsterError) else "the worker just ended"
+                blocks.append(stacks_text(header, None, reason))
+        return "\n".join(blocks)
+
+
+def _row(live: LiveWorker) -> dict[str, Any]:
+    return {
+        "port": live.port,
+        "topology_id": live.worker.work.topology_id,
+        "worker_id": live.worker.id,
+        "pid": live.process.pid,
+        "status": live.status,
+    }
