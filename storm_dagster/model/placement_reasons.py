@@ -20,8 +20,11 @@ __all__ = [
     "even_refusal",
     "local_refusal",
     "no_supervisor_refusal",
+    "reason_of",
     "reason_text",
     "short_of_slots_refusal",
+    "slot_reason_text",
+    "slot_rival",
     "too_many_wishes_refusal",
 ]
 
@@ -95,10 +98,31 @@ _TEXTS: dict[Reason, str] = {
     Reason.SLOT_LOCAL: "the first free port of the only supervisor",
 }
 
+_REASONS = {text: reason for reason, text in _TEXTS.items()}
+
 
 def reason_text(reason: int) -> str:
     """The sentence for a reason number."""
     return _TEXTS[Reason(reason)]
+
+
+def reason_of(text: str) -> Reason | None:
+    """The reason that a sentence of :func:`reason_text` stands for."""
+    return _REASONS.get(text)
+
+
+def slot_reason_text(reason: int, against: str) -> str:
+    """The sentence for a slot, with the next best supervisor if there was one."""
+    return f"{_TEXTS[Reason(reason)]}: {against}" if against else _TEXTS[Reason(reason)]
+
+
+def slot_rival(reason: Reason, load: tuple[int, int, str], rival: tuple[int, int, str]) -> str:
+    """How the least loaded supervisor and the next one compare, each (minus free ports, used ports, id)."""
+    if reason is Reason.SLOT_MOST_FREE:
+        return f"{-load[0]}, next is {rival[2]} with {-rival[0]}"
+    if reason is Reason.SLOT_FEWEST_USED:
+        return f"{load[1]}, next is {rival[2]} with {rival[1]}"
+    return f"next is {rival[2]}"
 
 
 class Refusal(NamedTuple):

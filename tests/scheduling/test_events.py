@@ -182,7 +182,9 @@ def test_a_user_defined_worker_on_an_unknown_host_is_placed_like_any_other() -> 
     wish = UserWorker(host="nowhere", components={"split": 2})
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wish,)))
     assert set(slots(placement)["s1:6900"]) >= {1, 2}
-    assert placement.worker_reasons["s1:6900"] == "of equally loaded supervisors it has the lowest id"
+    assert placement.worker_reasons["s1:6900"] == (
+        "of equally loaded supervisors it has the lowest id: next is s2"
+    )
 
 
 def test_more_wishes_than_workers_are_all_dropped() -> None:

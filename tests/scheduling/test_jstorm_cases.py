@@ -63,7 +63,9 @@ def test_d02_two_workers_seven_tasks() -> None:
     assert placement.reasons[1] == "the first of equally good workers"
     assert placement.reasons[2] == "the worker had the fewest tasks of its component"
     assert placement.reasons[5] == "the worker had the fewest tasks"
-    assert placement.worker_reasons["s2:6900"] == "the supervisor had the most free ports"
+    assert (
+        placement.worker_reasons["s2:6900"] == "the supervisor had the most free ports: 4, next is s1 with 3"
+    )
 
 
 def test_d03_four_workers_thirteen_tasks() -> None:
@@ -158,7 +160,10 @@ def test_d11_a_nearly_full_supervisor_comes_last() -> None:
     expected = {"s1:6903": [2, 5, 9], "s2:6900": [1, 6], "s2:6901": [3, 8], "s2:6902": [4, 7]}
     assert tasks_by_slot(placement).keys() == expected.keys()
     assert sorted(map(len, tasks_by_slot(placement).values())) == [2, 2, 2, 3]
-    assert placement.worker_reasons["s1:6903"] == "of equally loaded supervisors it has the lowest id"
+    assert (
+        placement.worker_reasons["s1:6903"]
+        == "of equally loaded supervisors it has the lowest id: next is s2"
+    )
 
 
 def test_d12_the_most_free_ports_win_as_design_8_4_decides() -> None:

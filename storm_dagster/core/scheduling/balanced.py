@@ -82,9 +82,10 @@ def place_balanced(
     )
     # Claims without a usable host come first in the order of workers, as in JStorm; they take picked slots too.
     homeless = [claim for claim in demand.claims if claim.units[0].first not in _placed(bins)]
-    for (slot, why), claim in zip(picked, homeless, strict=False):
+    for number, (slot, why, against) in enumerate(picked):
+        claim = homeless[number] if number < len(homeless) else None
         bins.append(_bin(topology, slot, offer, why, claim))
-    bins.extend(_bin(topology, slot, offer, why) for slot, why in picked[len(homeless) :])
+        bins[-1].against = against
     if master is not None:
         _seat_master(topology, bins, seated, reuse.master, master)
     holding = _holding(topology, history, bins)

@@ -8,7 +8,7 @@ from storm_dagster.core.scheduling.history import History, OldWorker, moved_task
 from storm_dagster.core.scheduling.selectors import Bin
 from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement import PlacedWorker, TopologyPlacement, TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text
+from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text, slot_reason_text
 
 __all__ = ["NoRoom", "failed", "staying_bins", "succeeded"]
 
@@ -79,7 +79,9 @@ def succeeded(
         workers=workers,
         moved=moved_tasks(topology.old, workers),
         reasons=dict(sorted(reasons.items())),
-        worker_reasons={f"{bin.slot[0]}:{bin.slot[1]}": reason_text(bin.why) for bin in filled},
+        worker_reasons={
+            f"{bin.slot[0]}:{bin.slot[1]}": slot_reason_text(bin.why, bin.against) for bin in filled
+        },
         warnings=tuple(warnings),
     )
 

@@ -27,6 +27,8 @@ class Bin:
     why: Reason
     memory_bytes: int
     cpu: int
+    against: str = ""
+    """The next best supervisor for the slot."""
     units: list[Unit] = field(default_factory=list)
     reasons: dict[int, Reason] = field(default_factory=dict)
     """First task of a unit -> why it is here."""

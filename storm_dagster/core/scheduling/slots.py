@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.model.placement import SupervisorSlots, TopologyToPlace
-from storm_dagster.model.placement_reasons import Reason
+from storm_dagster.model.placement_reasons import Reason, slot_rival
 
 __all__ = ["DifferNeed", "Offer", "Pool", "interleaved", "offer_for", "spread_workers"]
 
@@ -160,21 +160,21 @@ class DifferNeed:
 
 def spread_workers(
     offer: Offer, count: int, nodes: list[str], needs: tuple[DifferNeed, ...], alone: bool
-) -> list[tuple[Slot, Reason]]:
+) -> list[tuple[Slot, Reason, str]]:
     """``count`` new slots, one at a time, each on the supervisor with the most free ports (design 8.4).
 
     ``nodes`` are the supervisors that the topology already has workers on in this event. Only when so few
     slots remain to be chosen that a ``task.on.differ.node`` component would be left without enough
     supervisors is the choice narrowed to supervisors that help it; with ``alone`` one of the slots goes to
-    the topology master and helps nobody.
+    the topology master and helps nobody. With each slot comes why, and against which supervisor.
     """
     chosen = set(nodes)
     missing = {need.component: need.units - len(chosen - need.blocked) for need in needs}
-    slots: list[tuple[Slot, Reason]] = []
+    slots: list[tuple[Slot, Reason, str]] = []
     for remaining in range(count, 0, -1):
         useful = max(1, remaining - 1 if alone else remaining)
         tight = [need for need in needs if missing[need.component] >= useful]
-        node, why = _least_loaded(offer)
+        node, why, against = _least_loaded(offer)
         if tight:
             helpful = (
                 other
@@ -183,8 +183,8 @@ def spread_workers(
             )
             best = next(helpful, node)
             if best != node:
-                node, why = best, Reason.SLOT_DIFFER
-        slots.append((offer.take((node, offer.ports(node)[0])), why))
+                node, why, against = best, Reason.SLOT_DIFFER, ""
+        slots.append((offer.take((node, offer.ports(node)[0])), why, against))
         if node not in chosen:
             chosen.add(node)
             for need in needs:
@@ -192,14 +192,15 @@ def spread_workers(
     return slots
 
 
-def _least_loaded(offer: Offer) -> tuple[str, Reason]:
+def _least_loaded(offer: Offer) -> tuple[str, Reason, str]:
     loads = offer.by_load()
     best, rival = next(loads), next(loads, None)
     if rival is None:
-        return best[2], Reason.SLOT_ONLY
-    if best[0] != rival[0]:
-        return best[2], Reason.SLOT_MOST_FREE
-    return best[2], Reason.SLOT_FEWEST_USED if best[1] != rival[1] else Reason.SLOT_LOWEST_ID
+        return best[2], Reason.SLOT_ONLY, ""
+    why = Reason.SLOT_LOWEST_ID
+    if best[:2] != rival[:2]:
+        why = Reason.SLOT_MOST_FREE if best[0] != rival[0] else Reason.SLOT_FEWEST_USED
+    return best[2], why, slot_rival(why, best, rival)
 
 
 def interleaved(offer: Offer) -> list[Slot]:

@@ -121,7 +121,7 @@ def _spread(
     ports, needs = seating.ports, seating.demand["needs"]
     chosen = set(seated)
     for remaining in range(count, 0, -1):
-        node, why = ports.best(seating.within)
+        node, why, against = ports.best(seating.within)
         useful = max(1, remaining - 1 if alone else remaining)
         tight = [
             blocked[need["component"]]
@@ -135,8 +135,9 @@ def _spread(
                 if ports.free[other] and other not in chosen and not any(other in nodes for nodes in tight)
             ]
             if helpful and node not in helpful:
-                node, why = min(helpful, key=ports.load), Reason.SLOT_DIFFER
+                node, why, against = min(helpful, key=ports.load), Reason.SLOT_DIFFER, ""
         seating.sit((node, ports.free[node][0]), "empty", why)
+        seating.seats[-1]["text"] = against
         chosen.add(node)
 
 

@@ -107,6 +107,8 @@ class _Placing:
                 "host": seat["host"],
                 "port": seat["port"],
                 "why": seat["why"],
+                "seat": len(self.out),
+                "against": seat.get("text"),
                 "memory": memory if memory and memory > 0 else self.about["memory"],
                 "cpu": cpu if cpu and cpu > 0 else self.about["cpu"],
                 "units": [self.executors.unit[position] for position in positions],

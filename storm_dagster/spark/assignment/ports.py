@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from storm_dagster.model.placement_reasons import Reason
+from storm_dagster.model.placement_reasons import Reason, slot_rival
 
 __all__ = ["Ports"]
 
@@ -81,19 +81,19 @@ class Ports:
         self.total += step
         heapq.heappush(self._heap, self.load(node))
 
-    def best(self, within: list[str] | None) -> tuple[str, Reason]:
-        """The supervisor for the next worker, and what singled it out; there is a free port.
+    def best(self, within: list[str] | None) -> tuple[str, Reason, str]:
+        """The supervisor for the next worker, what singled it out, and against whom; there is a free port.
 
         ``within`` restricts the choice; ``None`` means all supervisors.
         """
         first, second = self._two_of(within) if within is not None else self._top_two()
         if second is None:
-            why = Reason.SLOT_ONLY
-        elif first[0] != second[0]:
+            return first[2], Reason.SLOT_ONLY, ""
+        if first[0] != second[0]:
             why = Reason.SLOT_MOST_FREE
         else:
             why = Reason.SLOT_FEWEST_USED if first[1] != second[1] else Reason.SLOT_LOWEST_ID
-        return first[2], why
+        return first[2], why, slot_rival(why, first, second)
 
     def _two_of(self, nodes: list[str]) -> tuple[_Load, _Load | None]:
         loads = heapq.nsmallest(2, (self.load(node) for node in nodes if self.free[node]))

@@ -15,7 +15,7 @@ from storm_dagster.model.placement import (
     TopologyPlacement,
     TopologyToPlace,
 )
-from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text
+from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text, slot_reason_text
 from storm_dagster.spark.assignment.frames import service_order
 
 __all__ = ["read_results"]
@@ -85,7 +85,10 @@ def _outcome(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
         workers=tuple(workers),
         moved=_moved(topology, workers),
         reasons=dict(sorted(reasons.items())),
-        worker_reasons={f"{row['node']}:{row['port']}": _TEXTS[row["why"]] for row in rows},
+        worker_reasons={
+            f"{row['node']}:{row['port']}": slot_reason_text(row["why"], row["against"])
+            for row in sorted(rows, key=lambda row: row["seat"])
+        },
         warnings=tuple(warnings),
     )
 

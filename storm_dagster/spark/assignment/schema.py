@@ -174,7 +174,7 @@ SEATS = pa.schema(
 )
 """``kind`` is ``seat``, ``failed``, or ``freed`` for a live worker whose slot is given back; ``role`` is
 ``empty``, ``claim``, ``reuse``, ``fuller`` (reused, with one executor more than the share) or ``master``, and ``ref`` the number of the claim or of the old worker; ``text``
-is a failure as JSON."""
+is a failure as JSON, or the next best supervisor for a seat."""
 
 PLACED = pa.schema(
     [
@@ -189,10 +189,13 @@ PLACED = pa.schema(
         ("units", _INTS),
         ("reasons", _INTS),
         ("text", pa.string()),
+        ("seat", pa.int32()),
+        ("against", pa.string()),
     ]
 )
 """One row for each worker; a failed topology has one row without a node, its ``units`` those without a slot
-and its ``text`` the failure. Otherwise the ``text`` of the first row holds the warnings, if there are any."""
+and its ``text`` the failure. Otherwise the ``text`` of the first row holds the warnings, if there are any. ``seat`` is the worker's place among equals,
+``against`` the next best supervisor for its slot."""
 
 _PLAIN = {
     pa.int32(): "int",
