@@ -56,9 +56,11 @@ chaos: java install
 	  $(BIN)/python -m pytest -q tests/cluster tests/worker tests/operations/test_crashes.py $(ARGS) || exit 1; \
 	done
 
-# Links, commands and snippets of the documents.
+# The site, strictly: a broken link or a snippet that does not run fails.
 docs: install
 	$(BIN)/python -m pytest -q tests/docs $(ARGS)
+	$(BIN)/python -m sphinx -W --keep-going -q -b dirhtml docs build/site
+	@echo "open build/site/index.html"
 
 clean:
 	rm -rf $(VENV) .pytest_cache .hypothesis .ruff_cache build dist

@@ -1,0 +1,206 @@
+"""Writes the reference pages from the code, whenever the site is built (conf.py)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+import storm_dagster.api
+import storm_dagster.testing
+from storm_dagster.cli.app import VERBS, cli
+from storm_dagster.defs import build_storm_defs
+from storm_dagster.model import records
+from storm_dagster.model.conf import default_conf
+from storm_dagster.model.conf_schema import CONF_KEYS
+
+
+def cell(text: object) -> str:
+    """Text that may stand between two bars of a table."""
+    return " ".join(str(text).split()).replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+
+
+def rows(head: Iterable[str], body: Iterable[Iterable[object]]) -> list[str]:
+    """One table of markdown."""
+    head = list(head)
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    return [*lines, *("| " + " | ".join(str(value) for value in row) + " |" for row in body), ""]
+
+
+def command_page() -> list[str]:
+    """Every verb with its arguments and options, from click."""
+    lines = [
+        "# Command line",
+        "",
+        "`storm-dagster VERB`. Exit codes: 0 done; 2 the request is wrong; 3 a conflict; 4 unavailable now; "
+        "5 fenced; 6 damaged state; 130 after Ctrl-C. With `--json` exactly one JSON document is printed on "
+        'standard output; an error is `{"error": {"type", "message"}}`.',
+        "",
+    ]
+    context = click.Context(cli, info_name="storm-dagster")
+    for verb in VERBS:
+        command = cli.get_command(context, verb)
+        assert command is not None
+        lines += _verb(command, click.Context(command, info_name=f"storm-dagster {verb}"), "##")
+    return lines
+
+
+def _verb(command: click.Command, context: click.Context, level: str) -> list[str]:
+    name = (context.info_name or "").removeprefix("storm-dagster ")
+    usage = " ".join([context.info_name or "", *command.collect_usage_pieces(context)])
+    lines = [f"{level} {name}", "", f"```text\n{usage}\n```", ""]
+    if command.help:
+        lines += [command.help.replace("\b\n", "").strip(), ""]
+    options = [item for item in command.params if isinstance(item, click.Option) and not item.hidden]
+    if options:
+        lines += rows(
+            ["option", "means"],
+            (
+                ("`" + ", ".join([*item.opts, *item.secondary_opts]) + "`", cell(item.help or ""))
+                for item in options
+            ),
+        )
+    if isinstance(command, click.Group):
+        for inner in command.list_commands(context):
+            found = command.get_command(context, inner)
+            assert found is not None
+            lines += _verb(found, click.Context(found, info_name=f"{context.info_name} {inner}"), level + "#")
+    return lines
+
+
+def configuration_page() -> list[str]:
+    """Every conf key that the system reads, from the schema and the shipped defaults."""
+    defaults = default_conf()
+    lines = [
+        "# Configuration",
+        "",
+        "Shipped defaults, then `HOME/storm.yaml` (or the `storm.yaml` of `--conf-dir`), then `-c KEY=VALUE`; a "
+        "topology's own conf lies over the `topology.` keys. `storm-dagster conf` prints each value and where "
+        "it comes from. An unknown key below one of these prefixes is refused with the nearest known one.",
+        "",
+    ]
+    groups: dict[str, list[str]] = {}
+    for key in CONF_KEYS:
+        groups.setdefault(key.split(".")[0], []).append(key)
+    for prefix, keys in groups.items():
+        lines += [f"## {prefix}", ""]
+        lines += rows(["key", "default", "kind", "means"], (_key_row(key, defaults.get(key)) for key in keys))
+    return lines
+
+
+def _key_row(key: str, default: Any) -> tuple[str, str, str, str]:
+    spec = CONF_KEYS[key]
+    bounds = [
+        *([f"at least {spec.minimum:g}"] if spec.minimum is not None else []),
+        *([f"at most {spec.maximum:g}"] if spec.maximum is not None else []),
+        *([f"one of {', '.join(spec.choices)}"] if spec.choices else []),
+    ]
+    meaning = spec.doc + (f" ({'; '.join(bounds)})" if bounds else "")
+    return f"`{key}`", f"`{json.dumps(default)}`", spec.kind, cell(meaning)
+
+
+def autodoc(kind: str, target: str) -> list[str]:
+    """One object's signature and docstring, by Sphinx."""
+    members = ["   :members:", "   :show-inheritance:"] if kind == "class" else []
+    return ["```{eval-rst}", f".. auto{kind}:: {target}", *members, "```", ""]
+
+
+def api_page() -> list[str]:
+    """What an author of topologies imports."""
+    lines = ["# Authoring API", "", "All of it is importable from `storm_dagster.api`.", ""]
+    for name in sorted(storm_dagster.api.__all__):
+        value = getattr(storm_dagster.api, name)
+        lines += [f"## {name}", "", *autodoc(_kind(value), f"storm_dagster.api.{name}")]
+    lines += ["## Testing", "", "All of it is importable from `storm_dagster.testing`.", ""]
+    for name in sorted(storm_dagster.testing.__all__):
+        lines += autodoc(_kind(getattr(storm_dagster.testing, name)), f"storm_dagster.testing.{name}")
+    return [*lines, "## Submitting", "", *autodoc("function", "storm_dagster.submit_topology")]
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, type):
+        return "class"
+    return "function" if callable(value) else "data"
+
+
+def dagster_page() -> list[str]:
+    """Assets, jobs with their forms, sensors, schedules and resources, from the definitions themselves."""
+    defs = build_storm_defs()
+    repository = defs.get_repository_def()
+    lines = ["# Dagster", "", "What `storm_dagster.build_storm_defs()` gives.", "", "## Assets", ""]
+    specs = sorted(defs.resolve_all_asset_specs(), key=lambda spec: spec.key.to_user_string())
+    lines += rows(
+        ["key", "group", "what"],
+        ((f"`{s.key.to_user_string()}`", s.group_name or "", cell(s.description or "")) for s in specs),
+    )
+    lines += ["## Jobs", ""]
+    for job in sorted(repository.get_all_jobs(), key=lambda job: job.name):
+        if job.name.startswith("__"):
+            continue
+        lines += [f"### {job.name}", "", (job.description or "").strip(), ""]
+        fields = [field for node in job.nodes for field in _fields(node.definition)]
+        if fields:
+            lines += rows(["field", "means"], fields)
+    lines += ["## Sensors and schedules", ""]
+    ticking = [*repository.sensor_defs, *repository.schedule_defs]
+    lines += rows(["name", "what"], ((f"`{item.name}`", cell(item.description or "")) for item in ticking))
+    lines += ["## Asset checks", ""]
+    keys = (
+        sorted(repository.asset_graph.asset_check_keys, key=str) if hasattr(repository, "asset_graph") else []
+    )
+    lines += rows(["asset", "check"], ((f"`{k.asset_key.to_user_string()}`", f"`{k.name}`") for k in keys))
+    lines += ["## In your own code location", ""]
+    lines += autodoc("function", "storm_dagster.build_storm_defs")
+    return [*lines, *autodoc("class", "storm_dagster.StormTopologyComponent")]
+
+
+def _fields(node: Any) -> list[tuple[str, str]]:
+    schema = getattr(node, "config_schema", None)
+    inner = getattr(getattr(schema, "config_type", None), "fields", None) or {}
+    return [(f"`{name}`", cell(field.description or "")) for name, field in inner.items()]
+
+
+def records_page() -> list[str]:
+    """The records that stand in ZooKeeper, from their models."""
+    lines = [
+        "# ZooKeeper records",
+        "",
+        "UTF-8 JSON, decoded strictly; an unknown key is damage, not a guess.",
+        "",
+    ]
+    for name in sorted(records.__all__):
+        model = getattr(records, name)
+        if not (
+            isinstance(model, type) and issubclass(model, records.Record) and model is not records.Record
+        ):
+            continue
+        lines += [f"## {name}", "", " ".join((model.__doc__ or "").split()), ""]
+        lines += rows(
+            ["field", "type"],
+            (
+                (f"`{field.alias or key}`", f"`{cell(str(field.annotation).replace('typing.', ''))}`")
+                for key, field in model.model_fields.items()
+            ),
+        )
+    return lines
+
+
+PAGES = {
+    "cli": command_page,
+    "configuration": configuration_page,
+    "api": api_page,
+    "dagster": dagster_page,
+    "records": records_page,
+}
+
+
+def write_pages(folder: Path) -> None:
+    """Write every page; one that did not change is left as it is, so that Sphinx does not read it again."""
+    folder.mkdir(exist_ok=True)
+    for name, page in PAGES.items():
+        file, text = folder / f"{name}.md", "\n".join(page()) + "\n"
+        if not file.is_file() or file.read_text(encoding="utf-8") != text:
+            file.write_text(text, encoding="utf-8")
