@@ -1,0 +1,237 @@
+"""The read cache: as new as ZooKeeper itself, whoever writes and whatever happens to the connection."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.cached_state import CachedReads
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.disk_cache import SqliteCache, open_disk_cache
+from storm_dagster.zk.session import ZkSession
+
+pytestmark = pytest.mark.zookeeper
+TASKS, BASE, BEATS = "/tasks/wc-1-1", "/topology/wc-1-1", "/taskbeats/wc-1-1"
+
+
+@pytest.fixture
+def other(zk_state: ZooKeeperClusterState, zk_connect: Callable[..., ZkSession]) -> ZooKeeperClusterState:
+    """The state as another process has it."""
+    return ZooKeeperClusterState(zk_connect())
+
+
+@pytest.fixture
+def reads(zk_state: ZooKeeperClusterState, tmp_path: Path) -> Iterator[CachedReads]:
+    cache = CachedReads(zk_state, SqliteCache(tmp_path))
+    yield cache
+    cache.close()
+
+
+def answered(cache: CachedReads) -> tuple[int, int, int]:
+    return cache.figures.memory, cache.figures.disk, cache.figures.zookeeper
+
+
+def test_the_second_read_comes_from_memory(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+    other.create_node(TASKS, b"one")
+    assert reads.get_many([TASKS, "/tasks/none"]) == [other.get_data_with_version(TASKS), None]
+    assert answered(reads) == (0, 0, 2)
+    assert reads.get_data(TASKS) == b"one" and reads.get_data("/tasks/none") is None
+    assert answered(reads) == (2, 0, 2), "absence is known as well"
+
+
+def test_every_write_of_another_is_seen_after_its_watch(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
+    other.create_node(TASKS, b"0")
+    for number in range(1, 200):
+        other.set_data(TASKS, str(number).encode())
+        # The reader's own server has the write: what is read from it afterwards is as new.
+        reads.sync_path(TASKS)
+        assert reads.get_data(TASKS) == str(number).encode()
+        assert reads.get_data(TASKS) == str(number).encode()
+    other.delete_node(TASKS)
+    reads.sync_path(TASKS)
+    assert reads.get_data(TASKS) is None
+    other.create_node(TASKS, b"again")
+    reads.sync_path(TASKS)
+    assert reads.get_data(TASKS) == b"again"
+    assert reads.figures.memory == 199
+
+
+def test_what_is_read_here_is_as_new_as_what_was_read_before(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
+    """A reader that knows a new turnstile never gets the assignment from before it."""
+    other.create_node(paths.ASSIGNMENTS, b"")
+    other.create_node("/assignments/wc-1-1", b"0")
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            transaction = other.transaction().set(paths.ASSIGNMENTS, str(number).encode(), -1)
+            transaction.set("/assignments/wc-1-1", str(number).encode(), -1).commit()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(500):
+            turnstile = int(reads.get_data(paths.ASSIGNMENTS) or b"0")
+            assert int(reads.get_data("/assignments/wc-1-1") or b"0") >= turnstile
+    finally:
+        stop.set()
+        writer.join(10)
+
+
+def test_many_readers_and_writers_end_with_the_newest(
+    reads: CachedReads, other: ZooKeeperClusterState
+) -> None:
+    nodes = [f"/tasks/t{number}-1-1" for number in range(20)]
+    for node in nodes:
+        other.create_node(node, b"0")
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            reads.get_many(nodes)
+
+    readers = [threading.Thread(target=read) for _ in range(4)]
+    for thread in readers:
+        thread.start()
+    for number in range(1, 30):
+        for node in nodes:
+            other.set_data(node, str(number).encode())
+    stop.set()
+    for thread in readers:
+        thread.join(20)
+    reads.sync_path("/tasks")
+    found = [value and value[0] for value in reads.get_many(nodes)]
+    assert found == [b"29"] * 20
+
+
+def test_lists_of_workers(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+    folder = "/workers/wc-1-1"
+    assert reads.find_children_many([folder]) == [None]
+    other.create_node(f"{folder}/s1-6900", b"a")
+    reads.sync_path(folder)
+    assert reads.find_children_many([folder, "/workers/none"]) == [["s1-6900"], None]
+    before = reads.figures.memory
+    assert reads.find_children_many([folder, "/workers/none"]) == [["s1-6900"], None]
+    assert reads.figures.memory == before + 2
+    other.create_node(f"{folder}/s1-6901", b"b")
+    reads.sync_path(folder)
+    assert reads.find_children_many([folder]) == [["s1-6900", "s1-6901"]]
+
+
+def test_what_changes_all_the_time_is_not_kept(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+    other.create_node(BEATS, b"beat")
+    other.create_node("/supervisors/s1", b"info")
+    for _ in range(3):
+        assert [value and value[0] for value in reads.get_many([BEATS, "/supervisors/s1"])] == [
+            b"beat",
+            b"info",
+        ]
+    assert answered(reads) == (0, 0, 0)
+
+
+def test_an_interruption_empties_the_memory(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+    other.create_node(TASKS, b"before")
+    assert reads.get_data(TASKS) == b"before"
+    reads.session.drop_link()
+    eventually(lambda: reads.figures.invalidated > 0, 20, "the interruption")
+    other.set_data(TASKS, b"while it was away")
+    reads.sync_path(TASKS)
+    assert reads.get_data(TASKS) == b"while it was away"
+
+
+def test_the_disk_answers_after_a_restart_what_is_still_true(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState, tmp_path: Path
+) -> None:
+    other.create_node(TASKS, b"same")
+    other.create_node(BASE, b"old")
+    first = CachedReads(zk_state, open_disk_cache(tmp_path, None, reset=True))
+    first.get_many([TASKS, BASE])
+    first.close()
+    other.set_data(BASE, b"new")
+    second = CachedReads(zk_state, open_disk_cache(tmp_path, None, reset=False))
+    assert [value and value[0] for value in second.get_many([TASKS, BASE])] == [b"same", b"new"]
+    assert answered(second) == (0, 1, 1)
+    second.close()
+    emptied = CachedReads(zk_state, open_disk_cache(tmp_path, None, reset=True))
+    emptied.get_many([TASKS, BASE])
+    assert answered(emptied) == (0, 0, 2)
+    emptied.close()
+
+
+def test_what_does_not_fit_in_memory_is_on_disk(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState, tmp_path: Path
+) -> None:
+    nodes = [f"/tasks/t{number}-1-1" for number in range(10)]
+    for number, node in enumerate(nodes):
+        other.create_node(node, bytes([number]) * 1000)
+    cache = CachedReads(zk_state, SqliteCache(tmp_path), most_bytes=3000)
+    for _ in range(2):
+        assert [value and value[0][0] for value in cache.get_many(nodes)] == list(range(10))
+    assert cache.figures.disk >= 7 and cache.figures.zookeeper == 10
+    other.set_data(nodes[0], b"x")
+    cache.sync_path(nodes[0])
+    assert cache.get_data(nodes[0]) == b"x", "its watch was armed all the time"
+    cache.close()
+
+
+def test_a_damaged_file_is_only_a_cache(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState, tmp_path: Path
+) -> None:
+    (tmp_path / "reads.sqlite").write_bytes(b"this is no database" * 100)
+    other.create_node(TASKS, b"one")
+    cache = CachedReads(zk_state, open_disk_cache(tmp_path, None, reset=False))
+    assert cache.get_data(TASKS) == b"one"
+    cache.close()
+
+
+class DictCache(dict[str, bytes]):
+    """Named by ``nimbus.cache.class`` below."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+    def get_many(self, keys):  # type: ignore[no-untyped-def]
+        return {key: self[key] for key in keys if key in self}
+
+    def put_many(self, values):  # type: ignore[no-untyped-def]
+        self.update(values)
+
+    def remove(self, keys):  # type: ignore[no-untyped-def]
+        for key in keys:
+            self.pop(key, None)
+
+    def close(self) -> None:
+        pass
+
+
+def test_another_disk_cache_by_name(
+    zk_state: ZooKeeperClusterState,
+    other: ZooKeeperClusterState,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "my_cache", sys.modules[__name__])
+    disk = open_disk_cache(tmp_path, "my_cache:DictCache", reset=True)
+    assert isinstance(disk, DictCache) and disk.directory == tmp_path
+    other.create_node(TASKS, b"one")
+    cache = CachedReads(zk_state, disk)
+    cache.get_data(TASKS)
+    assert list(disk) == [TASKS]
+    with pytest.raises(InvalidRequest, match=r"nimbus\.cache\.class"):
+        open_disk_cache(tmp_path, "no_such_module:Cache", reset=True)
+    cache.close()
