@@ -46,6 +46,19 @@ STEPS = 40
 HEALS = {each.name for each in RULES if each.heals}
 NAMES = ("a", "b")
 TOKENS = ("t1", "t2", "t3")
+COMMITS = {
+    f"before.{name}"
+    for name in (
+        "publish",
+        "activate",
+        "deactivate",
+        "kill",
+        "unassign",
+        "rebalance",
+        "finish_rebalance",
+        "reassign",
+    )
+}
 
 
 class Crash(BaseException):
@@ -221,15 +234,16 @@ class Cluster(RuleBasedStateMachine):
 
     # -- how they go on -----------------------------------------------------------------------------------
     @precondition(lambda self: any(self.players))
-    @rule(actor=actors, steps=st.integers(1, 12))
-    def advance(self, actor: int, steps: int) -> None:
+    @rule(actor=actors, until=st.sampled_from(["commit", "commit", "end", "step"]))
+    def advance(self, actor: int, until: str) -> None:
         player = self.players[actor] or self.players[1 - actor]
         assert player is not None
         deposed = player.epoch is not None and player.epoch != self.epoch()
         before = self.everything() if deposed else None
-        for _ in range(steps):
-            if not player.ended:
-                player.advance()
+        player.advance()
+        # Where races are lost and won: all is read and decided, and nothing is written yet.
+        while not player.ended and until != "step" and (until == "end" or player.point not in COMMITS):
+            player.advance()
         if deposed:
             assert self.everything() == before, "a deposed actor's write landed"
         if player.ended:
