@@ -19,7 +19,7 @@ from storm_dagster.model.conf import parse_assignments, validate_conf
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 
-__all__ = ["COMMANDS"]
+__all__ = ["COMMANDS", "submission_conf"]
 
 
 def _conf_file(path: Path) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def _conf_file(path: Path) -> dict[str, Any]:
     return validate_conf({} if loaded is None else loaded, source=str(path))[0]
 
 
-def _submission_conf(invocation: Invocation, pairs: tuple[str, ...], file: str | None) -> dict[str, Any]:
+def submission_conf(invocation: Invocation, pairs: tuple[str, ...], file: str | None) -> dict[str, Any]:
     """``-c topology.*``, then the file, then ``--conf``."""
     conf = {key: value for key, value in invocation.overrides.items() if key.startswith("topology.")}
     if file is not None:
@@ -99,7 +99,7 @@ def submit(
 
     ARGS after -- go to a callable target.
     """
-    conf = _submission_conf(invocation, pairs, conf_file)
+    conf = submission_conf(invocation, pairs, conf_file)
     if invocation.dry_run:
         _dry_run(invocation, target, args, name, requirements)
         return

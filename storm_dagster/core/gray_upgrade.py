@@ -57,6 +57,8 @@ class Selection:
 
 def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
     """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything else (G17)."""
+    if not isinstance(text, str | list | tuple):
+        raise InvalidRequest(f"{text!r:.40} names no workers: give HOST:PORT,HOST:PORT")
     parts = text.split(",") if isinstance(text, str) else list(text)
     found: dict[str, None] = {}
     for part in parts:

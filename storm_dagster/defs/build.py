@@ -24,6 +24,7 @@ from storm_dagster.defs.reassign_job import build_reassign_job
 from storm_dagster.defs.rebalance_schedule import rebalance_schedule
 from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.defs.submission_assets import build_submission_assets
+from storm_dagster.defs.upgrade_jobs import build_upgrade_jobs
 
 __all__ = ["build_storm_defs"]
 
@@ -66,6 +67,7 @@ def build_storm_defs(
         jobs=[
             *submission,
             *build_lifecycle_jobs(),
+            *build_upgrade_jobs(),
             build_reassign_job(),
             *build_cluster_jobs(),
             clean_inbox,

@@ -11,10 +11,12 @@ import dagster as dg
 from pydantic import Field
 
 __all__ = [
+    "GrayUpgradeConfig",
     "KillConfig",
     "NameConfig",
     "ReassignConfig",
     "RebalanceConfig",
+    "RollbackConfig",
     "StartClusterConfig",
     "StopClusterConfig",
     "SubmitConfig",
@@ -71,6 +73,52 @@ class UpdateConfig(dg.Config):
     )
     token: str = Field(
         default="", description="Client token: an update repeated with it is done once. Empty: a new one."
+    )
+
+
+class GrayUpgradeConfig(dg.Config):
+    """The next batch of a gray upgrade: new code on some workers first. Workers count before the component."""
+
+    name: str = Field(description="Name of the running topology.")
+    target: str = Field(
+        default="",
+        description=(
+            "To begin, in a run launched by hand: the new code, as for a submission. Empty: go on with the upgrade "
+            "that is under way."
+        ),
+    )
+    number: int = Field(
+        default=0,
+        ge=0,
+        description="How many workers, lowest host:port first. With a component, 0 means all of its workers.",
+    )
+    component: str = Field(default="", description="Only workers that run tasks of this component.")
+    workers: list[str] = Field(
+        default_factory=list,
+        description="Exactly these workers, each as host:port; then nothing else counts.",
+    )
+    conf: dict = Field(default={}, description="Topology conf that overrides the new code's own.")
+    wait_secs: int = Field(
+        default=300, ge=0, description="Longest wait for the batch; afterwards it goes on without this run."
+    )
+    allow_degraded: bool = Field(
+        default=False, description="Go on when the code has fewer copies than asked for."
+    )
+    handle: str = Field(
+        default="",
+        description="Set by the command line and the services: the upload session that holds the code.",
+    )
+    token: str = Field(
+        default="", description="Client token: an upgrade begun with it is not begun again. Empty: a new one."
+    )
+
+
+class RollbackConfig(dg.Config):
+    """Which topology goes back to its former code."""
+
+    name: str = Field(description="Name of the topology that is being upgraded.")
+    wait_secs: int = Field(
+        default=300, ge=0, description="Longest wait for its workers; afterwards it goes on without this run."
     )
 
 

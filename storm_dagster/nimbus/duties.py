@@ -21,6 +21,7 @@ from storm_dagster.model.run_file import boot_id
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import cleaner, healing, lifecycle
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.gray_upgrade import advance_upgrades
 from storm_dagster.operations.reports import ReassignReport
 
 __all__ = ["LeaderDuties"]
@@ -98,6 +99,7 @@ class LeaderDuties:
         ctx = self._nimbus.operations(epoch)
         if absent >= min(_DUE_GRACE_SECS, self._backstop_secs):
             self._finish_due(ctx)
+        self._advance_upgrades(ctx)
         self._heal(ctx, absent)
         if now >= self._next_clean:
             self._next_clean = now + self._clean_secs
@@ -118,6 +120,15 @@ class LeaderDuties:
                 f"{line}, done by the leader because no sensor was armed",
                 gone=action == "remove",
             )
+
+    def _advance_upgrades(self, ctx: OperationsContext) -> None:
+        """Upgrades end at once, also while a sensor is armed: what fails must not go on until its next tick."""
+        if not ctx.cluster.upgrades_under_way():
+            return
+        for report in advance_upgrades(ctx):
+            said = f"gray upgrade of {report.topology_id} {report.outcome}: {report.reason}"
+            _log.log(logging.WARNING if report.status == "ROLLBACK" else logging.INFO, "%s", said)
+            self._nimbus.unreported.add(ctx, report.name, said)
 
     def _heal(self, ctx: OperationsContext, absent: float) -> None:
         """Reassign what is dead once the healing sensor has been away for the backstop time."""

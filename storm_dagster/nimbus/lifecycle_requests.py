@@ -1,4 +1,9 @@
-"""Activate, deactivate, kill, rebalance and restart at the leader: as Dagster runs, or by itself in an emergency."""
+"""Changes of running topologies at the leader: as Dagster runs, or by itself in an emergency.
+
+:meth:`LifecycleRequests.act` is the one way in, for the HTTP service and for Thrift: a submission with
+``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.upgrade`` its verb ``gray-upgrade``
+(:mod:`storm_dagster.nimbus.thrift.deploying`), each with the ``handle`` of the uploaded parts.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +11,14 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from storm_dagster.core.gray_upgrade import Selection, parse_workers
 from storm_dagster.core.transitions import Event, apply_event
-from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.model.records import StormBase
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import lifecycle
 from storm_dagster.operations.context import OperationsContext, topology_by_name
+from storm_dagster.operations.gray_upgrade import UpgradeReport, check_request
 from storm_dagster.operations.rebalance import rebalance
 from storm_dagster.operations.reports import LifecycleReport
 
@@ -18,13 +26,27 @@ __all__ = ["VERBS", "LifecycleRequests"]
 
 _log = logging.getLogger(__name__)
 
-VERBS = ("activate", "deactivate", "kill", "rebalance", "restart")
+VERBS = (
+    "activate",
+    "deactivate",
+    "kill",
+    "rebalance",
+    "restart",
+    "update",
+    "gray-upgrade",
+    "complete-upgrade",
+    "rollback",
+)
 _FIELDS: Mapping[str, frozenset[str]] = {
     "activate": frozenset(),
     "deactivate": frozenset(),
     "restart": frozenset(),
     "kill": frozenset({"wait_secs"}),
     "rebalance": frozenset({"wait_secs", "workers", "executors", "reassign"}),
+    "update": frozenset({"handle", "token", "allow_degraded"}),
+    "gray-upgrade": frozenset({"handle", "token", "allow_degraded", "number", "component", "workers"}),
+    "complete-upgrade": frozenset(),
+    "rollback": frozenset(),
 }
 _EVENTS: Mapping[str, Event] = {
     "activate": "activate",
@@ -45,7 +67,7 @@ class LifecycleRequests:
         """Start the change: ``{"run_id", "id", "name", "status"}``.
 
         ``run_id`` is ``None`` when Dagster did not answer within 5 s and the leader did it itself (kill,
-        activate, deactivate); rebalance and restart are then :class:`Unavailable`. :class:`NotAlive` for an
+        activate, deactivate, complete-upgrade, rollback); all others are then :class:`Unavailable`. :class:`NotAlive` for an
         unknown topology, :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing
         is changed: the answer says what would be done, for a rebalance with the plan.
         """
@@ -60,9 +82,13 @@ class LifecycleRequests:
         topology = topology_by_name(self._nimbus.cluster.load_view(), name)
         answer = {"id": topology.id, "name": topology.base.name, "status": topology.base.status}
         event = _EVENTS.get(verb)
+        # The run decides; what cannot be done now needs no run to say so.
         if event is not None:
-            # The run decides; what cannot be done now needs no run to say so.
             apply_event(topology.base, event)
+        if verb in ("update", "gray-upgrade"):
+            self._check_upload(verb, topology.id, fields, epoch)
+        elif verb in ("complete-upgrade", "rollback"):
+            check_ending(topology.base, verb)
         if dry_run:
             plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
@@ -82,6 +108,18 @@ class LifecycleRequests:
             gone=report.status is None,
         )
         return {"run_id": None, **answer, "status": report.status or "KILLED"}
+
+    def _check_upload(self, verb: str, topology_id: str, fields: Mapping[str, Any], epoch: int) -> None:
+        handle = fields.get("handle")
+        if verb == "gray-upgrade":
+            selection = Selection(
+                tuple(fields.get("workers", ())), fields.get("component"), fields.get("number", 0)
+            )
+            check_request(self._nimbus.operations(epoch), topology_id, selection, new=handle is not None)
+        elif handle is None:
+            raise InvalidRequest("an update names no upload: upload the new code and give its 'handle'")
+        if handle is not None:
+            self._nimbus.uploads.require(handle)
 
     def _plan(self, topology_id: str, fields: Mapping[str, Any], epoch: int) -> dict[str, Any]:
         """What the rebalance would do, by the plain-Python planner; its error when it does not fit."""
@@ -109,15 +147,32 @@ class LifecycleRequests:
                 {"ops": {"storm__assignment": {"config": dict(fields)}}},
                 {**tags, "dagster/partition": name},
             )
-        config = {"ops": {f"{verb}_topology_op": {"config": {"name": name, **fields}}}}
-        return dagster.launch(f"{verb}_topology", config, tags)
+        job = f"{verb.replace('-', '_')}_topology"
+        config = {"ops": {f"{job}_op": {"config": {"name": name, **fields}}}}
+        return dagster.launch(job, config, tags)
 
     def _by_hand(
         self, verb: str, fields: Mapping[str, Any]
-    ) -> Callable[[OperationsContext, str], LifecycleReport] | None:
+    ) -> Callable[[OperationsContext, str], LifecycleReport | UpgradeReport] | None:
         if verb == "kill":
             return lambda ctx, name: lifecycle.kill(ctx, name, fields.get("wait_secs"))
-        return {"activate": lifecycle.activate, "deactivate": lifecycle.deactivate}.get(verb)
+        by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleReport | UpgradeReport]] = {
+            "activate": lifecycle.activate,
+            "deactivate": lifecycle.deactivate,
+            # What takes back or ends must not wait for Dagster.
+            "complete-upgrade": lifecycle.complete_upgrade,
+            "rollback": lifecycle.roll_back,
+        }
+        return by_hand.get(verb)
+
+
+def check_ending(base: StormBase, verb: str) -> None:
+    """:class:`Conflict` unless an upgrade is under way that the verb can end."""
+    if base.status != "UPGRADING" and not (verb == "rollback" and base.status == "ROLLBACK"):
+        what = "complete" if verb == "complete-upgrade" else "roll back"
+        raise Conflict(
+            f"topology {base.name!r} is {base.status}, no upgrade is under way: there is nothing to {what}"
+        )
 
 
 def _checked(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +183,16 @@ def _checked(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest(f"{verb} has no field {unknown[0]!r:.40}: it has {known}")
     fields = {key: value for key, value in document.items() if value is not None}
     _check_int(fields, "wait_secs", 0, _LONGEST_WAIT_SECS)
-    _check_int(fields, "workers", 1, 100_000)
+    if verb == "gray-upgrade":
+        fields["workers"] = list(parse_workers(fields.get("workers", ())))
+        _check_int(fields, "number", 0, 100_000)
+    else:
+        _check_int(fields, "workers", 1, 100_000)
+    for key in ("handle", "token", "component"):
+        if not isinstance(fields.get(key, ""), str):
+            raise InvalidRequest(f"{key!r} must be text")
+    if not isinstance(fields.get("allow_degraded", False), bool):
+        raise InvalidRequest("'allow_degraded' must be true or false")
     executors = fields.get("executors", {})
     if not isinstance(executors, dict):
         raise InvalidRequest("'executors' must map component ids to numbers, such as {\"count\": 4}")

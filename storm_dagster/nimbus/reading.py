@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 
+from storm_dagster.core.gray_upgrade import upgrade_document
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound
@@ -69,7 +70,7 @@ class ClusterReader:
         view = self.view()
         ctx = self._reading_context()
         topology = topology_by_name(view, name)
-        return status.show_document(
+        document = status.show_document(
             view,
             topology.id,
             self._stats_of(topology),
@@ -77,6 +78,16 @@ class ClusterReader:
             errors=status.errors_of(ctx, topology.id),
             launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
         )
+        return {**document, **self._upgrade_of(topology)}
+
+    def _upgrade_of(self, topology: TopologyView) -> dict[str, Any]:
+        """``{"upgrade": ...}`` while the topology is being upgraded or rolled back, worker by worker."""
+        if topology.base.status not in ("UPGRADING", "ROLLBACK"):
+            return {}
+        if topology.assignment is None or topology.tasks is None:
+            return {}
+        state = self._nimbus.cluster.read_upgrade(topology.id)
+        return {"upgrade": upgrade_document(state, topology.assignment, topology.tasks)}
 
     def facts(self, name: str) -> TopologyFacts:
         """Everything that pages of a topology (by name or id) show; :class:`NotAlive` when there is none."""

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound, StormDagsterError
-from storm_dagster.model.names import id_of_blob_key, topology_name_of
+from storm_dagster.model.errors import Corrupt, Fenced, InvalidRequest, KeyNotFound, StormDagsterError
+from storm_dagster.model.names import code_dir_of_blob_key, id_of_blob_key, topology_name_of
 from storm_dagster.model.records import TokenRecord, decode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
@@ -56,6 +56,8 @@ class Inventory:
     """Token -> upload handle of its staging record."""
     newest: Mapping[str, str] = field(default_factory=dict)
     """Blob ``staging-of.<name>`` -> the token that it holds."""
+    versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Topology id -> the versions of its code that its assignment and its upgrade name."""
     busy_workers: tuple[str, ...] = ()
     """Topology ids that still have live workers: their nodes are not touched."""
 
@@ -154,7 +156,14 @@ def _blob_limit(
     """How long the blob must have been seen as garbage; ``None`` when it is none."""
     topology_id = id_of_blob_key(key)
     if topology_id is not None:
-        return None if topology_id in pinned_ids else grace_secs
+        stale = inventory.versions.get(topology_id)
+        code_dir = code_dir_of_blob_key(key)
+        # The first version stays as long as the topology; a later one as long as somebody names it.
+        if topology_id in pinned_ids:
+            superseded = stale is not None and code_dir != topology_id and code_dir not in stale
+            # As long as an upload: an upgrade stores its code well before it begins.
+            return max(grace_secs, upload_secs) if superseded else None
+        return grace_secs
     token = token_of_staging_key(key)
     if token is not None:
         return None if token in counting else grace_secs
@@ -203,8 +212,27 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
         topologies=tuple(state.find_children(paths.TOPOLOGY) or ()),
         handles=handles,
         newest=newest,
+        versions=_versions(ctx, blobs),
         busy_workers=busy,
     )
+
+
+def _versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The versions in use, of the topologies that have blobs of more than their first one."""
+    found: dict[str, frozenset[str]] = {}
+    for topology_id in {
+        id_of_blob_key(key) for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)
+    }:
+        try:
+            assignment = ctx.cluster.assignment_info(topology_id) if topology_id else None
+            upgrade = ctx.cluster.read_upgrade(topology_id) if topology_id else None
+        except Corrupt:
+            continue  # Nothing is decided about what cannot be read.
+        if topology_id is None or assignment is None or upgrade is None:
+            continue
+        named = {assignment.code_dir, upgrade.record.code_dir if upgrade.record else ""}
+        found[topology_id] = frozenset(named)
+    return found
 
 
 def read_tokens(ctx: OperationsContext) -> tuple[dict[str, TokenRecord], list[str]]:

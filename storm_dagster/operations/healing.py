@@ -16,6 +16,7 @@ from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
+from storm_dagster.operations.gray_upgrade import roll_back_if_upgraded
 from storm_dagster.operations.publishing import write_reasons
 from storm_dagster.operations.records_io import append_assignment, append_backup
 from storm_dagster.operations.reports import ReassignReport
@@ -73,6 +74,8 @@ def _reassign_one(
     ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
 ) -> ReassignReport:
     committed: list[ReassignReport] = []
+    # First of all: what is placed anew then runs the former code.
+    roll_back_if_upgraded(ctx, topology_id, causes)
 
     def attempt(view: ClusterView) -> ReassignReport:
         topology = view.topologies.get(topology_id)

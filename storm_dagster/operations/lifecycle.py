@@ -14,6 +14,15 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import Action, announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.deploy import restart, update
+from storm_dagster.operations.gray_upgrade import (
+    COMPLETE_UPGRADE,
+    FINISH_ROLLBACK,
+    ROLL_BACK,
+    advance_upgrades,
+    complete_upgrade,
+    gray_upgrade,
+    roll_back,
+)
 from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY, finish_activation
 from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, finish_rebalance
 from storm_dagster.operations.reports import LifecycleReport
@@ -24,11 +33,14 @@ from storm_dagster.operations.turnstile import commit, delete_tree, fenced, rais
 __all__ = [
     "FinishReport",
     "activate",
+    "complete_upgrade",
     "deactivate",
     "finish_due",
+    "gray_upgrade",
     "kill",
     "remove",
     "restart",
+    "roll_back",
     "update",
 ]
 
@@ -36,7 +48,11 @@ ACTIVATE = operation("activate", "activate")
 DEACTIVATE = operation("deactivate", "deactivate")
 REMOVE = shared_steps("remove", "unassign", SWEEP, DELETE_BLOBS, "remove_base")
 KILL = operation("kill", "kill", REMOVE)
-FINISH_DUE = operation("finish_due", REMOVE, FINISH_REBALANCE, ABANDON_REBALANCE, ACTIVATE_TOPOLOGY)
+FINISH_DUE = operation(
+    "finish_due",
+    *(REMOVE, FINISH_REBALANCE, ABANDON_REBALANCE, ACTIVATE_TOPOLOGY),
+    *(COMPLETE_UPGRADE, ROLL_BACK, FINISH_ROLLBACK),
+)
 
 
 _ACTIONS: dict[Event, Action] = {
@@ -154,7 +170,7 @@ class FinishReport:
     """What was due and is done, what failed (topology id -> message), and what to remember."""
 
     done: tuple[str, ...]
-    """``"remove wc-1-..."`` and the like."""
+    """``"remove wc-1-..."`` and the like; the topology id comes last."""
     failed: dict[str, str]
     memory: DueMemory
 
@@ -166,7 +182,7 @@ def finish_due(
     boot_id: str = "",
     boot_now: float | None = None,
 ) -> FinishReport:
-    """Do what is due: removals, rebalances, unfinished activations. For the leader and ``lifecycle_sensor``.
+    """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the leader and ``lifecycle_sensor``.
 
     Hand the report's memory in again next time: delays run on the caller's boot clock (``boot_now``,
     default: the context's monotonic clock) from when it first saw the status. Each topology fails alone;
@@ -194,4 +210,5 @@ def finish_due(
         except StormDagsterError as error:
             failed[action.topology_id] = error.message
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error.message)
+    done += [f"{report.outcome}: upgrade of {report.topology_id}" for report in advance_upgrades(ctx)]
     return FinishReport(tuple(done), failed, remembered)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, KeyNotFound
-from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
+from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.records import StormBase
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.staging import PARTS, newest_token_key, staging_key
@@ -77,6 +77,10 @@ def delete_code(ctx: OperationsContext, topology_id: str) -> None:
     for make_key in (jar_key, conf_key, code_key, placement_key):
         key = make_key(topology_id)
         _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
+    for key in ctx.blobs.keys(f"{topology_id}."):
+        # Later versions of the code, which upgrades left.
+        if id_of_blob_key(key) == topology_id:
+            _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
 
 
 def _delete(ctx: OperationsContext, name: str, key: str) -> None:

@@ -258,6 +258,12 @@ class StormClusterState(StormOperations):
             self.state, topology_id, self._wake(paths.gray_upgrade(topology_id), wake)
         )
 
+    def upgrades_under_way(self) -> list[str]:
+        """Ids of the topologies that have an upgrade record, sorted; two round trips, however many there are."""
+        ids = self.state.find_children(paths.GRAY_UPGRADE) or []
+        records = self.state.get_many([paths.gray_upgrade(each, "conf") for each in ids])
+        return [each for each, record in zip(ids, records, strict=True) if record is not None]
+
     def errors_by_component(self, topology_id: str) -> dict[str, list[TaskError]]:
         """Component id -> its errors, the newest first."""
         return task_errors.read_errors(self.state, topology_id)

@@ -1,0 +1,199 @@
+"""``update``, ``gray-upgrade``, ``complete-upgrade`` and ``rollback``: new code for a topology that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from storm_dagster.cli.options import Invocation, verb
+from storm_dagster.cli.output import Steps, print_json
+from storm_dagster.cli.submit_verbs import submission_conf
+from storm_dagster.client.upgrades import (
+    Change,
+    complete_upgrade,
+    gray_upgrade,
+    roll_back,
+    update_topology,
+)
+from storm_dagster.core.gray_upgrade import parse_workers
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["COMMANDS"]
+
+
+def _answer(invocation: Invocation, done: Change) -> None:
+    if invocation.json:
+        print_json(done.to_document())
+        return
+    run = f" (run {done.run_id})" if done.run_id else ""
+    click.echo(f"{done.id or done.name} is {done.status}{run}, {done.seconds:.1f} s")
+    if done.upgrade is not None:
+        for worker, state in sorted(done.upgrade.get("workers", {}).items()):
+            click.echo(f"  {worker}  {state}")
+
+
+def _dry_run(invocation: Invocation, name: str, action: str, body: dict[str, Any] | None = None) -> None:
+    """Say what would be done: the leader checks the request as far as it can without the new code."""
+    with invocation.nimbus() as nimbus:
+        if body is None:
+            now = nimbus.get(f"/v1/topologies/{name}")
+            answer = {"id": now["id"], "name": now["name"], "status": now["status"]}
+        else:
+            answer = nimbus.post(f"/v1/topologies/{name}/{action}", {**body, "dry_run": True}, repeat=False)
+    document = {
+        "id": answer["id"],
+        "name": answer["name"],
+        "status": answer["status"],
+        "run_id": None,
+        "seconds": 0.0,
+        "dry_run": True,
+        "would": action,
+    }
+    if invocation.json:
+        print_json(document)
+    else:
+        click.echo(f"would {action} {document['id']} ({document['status']})")
+
+
+def _code_options(function: Any) -> Any:
+    for option in (
+        click.option("--allow-degraded", is_flag=True, help="Go on when the code is on too few nimbuses."),
+        click.option("--token", help="Client token: with the same token it is done once."),
+        click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive."),
+        click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
+        click.option(
+            "--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML."
+        ),
+        click.option(
+            "--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+@verb("update", changes=True)
+@click.argument("name")
+@click.argument("target")
+@click.argument("args", nargs=-1)
+@_code_options
+def update(
+    invocation: Invocation,
+    name: str,
+    target: str,
+    args: tuple[str, ...],
+    pairs: tuple[str, ...],
+    conf_file: str | None,
+    requirements: str | None,
+    token: str | None,
+    allow_degraded: bool,
+    timeout: float,
+) -> None:
+    """Run TARGET in the place of topology NAME (hot deploy); until it stands ready the old one is not touched."""
+    if invocation.dry_run:
+        _dry_run(invocation, name, "update")
+        return
+    conf = submission_conf(invocation, pairs, conf_file)
+    with invocation.nimbus() as nimbus, Steps(f"updating {name}", quiet=invocation.json) as steps:
+        done = update_topology(
+            nimbus,
+            name,
+            target,
+            args,
+            conf=conf,
+            home=invocation.home,
+            requirements=Path(requirements) if requirements else None,
+            token=token,
+            allow_degraded=allow_degraded,
+            wait=invocation.wait,
+            timeout=timeout,
+            progress=steps.hear,
+        )
+    _answer(invocation, done)
+
+
+@verb("gray-upgrade", changes=True)
+@click.argument("name")
+@click.argument("target", required=False)
+@click.argument("args", nargs=-1)
+@click.option("-n", "number", type=click.IntRange(min=1), help="How many workers, lowest host:port first.")
+@click.option("-p", "component", help="Workers of this component: all of them, or -n of them.")
+@click.option("-w", "workers", metavar="HOST:PORT,...", help="Exactly these workers.")
+@_code_options
+def gray(
+    invocation: Invocation,
+    name: str,
+    target: str | None,
+    args: tuple[str, ...],
+    number: int | None,
+    component: str | None,
+    workers: str | None,
+    pairs: tuple[str, ...],
+    conf_file: str | None,
+    requirements: str | None,
+    token: str | None,
+    allow_degraded: bool,
+    timeout: float,
+) -> None:
+    """Run the new code of TARGET on some workers of topology NAME first; without TARGET, on the next ones."""
+    chosen = parse_workers(workers or ())
+    conf = submission_conf(invocation, pairs, conf_file)
+    if target is None and (conf or requirements):
+        raise InvalidRequest("--conf, --conf-file and --requirements belong to new code: give TARGET")
+    if invocation.dry_run:
+        body = {"number": number or 0, "component": component, "workers": list(chosen)}
+        _dry_run(invocation, name, "gray-upgrade", body if target is None else None)
+        return
+    with invocation.nimbus() as nimbus, Steps(f"upgrading {name}", quiet=invocation.json) as steps:
+        done = gray_upgrade(
+            nimbus,
+            name,
+            target,
+            args,
+            number=number or 0,
+            component=component,
+            workers=chosen,
+            conf=conf,
+            home=invocation.home,
+            requirements=Path(requirements) if requirements else None,
+            token=token,
+            allow_degraded=allow_degraded,
+            wait=invocation.wait,
+            timeout=timeout,
+            progress=steps.hear,
+        )
+    _answer(invocation, done)
+
+
+@verb("complete-upgrade", changes=True)
+@click.argument("name")
+def complete(invocation: Invocation, name: str) -> None:
+    """End the upgrade of topology NAME: its code is the topology's. Other workers get it at their next start."""
+    if invocation.dry_run:
+        _dry_run(invocation, name, "complete-upgrade", {})
+        return
+    with invocation.nimbus() as nimbus, Steps(f"completing {name}", quiet=invocation.json) as steps:
+        done = complete_upgrade(nimbus, name, wait=invocation.wait, progress=steps.hear)
+    _answer(invocation, done)
+
+
+@verb("rollback", changes=True)
+@click.argument("name")
+def rollback(invocation: Invocation, name: str) -> None:
+    """Take every upgraded worker of topology NAME back to the former code."""
+    if invocation.dry_run:
+        _dry_run(invocation, name, "rollback", {})
+        return
+    with invocation.nimbus() as nimbus, Steps(f"rolling {name} back", quiet=invocation.json) as steps:
+        done = roll_back(nimbus, name, wait=invocation.wait, progress=steps.hear)
+    _answer(invocation, done)
+
+
+COMMANDS: dict[str, click.Command] = {
+    "update": update,
+    "gray-upgrade": gray,
+    "complete-upgrade": complete,
+    "rollback": rollback,
+}

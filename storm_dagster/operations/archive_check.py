@@ -1,0 +1,71 @@
+"""Whether an uploaded archive can be run at all: looked at before anything that runs is touched."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.model.errors import InvalidTopology, KeyNotFound, NotAlive
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.packaging.unpack import unpack_archive
+
+__all__ = ["check_uploaded_archive"]
+
+_CHUNK = 1 << 20
+
+
+def check_uploaded_archive(
+    ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]
+) -> None:
+    """Unpack the archive of blob ``key`` as a supervisor would, and look for the modules of the components.
+
+    A submission finds out from its workers; what takes the place of something that runs must not. Nothing of the
+    archive is executed. Raises :class:`InvalidTopology` for an archive that breaks a rule, for a module in it that is
+    no Python, and for one that is neither in it nor installed here (not judged with another ``topology.python``).
+    """
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-check-") as folder:
+        path, root = Path(folder, "archive"), Path(folder, "code")
+        try:
+            with ctx.blobs.open(key) as source, path.open("wb") as sink:
+                while chunk := source.read(_CHUNK):
+                    sink.write(chunk)
+        except KeyNotFound:
+            raise NotAlive(
+                f"the archive {key!r} does not exist, its upload has expired: upload it again"
+            ) from None
+        unpack_archive(path, root)
+        for component, kind, part in spec.components():
+            if part.object.python is not None:
+                module = part.object.python.partition(":")[0]
+                _check_module(
+                    root, module, f"{kind} {component!r}", elsewhere=bool(conf.get("topology.python"))
+                )
+
+
+def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> None:
+    path = root.joinpath(*module.split("."))
+    for file in (path.with_name(f"{path.name}.py"), path / "__init__.py"):
+        if file.is_file():
+            try:
+                ast.parse(file.read_bytes(), filename=file.name)
+            except (SyntaxError, ValueError) as error:
+                raise InvalidTopology(
+                    f"module {module!r} of {what} is no valid Python ({error}): mend it and pack it again"
+                ) from None
+            return
+    top = module.partition(".")[0]
+    if elsewhere or any(root.glob(f"{top}.*")) or (root / top).is_dir():
+        return  # A compiled module, a namespace package, another interpreter: only its worker can tell.
+    try:
+        found = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        found = None
+    if found is None:
+        raise InvalidTopology(
+            f"module {module!r} of {what} is neither in the archive nor installed: pack it, or name it rightly"
+        )
