@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from storm_dagster.api.builder import TopologyBuilder
     from storm_dagster.api.component import Component, log, logger
     from storm_dagster.api.context import TopologyContext
+    from storm_dagster.api.joins import Join, JoinBolt
     from storm_dagster.api.shell import ShellBolt, ShellSpout
     from storm_dagster.api.spark import SparkBolt, SparkSpout
     from storm_dagster.api.specs import Spec
@@ -27,6 +28,8 @@ _PUBLIC = {
     "Bolt": "bolt",
     "Component": "component",
     "Grouping": "streams",
+    "Join": "joins",
+    "JoinBolt": "joins",
     "KeyValueState": "stateful",
     "ReliableSpout": "spout",
     "ShellBolt": "shell",
@@ -56,6 +59,8 @@ __all__ = [
     "Bolt",
     "Component",
     "Grouping",
+    "Join",
+    "JoinBolt",
     "KeyValueState",
     "ReliableSpout",
     "ShellBolt",

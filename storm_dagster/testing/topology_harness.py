@@ -120,11 +120,12 @@ class TopologyHarness:
         state_dir: Path | None = None,
         archive: Path | None = None,
         simulated: bool = False,
-        start_ms: int = 0,
+        start_ms: int = 1,
     ) -> None:
         """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep state.
 
-        ``simulated`` makes time stand still, beginning at ``start_ms`` (milliseconds since 1970).
+        ``simulated`` makes time stand still, beginning at ``start_ms`` (milliseconds since 1970; just after the
+        end of a window, so that what comes at once is in the first whole one).
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
@@ -200,7 +201,7 @@ class TopologyHarness:
         deadline = time.monotonic() + timeout
         self.run(timeout=timeout)
         while self.clock.secs < until - 1e-9:
-            self.clock.secs = min(until, self.clock.secs + _STEP_SECS)
+            self.clock.secs = min(until, round(self.clock.secs + _STEP_SECS, 6))
             self.run(timeout=max(0.001, deadline - time.monotonic()))
         return self._result()
 
@@ -221,14 +222,15 @@ class TopologyHarness:
             for runner in self.engine.runners.values():
                 if isinstance(runner, SpoutBase):
                     runner.ask_now()
+            worked = self.engine.run(now)
             starting = "starting" in self.engine.statuses().values()
-            if self.engine.run(now) or starting or not self.engine.drained():
+            if worked or starting or not self.engine.drained():
                 quiet = 0
                 if starting or any(runner.busy_elsewhere() for runner in self.engine.runners.values()):
                     time.sleep(0.001)
-                    if starting and self.clock is not None:
+                    if starting and not worked and self.clock is not None:
                         # Or a component that is to be tried again later would never be.
-                        self.clock.secs += 0.01
+                        self.clock.secs = round(self.clock.secs + _STEP_SECS, 6)
             else:
                 quiet += 1
         return self._result()

@@ -293,7 +293,7 @@ class NativeEngine:
         """See the contract."""
         if self._starting:
             self._start_tasks(now)
-        if now >= self._next_clock:
+        if now >= self._next_clock - 1e-6:
             self._look_at_clock(now)
         worked = False
         for runner in self._order:

@@ -107,7 +107,8 @@ class Loop:
         if master is None or master.status != "running":
             return None
         timeout = float(self.engine.conf.get("nimbus.task.timeout.secs") or 30)
-        return master.table.beats(time.monotonic(), timeout, tasks)
+        launch = float(self.engine.conf.get("nimbus.task.launch.secs") or 120)
+        return master.table.beats(time.monotonic(), timeout, tasks, launch)
 
     def status(self) -> str:
         """``paused``, ``starting`` or ``running``."""

@@ -24,6 +24,8 @@ class TopologyMasterTable:
         self._lock = threading.Lock()
         self._reports: dict[str, tuple[WorkerReport, float, int]] = {}
         """``node:port`` -> (report, time of receipt, beats of that process)."""
+        self._awaited: dict[int, float] = {}
+        """Task that no report has named yet -> when it was first missed."""
 
     def receive(self, report: WorkerReport, now: float) -> None:
         """Keep a report; a new process of a slot begins to count at 1."""
@@ -40,12 +42,19 @@ class TopologyMasterTable:
             for key in [key for key in self._reports if key not in wanted]:
                 del self._reports[key]
 
-    def beats(self, now: float, timeout: float, tasks: Iterable[int]) -> TaskBeats:
-        """The liveness record. Tasks of a worker that is silent for ``timeout`` seconds count as dead."""
+    def beats(self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0) -> TaskBeats:
+        """The liveness record.
+
+        Tasks of a worker that is silent for ``timeout`` seconds count as dead, and so do those that nobody
+        has reported for ``launch`` seconds since they were first missed.
+        """
+        known = set(tasks)
+        dead: set[int] = set()
         with self._lock:
             reports = dict(self._reports)
-        dead: set[int] = set()
-        known = set(tasks)
+            named = {int(task) for report, _, _ in reports.values() for task in report.tasks}
+            self._awaited = {task: self._awaited.get(task, now) for task in known - named}
+            dead.update(task for task, since in self._awaited.items() if now - since > launch)
         for report, received, _ in reports.values():
             if now - received > timeout:
                 dead.update(int(task) for task in report.tasks)

@@ -23,6 +23,8 @@ __all__ = ["MOST_RETRY_SECS", "PULSE_DUE", "TICK_DUE", "Runner", "Shared", "make
 _log = logging.getLogger(__name__)
 
 TICK_DUE, PULSE_DUE = 1, 2
+_EXACT_SECS = 1e-6
+"""Sums of times are off by less than that: what is due at ten is due when the clock says ten."""
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
 
@@ -63,7 +65,7 @@ class Shared:
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 that never go back while the process lives."""
-        return int((self._epoch + self.clock()) * 1000)
+        return round((self._epoch + self.clock()) * 1000)
 
 
 def make_component(part: ComponentSpec) -> Any:
@@ -206,10 +208,10 @@ class Runner:
 
     def look_at_clock(self, now: float) -> None:
         """Raise :attr:`ticks` when a tick is due; ticks that were missed are not made up for."""
-        if self.tick_secs is not None and now >= self.next_tick and self.status == "running":
+        if self.tick_secs is not None and now >= self.next_tick - _EXACT_SECS and self.status == "running":
             self.ticks |= TICK_DUE
             self.next_tick = max(self.next_tick + self.tick_secs, now)
-        if self.status == "running" and now >= self.next_pulse:
+        if self.status == "running" and now >= self.next_pulse - _EXACT_SECS:
             pause = getattr(self.instance, "_pulse_secs", None)
             if pause is None:
                 self.next_pulse = float("inf")

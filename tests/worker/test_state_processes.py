@@ -1,0 +1,176 @@
+"""State of a component in real workers: killed in the middle, moved, divided over more tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storm_dagster.api import Grouping, TopologyBuilder
+from storm_dagster.core.keyed_state import Contents, read_log
+from storm_dagster.model import paths
+from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.testing.worker_rig import WorkerRig, free_port
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+pytestmark = pytest.mark.zookeeper
+
+CODE = '''
+"""Every word carries its number; a file tells what was acked."""
+import os, time
+from pathlib import Path
+from storm_dagster.api import Spout, StatefulBolt
+
+FOLDER = Path(os.environ["RIG_FOLDER"])
+
+
+class Words(Spout):
+    def initialize(self, conf, context):
+        path = FOLDER / "acked"
+        self.done = set(map(int, path.read_text().split())) if path.exists() else set()
+        self.acks = path.open("a", buffering=1)
+        self.total, self.pause = int(conf["rig.words"]), float(conf.get("rig.pause", 0))
+        self.next, self.again, self.ready = 0, [], 0.0
+
+    def next_tuple(self):
+        if self.pause and time.monotonic() < self.ready:
+            return
+        self.ready = time.monotonic() + self.pause
+        if self.again:
+            n = self.again.pop()
+        else:
+            while self.next in self.done:
+                self.next += 1
+            n, self.next = self.next, self.next + 1
+        if n < self.total:
+            self.emit([f"w{n % 50}", n], tup_id=n)
+
+    def ack(self, n):
+        self.acks.write(f"{n}\\n")
+
+    def fail(self, n):
+        self.again.append(n)
+
+
+class Count(StatefulBolt):
+    message_id = "n"
+
+    def process(self, tup):
+        word = tup.values[0]
+        self.state[word] = self.state.get(word, 0) + 1
+'''
+
+TOTAL = 4000
+
+
+def table(counts: str) -> TaskTable:
+    parts = {
+        "count": ("bolt", counts),
+        "__acker": ("bolt", "5"),
+        "__topology_master": ("bolt", "6"),
+        "words": ("spout", "7"),
+    }
+    return TaskTable(
+        components={name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in parts.items()}
+    )
+
+
+@pytest.fixture
+def make_rig(
+    tmp_path: Path, zk_cluster: StormClusterState, zk_conf: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., WorkerRig]]:
+    monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
+    rigs: list[WorkerRig] = []
+
+    def make(conf: dict[str, Any]) -> WorkerRig:
+        builder = TopologyBuilder("wc")
+        builder.set_spout("words", "rig_code:Words", outputs=["word", "n"])
+        builder.set_bolt("count", "rig_code:Count", inputs={"words": Grouping.fields("word")}, par=2)
+        settings = {
+            "rig.words": TOTAL,
+            "topology.message.timeout.secs": 2,
+            "topology.max.spout.pending": 200,
+            "task.refresh.poll.secs": 2,
+            **conf,
+        }
+        rig = WorkerRig(
+            tmp_path,
+            zk_cluster,
+            zk_conf,
+            builder.build(),
+            table("1-2"),
+            conf=settings,
+            code={"rig_code.py": CODE},
+        )
+        rigs.append(rig)
+        return rig
+
+    yield make
+    for rig in rigs:
+        rig.stop()
+
+
+def acked(rig: WorkerRig) -> set[int]:
+    path = rig.folder / "acked"
+    return set(map(int, path.read_text().split())) if path.exists() else set()
+
+
+def counted(rig: WorkerRig) -> Counter[str]:
+    """What the checkpoints of the newest division hold."""
+    folder = rig.folder / "state" / "wc" / "count.state"
+    newest = sorted(folder.glob("*.json"))[-1].stem
+    total: Counter[str] = Counter()
+    for path in (folder / newest).glob("*.log"):
+        contents = Contents()
+        for record in read_log(path.read_bytes(), str(path)):
+            contents.apply(record)
+        total.update(contents.values)
+    return total
+
+
+EXPECTED = Counter(f"w{n % 50}" for n in range(TOTAL))
+
+
+def test_a_worker_killed_twice_loses_no_count_and_counts_nothing_twice(
+    make_rig: Callable[..., WorkerRig],
+) -> None:
+    rig = make_rig({"rig.pause": 0.0002})
+    one, two = ("s1", free_port()), ("s2", free_port())
+    rig.assign({one: "1,5-7", two: "2"})
+    rig.start(*one)
+    rig.start(*two)
+    for least in (300, 1500):
+        eventually(lambda least=least: len(acked(rig)) > least, what="some words are acked")
+        rig.processes[two].kill()
+        rig.processes[two].wait()
+        rig.start(*two)
+    eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
+    assert counted(rig) == EXPECTED
+
+
+def test_state_follows_its_tasks_to_other_workers_and_more_tasks(make_rig: Callable[..., WorkerRig]) -> None:
+    rig = make_rig({"rig.pause": 0.0005})
+    one, two = ("s1", free_port()), ("s2", free_port())
+    rig.assign({one: "1,5-7", two: "2"})
+    rig.start(*one)
+    rig.start(*two)
+    pids = {slot: process.pid for slot, process in rig.processes.items()}
+    eventually(lambda: len(acked(rig)) > 300, what="some words are acked")
+    rig.assign({one: "2,5-7", two: "1"})
+    eventually(rig.running, what="the tasks have changed places")
+    at = len(acked(rig))
+    eventually(lambda: len(acked(rig)) > at + 300, what="more words are acked")
+    # As a rebalance does it: one more task, in the middle of everything.
+    rig.cluster.state.set_data(paths.tasks(rig.topology_id), encode_record(table("1-3")))
+    rig.assign({one: "2,5-7", two: "1,3"})
+    eventually(rig.running, what="the third task runs")
+    eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
+    assert counted(rig) == EXPECTED
+    folder = rig.folder / "state" / "wc" / "count.state"
+    assert len(list(folder.glob("000002/*.log"))) == 3
+    assert {slot: process.pid for slot, process in rig.processes.items()} == pids
+    assert all(process.poll() is None for process in rig.processes.values())
