@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -79,24 +80,46 @@ class ThriftNimbus:
         assert not self.thread.is_alive()
 
 
-@pytest.fixture
-def start_nimbus(zk_conf: dict[str, object], tmp_path: Path) -> Iterator[Callable[..., ThriftNimbus]]:
-    """Starts a nimbus that serves; the first one leads."""
-    running: list[ThriftNimbus] = []
+Start = Callable[..., ThriftNimbus]
+
+
+def starter(zookeeper_server: str, home: Path, running: list[ThriftNimbus]) -> Start:
+    """Starts nimbuses on one fresh root; those are added to ``running``."""
+    host, _, port = zookeeper_server.rpartition(":")
+    root = {
+        "storm.zookeeper.servers": [host],
+        "storm.zookeeper.port": int(port),
+        "storm.zookeeper.root": f"/t-{uuid.uuid4().hex[:12]}",
+        # A session that outlives pauses of a loaded machine: leadership is not what is tested here.
+        "storm.zookeeper.session.timeout": 20_000,
+    }
 
     def start(nimbus_id: str = "n1", *, leads: bool = True, **values: object) -> ThriftNimbus:
-        conf = {**zk_conf, **{key.replace("__", "."): value for key, value in values.items()}}
-        nimbus = ThriftNimbus(tmp_path / "home", conf, nimbus_id)
+        conf = {**root, **{key.replace("__", "."): value for key, value in values.items()}}
+        nimbus = ThriftNimbus(home, conf, nimbus_id)
         running.append(nimbus)
         ready = nimbus.leads if leads else nimbus.lives
         eventually(ready, timeout=60, what=f"nimbus {nimbus_id}", ignore=(Exception,))
         return nimbus
 
-    yield start
+    return start
+
+
+@pytest.fixture
+def start_nimbus(zookeeper_server: str, tmp_path: Path) -> Iterator[Start]:
+    """Starts nimbuses of a cluster of their own; the first one leads."""
+    running: list[ThriftNimbus] = []
+    yield starter(zookeeper_server, tmp_path / "home", running)
     for nimbus in reversed(running):
         nimbus.stop()
 
 
-@pytest.fixture
-def nimbus(start_nimbus: Callable[..., ThriftNimbus]) -> ThriftNimbus:
-    return start_nimbus()
+@pytest.fixture(scope="module")
+def nimbus(zookeeper_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThriftNimbus]:
+    """One nimbus, which leads, for all tests of a file."""
+    running: list[ThriftNimbus] = []
+    try:
+        yield starter(zookeeper_server, tmp_path_factory.mktemp("thrift") / "home", running)()
+    finally:
+        for each in running:
+            each.stop()

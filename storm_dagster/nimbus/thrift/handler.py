@@ -22,12 +22,12 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.submitting import Submissions
 from storm_dagster.nimbus.thrift.blobs import Blobs
 from storm_dagster.nimbus.thrift.errors import Refused
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
-from storm_dagster.nimbus.thrift.submission import TopologySubmission
+from storm_dagster.nimbus.thrift.pending import PendingSubmissions
+from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, TopologySubmission, within
 from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.to_storm import topology_struct
 from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
@@ -52,7 +52,7 @@ REFUSED: Mapping[str, str] = {
 """Storm's methods that have no meaning here, and why. The answer is an error: silence would promise something."""
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
-_CONFIRM_SECS = 4.0
+_MARGIN_SECS = 1.0
 _LOOK_SECS = 0.1
 _WANTED = {"activate": "ACTIVE", "deactivate": "INACTIVE"}
 
@@ -60,11 +60,11 @@ _WANTED = {"activate": "ACTIVE", "deactivate": "INACTIVE"}
 class NimbusHandler:
     """One method for each of Storm's; arguments in their order, any of them ``None`` when the client left it out."""
 
-    def __init__(self, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -> None:
+    def __init__(self, nimbus: Nimbus, reader: ClusterReader, pending: PendingSubmissions) -> None:
         self._nimbus = nimbus
         self._reader = reader
         self._lifecycle = LifecycleRequests(nimbus)
-        self._submission = TopologySubmission(nimbus, submissions, self._lifecycle)
+        self._submission = TopologySubmission(nimbus, pending, self._lifecycle)
         self._summaries = Summaries(nimbus, reader)
         self._pages = Pages(reader, self._summaries)
         expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
@@ -161,13 +161,16 @@ class NimbusHandler:
     def _act(self, name: str | None, verb: str, document: dict[str, Any]) -> None:
         if not isinstance(name, str) or not name:
             raise NotAlive(f"no topology was named: give the name of the one to {verb}")
-        answer = self._lifecycle.act(name, verb, document)
-        self._confirm(answer, verb)
+        deadline = time.monotonic() + ANSWER_SECS - 0.5
+        answers: list[dict[str, Any]] = []
+        within(
+            deadline, lambda: answers.append(self._lifecycle.act(name, verb, document)), f"{verb} of {name!r}"
+        )
+        self._confirm(answers[0], verb, deadline - _MARGIN_SECS)
 
-    def _confirm(self, answer: Mapping[str, Any], verb: str) -> None:
+    def _confirm(self, answer: Mapping[str, Any], verb: str, deadline: float) -> None:
         """Wait a moment for the run, so that a client that looks next sees what it did, or hears why it failed."""
         run_id = answer["run_id"]
-        deadline = time.monotonic() + _CONFIRM_SECS
         next_look = time.monotonic() + 1.0
         while run_id is not None and time.monotonic() < deadline:
             if self._has_happened(str(answer["id"]), verb):

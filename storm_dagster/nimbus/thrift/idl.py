@@ -63,7 +63,7 @@ def encode_failure(name: str, seqid: int, kind: int, text: str) -> bytes:
     return _message(name, _EXCEPTION, seqid, TApplicationException(kind, text))
 
 
-def encode_call(name: str, seqid: int, **arguments: Any) -> bytes:
+def encode_call(name: str, seqid: int, /, **arguments: Any) -> bytes:
     """A call as a client sends it."""
     payload = getattr(load_idl().Nimbus, f"{name}_args")()
     for key, value in arguments.items():

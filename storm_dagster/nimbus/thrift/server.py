@@ -119,6 +119,11 @@ class ThriftServer:
         """How many clients are connected."""
         return len(self._connections)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of frames and answers that are held for all clients now."""
+        return self._held
+
     def start(self, timeout: float = 10.0) -> None:
         """Begin to serve; :class:`Unavailable` when that does not happen in time."""
         self._thread.start()

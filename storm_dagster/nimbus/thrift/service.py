@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 
 from storm_dagster.http.authentication import groups_of
 from storm_dagster.model.security import Security
@@ -13,6 +14,7 @@ from storm_dagster.nimbus.submitting import Submissions
 from storm_dagster.nimbus.thrift.access import Access
 from storm_dagster.nimbus.thrift.dispatch import Dispatcher
 from storm_dagster.nimbus.thrift.handler import REFUSED, NimbusHandler
+from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 from storm_dagster.nimbus.topology_access import topology_conf_reader
 
@@ -27,7 +29,8 @@ class ThriftService:
     def __init__(
         self, nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, listener: socket.socket
     ) -> None:
-        self._handler = NimbusHandler(nimbus, reader, submissions)
+        self._pending = PendingSubmissions(nimbus, submissions)
+        self._handler = NimbusHandler(nimbus, reader, self._pending)
         limits = ServerLimits(
             frame_bytes=nimbus.conf["nimbus.thrift.max_buffer_size"],
             threads=nimbus.conf["nimbus.thrift.threads"],
@@ -38,6 +41,11 @@ class ThriftService:
         tls = security.server_context() if security.tls else None
         self._server = ThriftServer(dispatcher.answer, listener, limits, tls=tls)
 
+        self._ended = threading.Event()
+        self._thread = threading.Thread(
+            target=self._pending.run, args=(self._ended,), name="nimbus-thrift-pending", daemon=True
+        )
+
     @property
     def alive(self) -> bool:
         """Whether its thread serves."""
@@ -46,6 +54,7 @@ class ThriftService:
     def start(self) -> None:
         """Begin to serve; :class:`Unavailable` when that does not happen in time."""
         self._server.start()
+        self._thread.start()
 
     def advance(self, now: float) -> None:
         """Expire idle transfers; called by the upkeep thread."""
@@ -53,5 +62,8 @@ class ThriftService:
 
     def stop(self) -> None:
         """End within a few seconds."""
+        self._ended.set()
         self._server.stop()
         self._handler.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout=2)

@@ -30,13 +30,13 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.replicated_store import WriteTerms
-from storm_dagster.nimbus.submitting import Submissions
 from storm_dagster.nimbus.thrift.deploying import Deploy, deploy_of
 from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
 from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.nimbus.thrift.pending import Pending, PendingSubmissions
 from storm_dagster.operations.documents import encode_json
 
-__all__ = ["ANSWER_SECS", "TopologySubmission"]
+__all__ = ["ANSWER_SECS", "TopologySubmission", "within"]
 
 _log = logging.getLogger(__name__)
 
@@ -60,15 +60,16 @@ class _Checked:
 class TopologySubmission:
     """Takes submissions at the leader."""
 
-    def __init__(self, nimbus: Nimbus, submissions: Submissions, lifecycle: LifecycleRequests) -> None:
+    def __init__(self, nimbus: Nimbus, pending: PendingSubmissions, lifecycle: LifecycleRequests) -> None:
         self._nimbus = nimbus
-        self._submissions = submissions
+        self._pending = pending
         self._lifecycle = lifecycle
 
     def submit(
         self, name: str | None, location: str | None, json_conf: str | None, topology: Any, options: Any
     ) -> None:
-        """Accept the topology: its Dagster run is launched when this returns, within :data:`ANSWER_SECS`.
+        """Take the topology: stored whole, and its Dagster run launched unless that takes longer than
+        :data:`ANSWER_SECS`.
 
         :class:`AlreadyAlive`, :class:`InvalidTopology`, and :class:`Unavailable` at a follower or without
         Dagster. With a hot deploy or gray upgrade asked for, :class:`NotAlive` when the name does not run.
@@ -76,7 +77,11 @@ class TopologySubmission:
         deadline = time.monotonic() + ANSWER_SECS - 0.5
         self._nimbus.status.require()
         checked = self._check(name, location, json_conf, topology, options)
-        within(deadline, lambda: self._launch(checked), f"the submission of {checked.name!r}")
+        handle = self._store(checked)
+        if checked.deploy is None:
+            self._submit(checked, handle, deadline)
+        else:
+            self._deploy(checked, checked.deploy, handle, deadline)
 
     def _check(
         self, name: str | None, location: str | None, json_conf: str | None, topology: Any, options: Any
@@ -135,8 +140,8 @@ class TopologySubmission:
         except KeyNotFound:
             raise InvalidTopology(_no_archive(location)) from None
 
-    def _launch(self, checked: _Checked) -> None:
-        """Store the parts under a handle of their own, so that a location may be used again, and launch."""
+    def _store(self, checked: _Checked) -> str:
+        """The parts under a handle of their own, so that a location may be used again; the handle."""
         handle = self._nimbus.uploads.begin()
         blobs = self._nimbus.blobs
         try:
@@ -146,16 +151,34 @@ class TopologySubmission:
             blobs.put(f"upload.{handle}.conf", encode_json(checked.conf))
             blobs.put(f"upload.{handle}.topology", checked.spec.to_json())
             self._nimbus.uploads.finish(handle)
-            token = f"thrift-{uuid.uuid4().hex}"
-            if checked.deploy is not None:
-                checked.deploy.launch(self._lifecycle, checked.name, handle, token)
-            else:
-                self._submissions.submit(
-                    {"name": checked.name, "handle": handle, "token": token, "inactive": checked.inactive}
-                )
         except BaseException:
             self._nimbus.uploads.cancel(handle)
             raise
+        return handle
+
+    def _submit(self, checked: _Checked, handle: str, deadline: float) -> None:
+        pending = Pending(checked.name, handle, _new_token(), checked.inactive)
+        try:
+            self._pending.add(pending)
+        except BaseException:
+            self._pending.drop(pending)
+            raise
+        if not self._pending.launch(pending, deadline - time.monotonic()):
+            _log.info("topology %s is taken; its run is launched when Dagster answers", checked.name)
+
+    def _deploy(self, checked: _Checked, deploy: Deploy, handle: str, deadline: float) -> None:
+        def launch() -> None:
+            try:
+                deploy.launch(self._lifecycle, checked.name, handle, _new_token())
+            except BaseException:
+                self._nimbus.uploads.cancel(handle)
+                raise
+
+        within(deadline, launch, f"the deployment of {checked.name!r}")
+
+
+def _new_token() -> str:
+    return f"thrift-{uuid.uuid4().hex}"
 
 
 def _inactive(options: Any) -> bool:

@@ -171,8 +171,11 @@ class Summaries:
 
     def leader(self) -> Any:
         """The leader's NimbusSummary; :class:`Unavailable` while there is none."""
+        me = self._nimbus.identity
         for summary in self.nimbuses():
-            if summary.isLeader:
+            mine = (summary.host, summary.port) == (me.host, me.thrift_port)
+            # Elected a moment ago, and still looking around: it takes no changes yet.
+            if summary.isLeader and not (mine and self._nimbus.status.epoch is None):
                 return summary
         raise Unavailable(
             f"no nimbus leads at the moment ({self._nimbus.identity.address} follows): try again in a few seconds"

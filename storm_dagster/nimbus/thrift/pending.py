@@ -1,0 +1,169 @@
+"""Submissions that were taken and whose Dagster run is still to be launched.
+
+Clients of Storm wait seven seconds at most, and Dagster may take longer. A submission is answered once it is stored
+whole, this record of it included (``upload.<handle>.pending``, on as many nimbuses as any blob): whoever leads
+launches it, by its token exactly once, and then drops the record.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from storm_dagster.model.errors import KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.submitting import Submissions
+
+__all__ = ["Pending", "PendingSubmissions"]
+
+_log = logging.getLogger(__name__)
+_PREFIX, _SUFFIX = "upload.", ".pending"
+_LOOK_SECS = 3.0
+
+
+@dataclass(frozen=True)
+class Pending:
+    """One submission, as its record holds it."""
+
+    name: str
+    handle: str
+    token: str
+    inactive: bool
+
+    @property
+    def key(self) -> str:
+        """Key of the record."""
+        return f"{_PREFIX}{self.handle}{_SUFFIX}"
+
+
+class _Launch:
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.failure: BaseException | None = None
+
+
+class PendingSubmissions:
+    """Launches what is pending: at once for its caller, and again while Dagster is out of reach."""
+
+    def __init__(self, nimbus: Nimbus, submissions: Submissions) -> None:
+        self._nimbus = nimbus
+        self._submissions = submissions
+        self._launching: set[str] = set()
+        self._lock = threading.Lock()
+
+    def add(self, pending: Pending) -> None:
+        """Store the record: from here on the submission survives this nimbus."""
+        with self._lock:
+            self._launching.add(pending.key)
+        self._nimbus.blobs.put(pending.key, json.dumps(asdict(pending)).encode())
+
+    def launch(self, pending: Pending, wait_secs: float) -> bool:
+        """Launch what was added, and wait for it.
+
+        ``False`` when it is not known after ``wait_secs``: it goes on by itself then. Raises what the launch
+        raised; then nothing of the submission is left.
+        """
+        launch = _Launch()
+        threading.Thread(
+            target=self._run, args=(pending, launch), name="nimbus-thrift-launch", daemon=True
+        ).start()
+        if not launch.ended.wait(max(0.0, wait_secs)):
+            with self._lock:
+                known = launch.ended.is_set()
+                if not known:
+                    # Nobody waits any more: an outage of Dagster is no answer now, but a reason to try again.
+                    self._launching.discard(pending.key)
+                    return False
+        if launch.failure is not None:
+            self.drop(pending)
+            raise launch.failure
+        return True
+
+    def run(self, ended: threading.Event) -> None:
+        """Launch what others left, or what Dagster could not take before; until ``ended``."""
+        while not ended.wait(_LOOK_SECS):
+            if self._nimbus.status.epoch is None:
+                continue
+            try:
+                self._look()
+            except StormDagsterError as error:
+                _log.warning("pending submissions wait: %s", error)
+            except Exception:
+                _log.exception("looking at pending submissions failed")
+
+    def drop(self, pending: Pending) -> None:
+        """Forget it, with everything that was stored for it."""
+        self._nimbus.uploads.cancel(pending.handle)
+        with self._lock:
+            self._launching.discard(pending.key)
+
+    def _run(self, pending: Pending, launch: _Launch) -> None:
+        try:
+            self._submit(pending)
+        except BaseException as error:
+            launch.failure = error
+        with self._lock:
+            waited_for = pending.key in self._launching
+            launch.ended.set()
+        if launch.failure is None:
+            self._forget(pending)
+        elif not waited_for:
+            _log.warning("the launch of %s failed, it is tried again: %s", pending.name, launch.failure)
+
+    def _submit(self, pending: Pending) -> None:
+        self._submissions.submit(
+            {
+                "name": pending.name,
+                "handle": pending.handle,
+                "token": pending.token,
+                "inactive": pending.inactive,
+            }
+        )
+
+    def _forget(self, pending: Pending) -> None:
+        """The run exists: only the record goes, the parts belong to the run."""
+        try:
+            self._nimbus.blobs.delete(pending.key)
+        except KeyNotFound:
+            pass
+        except StormDagsterError as error:
+            _log.info("the record %s stays for another look: %s", pending.key, error)
+        with self._lock:
+            self._launching.discard(pending.key)
+
+    def _look(self) -> None:
+        for key in self._nimbus.blobs.keys(_PREFIX):
+            if not key.endswith(_SUFFIX):
+                continue
+            with self._lock:
+                if key in self._launching:
+                    continue
+            pending = self._read(key)
+            if pending is None:
+                continue
+            try:
+                self._submit(pending)
+            except Unavailable as error:
+                _log.warning("submission %s of %s waits: %s", pending.token, pending.name, error)
+            except StormDagsterError as error:
+                _log.error(
+                    "submission %s of %s, which was taken, failed: %s", pending.token, pending.name, error
+                )
+                self.drop(pending)
+            else:
+                self._forget(pending)
+
+    def _read(self, key: str) -> Pending | None:
+        try:
+            document: Mapping[str, Any] = json.loads(self._nimbus.blobs.read(key))
+            return Pending(**document)
+        except KeyNotFound:
+            return None
+        except (ValueError, TypeError) as error:
+            _log.error("%s is no pending submission and is dropped: %s", key, error)
+            self._nimbus.blobs.delete(key)
+            return None

@@ -1,0 +1,284 @@
+"""streamparse from PyPI, unchanged: its project, its submission, its components, against a real cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import streamparse.thrift as storm
+from thriftpy2.protocol import TBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.thrift import TApplicationException
+from thriftpy2.transport import TFramedTransportFactory
+
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.testing.cluster import LocalCluster
+from storm_dagster.testing.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
+
+BIN = Path(sys.executable).parent
+NAME = "wordcount"
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("streamparse") / "home") as made:
+        yield made
+
+
+def address(cluster: LocalCluster) -> str:
+    return cluster.endpoints.nimbuses[0].thrift
+
+
+def sparse(cluster: LocalCluster, *args: str, cwd: Path, check: bool = True) -> str:
+    """Run ``sparse ARGS``; what it printed."""
+    done = subprocess.run(
+        [str(BIN / "sparse"), *args],
+        cwd=cwd,
+        # What streamparse's own documentation names: which nimbus, and that root may run it.
+        env={
+            **os.environ,
+            "LEIN_ROOT": "1",
+            "STREAMPARSE_NIMBUS": address(cluster),
+            "PYTHONWARNINGS": "ignore",
+        },
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert not check or done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def project(cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``sparse quickstart``, its config for a cluster without SSH, and its ``src`` packed as a jar."""
+    assert shutil.which("lein") is None, "this must work without Leiningen"
+    parent = tmp_path_factory.mktemp("projects")
+    sparse(cluster, "quickstart", NAME, cwd=parent)
+    folder = parent / NAME
+    config = json.loads((folder / "config.json").read_text())
+    config["envs"]["prod"] |= {"use_ssh_for_nimbus": False, "use_virtualenv": False}
+    (folder / "config.json").write_text(json.dumps(config))
+    with zipfile.ZipFile(folder / "wordcount.jar", "w") as jar:
+        jar.writestr("META-INF/MANIFEST.MF", "Manifest-Version: 1.0\n")
+        for source in sorted((folder / "src").rglob("*.py")):
+            jar.write(source, Path("resources") / source.relative_to(folder / "src"))
+    return folder
+
+
+@pytest.fixture
+def client(cluster: LocalCluster) -> Iterator[Any]:
+    host, _, port = address(cluster).rpartition(":")
+    with closing(
+        make_client(
+            storm.Nimbus,
+            host=host,
+            port=int(port),
+            proto_factory=TBinaryProtocolFactory(),
+            trans_factory=TFramedTransportFactory(),
+            timeout=7_000,
+        )
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def submitted(cluster: LocalCluster, project: Path) -> str:
+    """What ``sparse submit`` printed; the topology runs."""
+    said = sparse(cluster, "submit", "-j", "wordcount.jar", "-o", "pystorm.log.level=info", cwd=project)
+    cluster.wait_running(NAME, timeout=120)
+    return said
+
+
+def test_sparse_submits_and_lists(cluster: LocalCluster, project: Path, submitted: str) -> None:
+    assert "Submitting wordcount topology to nimbus...done" in submitted
+    said = sparse(cluster, "list", cwd=project)
+    assert NAME in said and "ACTIVE" in said
+
+
+def test_its_programs_count(cluster: LocalCluster, submitted: str) -> None:
+    def counted() -> dict[str, Any] | None:
+        shown = cluster.show(NAME)
+        figures = shown["components"]
+        spout, bolt = figures["word_spout"]["stats"], figures["count_bolt"]["stats"]
+        enough = spout["emitted"] > 4_000 and bolt["executed"] > 4_000 and bolt["emitted"] > 4_000
+        return shown if enough else None
+
+    shown = eventually(counted, 60, "words counted", ignore=(StormDagsterError,))
+    assert shown is not None
+    bolts = [task for task in shown["tasks"] if task["component"] == "count_bolt"]
+    assert len(bolts) == 2 and all(task["stats"]["executed"] > 0 for task in bolts)
+    assert shown["errors"] == []
+
+    workers = [psutil.Process(worker["pid"]) for worker in shown["workers"]]
+    children = [child for worker in workers for child in worker.children(recursive=True)]
+    lines = [" ".join(child.cmdline()) for child in children]
+    assert sum("streamparse_run" in line and "bolts.wordcount.WordCountBolt" in line for line in lines) == 2
+    assert sum("streamparse_run" in line and "spouts.words.WordSpout" in line for line in lines) == 1
+
+    # The bolt logs how many words it has seen, in its own process, which names itself.
+    pids = {child.pid for child in children}
+
+    def logged() -> set[tuple[int, int]]:
+        logs = (cluster.home / "logs" / "workers").glob(f"{shown['id']}/*/worker.log")
+        text = "".join(log.read_text(errors="replace") for log in logs)
+        return {
+            (int(n.replace(",", "")), int(pid))
+            for n, pid in re.findall(r"counted \[([\d,]+)\] words \[pid=(\d+)\]", text)
+        }
+
+    found = eventually(logged, 60, "the bolts' own counts in the workers' logs")
+    assert {pid for _, pid in found} <= pids and all(number % 1000 == 0 for number, _ in found)
+
+
+def test_every_answer_is_read_by_streamparse_s_types(
+    client: Any, cluster: LocalCluster, submitted: str
+) -> None:
+    info = client.getClusterInfo()
+    topology = next(row for row in info.topologies if row.name == NAME)
+    shown = cluster.show(NAME)
+    assert (topology.id, topology.status) == (shown["id"], "ACTIVE")
+    assert topology.num_tasks == len(shown["tasks"]) and topology.num_workers == len(shown["workers"])
+    assert {row.supervisor_id for row in info.supervisors} >= {worker["node"] for worker in shown["workers"]}
+    assert all(row.num_workers == 4 for row in info.supervisors)
+    leader = client.getLeader()
+    assert leader.isLeader and f"{leader.host}:{leader.port}" == address(cluster)
+    assert [(row.host, row.port) for row in info.nimbuses] == [(leader.host, leader.port)]
+
+    def with_figures() -> Any:
+        got = client.getTopologyInfo(topology.id)
+        bolts = [e for e in got.executors if e.component_id == "count_bolt" and e.stats is not None]
+        return got if len(bolts) == 2 and all(e.stats.emitted[":all-time"] for e in bolts) else None
+
+    got = eventually(with_figures, 30, "statistics")
+    placed = {task["id"]: (task["host"], task["port"]) for task in shown["tasks"]}
+    for executor in got.executors:
+        assert placed[executor.executor_info.task_start] == (executor.host, executor.port)
+    bolt = next(e for e in got.executors if e.component_id == "count_bolt")
+    source = storm.GlobalStreamId(componentId="word_spout", streamId="default")
+    assert set(bolt.stats.specific.bolt.executed) == {"600", "10800", "86400", ":all-time"}
+    assert bolt.stats.specific.bolt.executed[":all-time"][source] > 0
+    assert bolt.stats.specific.bolt.execute_ms_avg[":all-time"][source] > 0
+    spout = next(e for e in got.executors if e.component_id == "word_spout")
+    assert spout.stats.specific.spout is not None and spout.stats.emitted[":all-time"]["default"] > 0
+    assert got.errors["count_bolt"] == []
+    assert (
+        client.getTopologyInfoWithOpts(topology.id, storm.GetInfoOptions(num_err_choice=2)).id == topology.id
+    )
+
+    page = client.getTopologyPageInfo(topology.id, ":all-time", False)
+    assert set(page.id_to_spout_agg_stats) == {"word_spout"} and set(page.id_to_bolt_agg_stats) == {
+        "count_bolt"
+    }
+    assert page.id_to_bolt_agg_stats["count_bolt"].common_stats.num_executors == 2
+    assert page.topology_stats.window_to_emitted[":all-time"] > 0
+    assert json.loads(page.topology_conf)["topology.name"] == NAME
+    assert "__acker" in client.getTopologyPageInfo(topology.id, "600", True).id_to_bolt_agg_stats
+    part = client.getComponentPageInfo(topology.id, "count_bolt", ":all-time", False)
+    assert part.component_type == storm.ComponentType.BOLT and part.num_tasks == 2
+    assert part.gsid_to_input_stats[source].specific_stats.bolt.executed > 0
+    assert part.sid_to_output_stats["default"].common_stats.emitted > 0
+    assert {e.exec_summary.executor_info.task_start for e in part.exec_stats} == {
+        task["id"] for task in shown["tasks"] if task["component"] == "count_bolt"
+    }
+    node = shown["workers"][0]["node"]
+    supervisor = client.getSupervisorPageInfo(node, None, True)
+    assert [row.supervisor_id for row in supervisor.supervisor_summaries] == [node]
+    assert any(row.topology_id == topology.id for row in supervisor.worker_summaries)
+
+    submitted_as = client.getUserTopology(topology.id)
+    assert submitted_as.bolts["count_bolt"].bolt_object.shell.execution_command == "streamparse_run"
+    assert "bolts.wordcount.WordCountBolt" in submitted_as.bolts["count_bolt"].bolt_object.shell.script
+    assert submitted_as.bolts["count_bolt"].common.inputs[source].fields == ["word"]
+    whole = client.getTopology(topology.id)
+    assert set(whole.bolts) >= {"count_bolt", "__acker", "__system"} and set(whole.spouts) == {"word_spout"}
+    conf = json.loads(client.getTopologyConf(topology.id))
+    assert conf["pystorm.log.level"] == "info" and conf["topology.workers"] >= 1
+    assert json.loads(client.getNimbusConf())["storm.cluster.mode"] == "distributed"
+    assert topology.id in client.getTopologyHistory(None).topo_ids
+    assert client.isTopologyNameAllowed("other") is True
+    assert client.isTopologyNameAllowed(NAME) is False
+
+
+def test_code_blobs_are_seen_and_protected(
+    client: Any, cluster: LocalCluster, project: Path, submitted: str
+) -> None:
+    jar = f"{cluster.show(NAME)['id']}-stormjar.jar"
+    assert jar in client.listBlobs("").keys
+    assert client.getBlobReplication(jar) == 1
+    begun = client.beginBlobDownload(jar)
+    received = b"".join(iter(lambda: client.downloadBlobChunk(begun.session), b""))
+    assert received == (project / "wordcount.jar").read_bytes() and begun.data_size == len(received)
+    assert begun.version == client.getBlobMeta(jar).version
+    for call in (lambda: client.deleteBlob(jar), lambda: client.beginUpdateBlob(jar)):
+        with pytest.raises(storm.AuthorizationException, match="which exists"):
+            call()
+
+
+def test_names_that_are_taken_or_unknown(
+    client: Any, cluster: LocalCluster, project: Path, submitted: str
+) -> None:
+    location = upload(client, (project / "wordcount.jar").read_bytes())
+    topology = client.getUserTopology(cluster.show(NAME)["id"])
+    with pytest.raises(storm.AlreadyAliveException, match="alive already"):
+        client.submitTopology(NAME, location, "{}", topology)
+    hot = json.dumps({"topology.hot.deploy.enable": True})
+    with pytest.raises(TApplicationException, match="NotAlive: topology 'nobody'"):
+        client.submitTopology("nobody", location, hot, topology)
+    with pytest.raises(storm.NotAliveException):
+        client.killTopology("nobody")
+    with pytest.raises(storm.InvalidTopologyException, match="letters, digits"):
+        client.submitTopology("../x", location, "{}", topology)
+
+
+def upload(client: Any, raw: bytes) -> str:
+    location = client.beginFileUpload()
+    for start in range(0, len(raw), 307_200):
+        client.uploadChunk(location, raw[start : start + 307_200])
+    client.finishFileUpload(location)
+    return location
+
+
+def test_lifecycle_over_thrift(client: Any, cluster: LocalCluster, submitted: str) -> None:
+    def status() -> str:
+        return next(row.status for row in client.getClusterInfo().topologies if row.name == NAME)
+
+    client.deactivate(NAME)
+    eventually(lambda: status() == "INACTIVE", 30, "INACTIVE")
+    client.activate(NAME)
+    eventually(lambda: status() == "ACTIVE", 30, "ACTIVE")
+    client.rebalance(NAME, storm.RebalanceOptions(wait_secs=0, num_executors={"count_bolt": 3}))
+    eventually(
+        lambda: sum(task["component"] == "count_bolt" for task in cluster.wait_running(NAME)["tasks"]) == 3,
+        60,
+        "three bolts",
+        ignore=(StormDagsterError,),
+    )
+
+
+def test_sparse_kills(cluster: LocalCluster, project: Path, submitted: str) -> None:
+    children = [
+        child.pid
+        for worker in cluster.show(NAME)["workers"]
+        for child in psutil.Process(worker["pid"]).children(recursive=True)
+    ]
+    sparse(cluster, "kill", "-n", NAME, "--wait", "0", cwd=project)
+    eventually(lambda: cluster.topologies() == [], 60, "the end of the topology")
+    assert "No topologies found" in sparse(cluster, "list", cwd=project)
+    eventually(lambda: not any(psutil.pid_exists(pid) for pid in children), 30, "the end of its programs")

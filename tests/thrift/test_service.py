@@ -1,0 +1,247 @@
+"""The service of real nimbuses: who answers what, and nothing that a caller says reaches a shell, a path or a secret."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import streamparse.thrift as storm
+from thriftpy2.thrift import TApplicationException
+from thriftpy2.utils import serialize
+
+from storm_dagster.nimbus.thrift.handler import REFUSED, NimbusHandler
+from storm_dagster.nimbus.thrift.idl import load_idl
+
+Start = Callable[..., object]
+
+
+def topology(**conf: object) -> storm.StormTopology:
+    common = storm.ComponentCommon(
+        inputs={},
+        streams={"default": storm.StreamInfo(output_fields=["word"], direct=False)},
+        parallelism_hint=1,
+        json_conf=json.dumps(conf),
+    )
+    shell = storm.ComponentObject(shell=storm.ShellComponent(execution_command="python", script="s.py"))
+    return storm.StormTopology(
+        spouts={"s": storm.SpoutSpec(spout_object=shell, common=common)}, bolts={}, state_spouts={}
+    )
+
+
+def jar(tmp_path: Path) -> bytes:
+    path = tmp_path / "a.jar"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("resources/s.py", "print()")
+    return path.read_bytes()
+
+
+def upload(client, raw: bytes) -> str:
+    location = client.beginFileUpload()
+    client.uploadChunk(location, raw)
+    client.finishFileUpload(location)
+    return location
+
+
+def test_every_method_of_the_interface_is_served_or_refused_with_a_reason() -> None:
+    service = load_idl().Nimbus
+    served = {name for name in dir(NimbusHandler) if not name.startswith("_")}
+    for name in service.thrift_services:
+        assert name in REFUSED or name in served or hasattr(service, f"{name}_args")
+    assert all(reason for reason in REFUSED.values())
+    # streamparse knows no method that we do not.
+    assert set(storm.Nimbus.thrift_services) <= {*service.thrift_services, *REFUSED}
+
+
+def test_streamparse_s_structures_have_the_same_fields_as_ours() -> None:
+    ours, differing = load_idl(), []
+    for name in dir(storm):
+        theirs = getattr(storm, name)
+        spec = getattr(theirs, "thrift_spec", None)
+        if not spec or not hasattr(ours, name):
+            continue
+        for number, entry in spec.items():
+            mine = getattr(ours, name).thrift_spec.get(number)
+            # (type, name, [what it holds], required)
+            if mine is None or (mine[0], mine[1], mine[-1]) != (entry[0], entry[1], entry[-1]):
+                differing.append((name, number, entry[1]))
+    assert differing == []
+    for method in storm.Nimbus.thrift_services:
+        args = getattr(storm.Nimbus, f"{method}_args").thrift_spec
+        mine = getattr(ours.Nimbus, f"{method}_args").thrift_spec
+        assert {n: entry[0] for n, entry in args.items()} == {n: entry[0] for n, entry in mine.items()}, (
+            method
+        )
+
+
+def required_fields(value: object, where: str = "") -> list[str]:
+    """Names of required fields of a structure, however deep, that are not set: Java refuses to read those."""
+    missing: list[str] = []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            missing += required_fields(key, where) + required_fields(item, f"{where}[{key!r:.20}]")
+    elif isinstance(value, list):
+        for item in value:
+            missing += required_fields(item, where)
+    elif hasattr(value, "thrift_spec"):
+        for entry in value.thrift_spec.values():
+            inner = getattr(value, entry[1])
+            if inner is None and entry[-1]:
+                missing.append(f"{where}.{entry[1]}")
+            missing += required_fields(inner, f"{where}.{entry[1]}")
+    return missing
+
+
+def test_an_empty_cluster_answers_every_question(nimbus) -> None:
+    client, newer = nimbus.client(), nimbus.client(ours=True)
+    summary = client.getClusterInfo()
+    assert summary.topologies == [] and summary.supervisors == []
+    assert [row.port for row in summary.nimbuses] == [nimbus.port] and summary.nimbuses[0].isLeader
+    assert required_fields(summary) == [] and required_fields(client.getLeader()) == []
+    assert newer.getTopologySummaries() == []
+    assert client.getTopologyHistory("bob").topo_ids == []
+    assert json.loads(client.getNimbusConf())["nimbus.thrift.max_buffer_size"] == 16384000
+    for call in (
+        lambda: client.getTopologyInfo("x-1-1"),
+        lambda: client.getTopologyInfoWithOpts("x-1-1", storm.GetInfoOptions()),
+        lambda: client.getTopologyPageInfo("x-1-1", "600", False),
+        lambda: client.getComponentPageInfo("x-1-1", "c", "600", False),
+        lambda: client.getSupervisorPageInfo("s", None, False),
+        lambda: client.getTopologyConf("x-1-1"),
+        lambda: client.getTopology("x-1-1"),
+        lambda: client.getUserTopology("x-1-1"),
+        lambda: client.killTopology("x"),
+        lambda: client.killTopologyWithOpts("x", storm.KillOptions(wait_secs=0)),
+        lambda: client.activate("x"),
+        lambda: client.deactivate("x"),
+        lambda: client.rebalance("x", storm.RebalanceOptions()),
+    ):
+        with pytest.raises(storm.NotAliveException, match=r"x|supervisor"):
+            call()
+    for call in (lambda: newer.getTopologySummary("x-1-1"), lambda: newer.getTopologyInfoByName("x")):
+        with pytest.raises(load_idl().NotAliveException):
+            call()
+
+
+def test_refused_methods_say_why(nimbus) -> None:
+    client = nimbus.client()
+    for call in (
+        lambda: client.debug("x", "", True, 10.0),
+        lambda: client.setLogConfig("x", storm.LogConfig()),
+        lambda: client.getLogConfig("x"),
+        lambda: client.uploadNewCredentials("x", storm.Credentials(creds={})),
+        lambda: client.getComponentPendingProfileActions("x", "c", 0),
+    ):
+        with pytest.raises(TApplicationException, match="is not served: ") as caught:
+            call()
+        assert caught.value.type == TApplicationException.UNKNOWN_METHOD
+
+
+def test_names(nimbus) -> None:
+    client = nimbus.client()
+    assert client.isTopologyNameAllowed("word-count_1.2") is True
+    for name in ("", "a b", "a/b", "12345", "null", "x" * 201, "é", None):
+        with pytest.raises(storm.AuthorizationException):
+            client.isTopologyNameAllowed(name)
+
+
+@pytest.mark.parametrize("user", ["x;touch p", "`id`", "$(id)", "a\nb", "a\0b", "../x", "x" * 300])
+def test_no_user_name_reaches_a_command(nimbus, user: str) -> None:
+    with pytest.raises(storm.AuthorizationException, match="no user name"):
+        nimbus.client().getTopologyHistory(user)
+
+
+def test_secrets_are_not_in_any_conf(start_nimbus: Start) -> None:
+    nimbus = start_nimbus(
+        storm__zookeeper__auth__scheme="digest", storm__zookeeper__auth__payload="me:planted-secret"
+    )
+    text = nimbus.client().getNimbusConf()
+    assert "planted-secret" not in text and json.loads(text)["storm.zookeeper.auth.scheme"] == "digest"
+
+
+def test_what_is_wrong_is_said_before_anything_is_stored(nimbus, tmp_path: Path) -> None:
+    client = nimbus.client()
+    location = upload(client, jar(tmp_path))
+    text = upload(client, b"no archive at all")
+    before = sorted(path.name for path in (nimbus.home / "nimbus" / nimbus.id / "blobs").rglob("*"))
+    no_spout = topology()
+    no_spout.spouts = {}
+    unknown_input = topology()
+    unknown_input.bolts = {"b": storm.Bolt(bolt_object=topology().spouts["s"].spout_object, common=storm.ComponentCommon(
+        inputs={storm.GlobalStreamId(componentId="nobody", streamId="default"): storm.Grouping(all=storm.NullStruct())},
+        streams={},
+    ))}  # fmt: skip
+    cases = [
+        ("a/b", location, "{}", topology(), "letters, digits"),
+        ("x", location, "{", topology(), "no JSON"),
+        ("x", location, "[]", topology(), "must be a JSON object"),
+        ("x", location, json.dumps({"topology.workers": "many"}), topology(), "topology.workers"),
+        ("x", location, "{}", no_spout, "no spout"),
+        ("x", location, "{}", unknown_input, "nobody"),
+        ("x", text, "{}", topology(), "neither zip"),
+        ("x", "0" * 32, "{}", topology(), "no uploaded archive"),
+        ("x", location, "{}", None, "without a topology"),
+    ]
+    for name, where, conf, struct_, why in cases:
+        with pytest.raises(storm.InvalidTopologyException, match=why):
+            client.submitTopology(name, where, conf, struct_)
+    with pytest.raises(storm.InvalidTopologyException, match="credentials"):
+        creds = storm.Credentials(creds={"k": "v"})
+        client.submitTopologyWithOpts(
+            "x", location, "{}", topology(), storm.SubmitOptions(initial_status=1, creds=creds)
+        )
+    # Unknown conf keys are warnings on this port. Then there is no Dagster here, which is not the client's fault.
+    with pytest.raises(TApplicationException, match="Unavailable: no Dagster is configured"):
+        client.submitTopology("x", location, json.dumps({"topology.wrokers": 1, "mine": 2}), topology())
+    after = sorted(path.name for path in (nimbus.home / "nimbus" / nimbus.id / "blobs").rglob("*"))
+    assert after == before
+
+
+def test_followers_read_and_name_the_leader(start_nimbus: Start) -> None:
+    leader = start_nimbus()
+    follower = start_nimbus("n2", leads=False)
+    client = follower.client()
+    named = client.getLeader()
+    assert named.isLeader and named.port == leader.port
+    assert {(row.port, row.isLeader) for row in client.getClusterInfo().nimbuses} == {
+        (leader.port, True),
+        (follower.port, False),
+    }
+    for call in (
+        client.beginFileUpload,
+        lambda: client.beginCreateBlob("k", None),
+        lambda: client.submitTopology("x", "0" * 32, "{}", topology()),
+        lambda: client.killTopology("x"),
+        lambda: client.rebalance("x", storm.RebalanceOptions()),
+        lambda: client.deleteBlob("k"),
+    ):
+        with pytest.raises(TApplicationException, match=f"leader 127.0.0.1:{leader.port}"):
+            call()
+
+
+def test_a_frame_over_the_limit_ends_its_connection_and_nothing_else(start_nimbus: Start) -> None:
+    nimbus = start_nimbus(nimbus__thrift__max_buffer_size=100_000)
+    client = nimbus.client()
+    location = client.beginFileUpload()
+    client.uploadChunk(location, b"x" * 99_000)
+    with nimbus.connect() as link:
+        link.sendall(struct.pack("!i", 100_001))
+        assert link.recv(1) == b""
+    client.finishFileUpload(location)
+
+
+def test_random_bytes_at_a_real_nimbus(nimbus) -> None:
+    whole = serialize(topology())
+    for cut in range(0, len(whole), 7):
+        frame = struct.pack("!HBBi", 0x8001, 0, 1, 14) + b"submitTopology" + struct.pack("!i", 1)
+        frame += b"\x0c\x00\x04" + whole[:cut] + b"\xff" * 5
+        with nimbus.connect() as link:
+            link.sendall(struct.pack("!i", len(frame)) + frame)
+            link.shutdown(socket.SHUT_WR)
+            while link.recv(65536):
+                pass
+    assert nimbus.lives()

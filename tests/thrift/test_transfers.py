@@ -1,0 +1,193 @@
+"""Uploads and downloads in chunks, with streamparse's client at a real nimbus."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+import streamparse.thrift as storm
+from thriftpy2.thrift import TApplicationException
+
+from storm_dagster.blobstore import LocalBlobStore
+from storm_dagster.testing.waiting import eventually
+
+Start = Callable[..., object]
+
+
+def leftovers(nimbus) -> list[str]:
+    return [path.name for path in nimbus.inbox.iterdir()]
+
+
+def test_a_file_comes_back_as_it_went(nimbus) -> None:
+    client = nimbus.client()
+    raw = os.urandom(700_001)
+    location = client.beginFileUpload()
+    for start in range(0, len(raw), 307_200):
+        client.uploadChunk(location, raw[start : start + 307_200])
+    client.finishFileUpload(location)
+    assert leftovers(nimbus) == []
+    with pytest.raises(TApplicationException, match="KeyNotFound: no file upload"):
+        client.uploadChunk(location, b"late")
+    with pytest.raises(TApplicationException, match="KeyNotFound"):
+        client.finishFileUpload(location)
+    # Its name is what entitles to use it: nobody else learns it, or reads it by key.
+    assert not any(location in key for key in client.listBlobs("").keys)
+    with pytest.raises(storm.KeyNotFoundException):
+        client.beginBlobDownload(f"upload.{location}.archive")
+
+
+@pytest.mark.parametrize("location", ["", "nope", "../../etc/passwd", "/etc/passwd", "a" * 5000, "\0"])
+def test_unknown_handles_are_unknown_whatever_they_look_like(nimbus, location: str) -> None:
+    client = nimbus.client()
+    for call in (
+        lambda: client.uploadChunk(location, b"x"),
+        lambda: client.finishFileUpload(location),
+        lambda: client.uploadBlobChunk(location, b"x"),
+        lambda: client.finishBlobUpload(location),
+        lambda: client.cancelBlobUpload(location),
+        lambda: client.downloadChunk(location),
+        lambda: client.downloadBlobChunk(location),
+        lambda: client.beginFileDownload(location),
+    ):
+        with pytest.raises((TApplicationException, storm.AuthorizationException)):
+            call()
+    with pytest.raises(storm.InvalidTopologyException, match="no uploaded archive"):
+        client.submitTopology("x", location, "{}", topology())
+    assert leftovers(nimbus) == []
+
+
+def topology() -> storm.StormTopology:
+    common = storm.ComponentCommon(
+        inputs={}, streams={"default": storm.StreamInfo(output_fields=["word"], direct=False)}
+    )
+    shell = storm.ComponentObject(shell=storm.ShellComponent(execution_command="python", script="s.py"))
+    return storm.StormTopology(
+        spouts={"s": storm.SpoutSpec(spout_object=shell, common=common)}, bolts={}, state_spouts={}
+    )
+
+
+def test_idle_uploads_and_downloads_expire_and_leave_nothing(start_nimbus: Start) -> None:
+    nimbus = start_nimbus(nimbus__file__copy__expiration__secs=1)
+    client = nimbus.client()
+    location = client.beginFileUpload()
+    client.uploadChunk(location, b"x" * 1000)
+    session = client.beginCreateBlob("idle", None)
+    client.uploadBlobChunk(session, b"x")
+    assert len(leftovers(nimbus)) == 2
+    kept = client.beginFileUpload()
+    deadline = time.monotonic() + 4
+    while time.monotonic() < deadline:
+        client.uploadChunk(kept, b"y")  # Each chunk begins the time anew.
+        time.sleep(0.2)
+    assert len(leftovers(nimbus)) == 1
+    for call in (lambda: client.uploadChunk(location, b"x"), lambda: client.uploadBlobChunk(session, b"x")):
+        with pytest.raises(TApplicationException, match="KeyNotFound"):
+            call()
+    client.finishFileUpload(kept)
+    eventually(lambda: leftovers(nimbus) == [], 20, "an empty inbox")
+
+
+def test_an_upload_over_the_limit_is_dropped(start_nimbus: Start) -> None:
+    nimbus = start_nimbus(nimbus__upload__max__bytes=1000)
+    client = nimbus.client()
+    location = client.beginFileUpload()
+    client.uploadChunk(location, b"x" * 900)
+    with pytest.raises(TApplicationException, match="larger than 1000 bytes"):
+        client.uploadChunk(location, b"x" * 101)
+    assert leftovers(nimbus) == []
+    with pytest.raises(TApplicationException, match="KeyNotFound"):
+        client.uploadChunk(location, b"x")
+
+
+def put(client, key: str, *chunks: bytes) -> None:
+    session = client.beginCreateBlob(key, storm.SettableBlobMeta(acl=[], replication_factor=1))
+    for chunk in chunks:
+        client.uploadBlobChunk(session, chunk)
+    client.finishBlobUpload(session)
+
+
+def get(client, key: str) -> bytes:
+    session = client.beginBlobDownload(key).session
+    return b"".join(iter(lambda: client.downloadBlobChunk(session), b""))
+
+
+def test_blobs_by_storm_s_rules(nimbus) -> None:
+    client = nimbus.client()
+    # O1: created, deleted, created again, updated; an update that is not finished is not seen.
+    put(client, "test", b"1")
+    assert "test" in client.listBlobs("").keys and get(client, "test") == b"1"
+    client.deleteBlob("test")
+    assert "test" not in client.listBlobs("").keys
+    put(client, "test", b"2")
+    old = client.getBlobMeta("test")
+    update = client.beginUpdateBlob("test")
+    client.uploadBlobChunk(update, b"3")
+    assert get(client, "test") == b"2"
+    reading = client.beginBlobDownload("test")
+    client.finishBlobUpload(update)
+    assert get(client, "test") == b"3" and client.getBlobMeta("test").version != old.version
+    assert client.downloadBlobChunk(reading.session) == b"2", (
+        "a download keeps the content that it began with"
+    )
+    abandoned = client.beginUpdateBlob("test")
+    client.uploadBlobChunk(abandoned, b"4")
+    client.cancelBlobUpload(abandoned)
+    assert get(client, "test") == b"3" and leftovers(nimbus) == []
+
+    # O3, O4: without users everybody may do everything; keys that are taken or missing.
+    (entry,) = client.getBlobMeta("test").settable.acl
+    assert (entry.type, entry.access) == (storm.AccessControlType.OTHER, 7)
+    client.setBlobMeta("test", storm.SettableBlobMeta(acl=[entry]))
+    with pytest.raises(storm.KeyAlreadyExistsException):
+        client.beginCreateBlob("test", None)
+    for call in (client.beginUpdateBlob, client.getBlobMeta, client.beginBlobDownload, client.deleteBlob):
+        with pytest.raises(storm.KeyNotFoundException):
+            call("missing")
+    assert client.getBlobReplication("test") == client.updateBlobReplication("test", 1) == 1
+    with pytest.raises(storm.AuthorizationException, match="number of copies"):
+        client.updateBlobReplication("test", 3)
+    secret = storm.AccessControl(type=storm.AccessControlType.USER, name="bob", access=1)
+    with pytest.raises(storm.AuthorizationException, match="not be enforced"):
+        client.setBlobMeta("test", storm.SettableBlobMeta(acl=[secret]))
+    client.createStateInZookeeper("test")
+    assert nimbus.client(ours=True).isRemoteBlobExists("test") is True
+
+
+@pytest.mark.parametrize("key", ["", ".", "..", "a/b", "../x", "é", "x" * 300, None])
+def test_keys_that_are_none(nimbus, key: str | None) -> None:
+    client = nimbus.client()
+    for call in (lambda: client.beginCreateBlob(key, None), lambda: client.beginBlobDownload(key)):
+        with pytest.raises((TApplicationException, storm.KeyNotFoundException)):
+            call()
+
+
+def test_the_system_s_blobs_are_closed(nimbus) -> None:
+    client = nimbus.client()
+    for key in ("staging.t.conf", "upload.x.archive", "staging-of.x"):
+        with pytest.raises(storm.AuthorizationException, match="belongs to the system"):
+            client.beginCreateBlob(key, None)
+        with pytest.raises(storm.AuthorizationException):
+            client.deleteBlob(key)
+
+
+def test_listing_goes_by_pages_of_a_hundred(nimbus) -> None:
+    client = nimbus.client()
+    store = LocalBlobStore(nimbus.home / "nimbus" / nimbus.id / "blobs")
+    for number in range(103):
+        store.put(f"zz {number:03}", b"x")
+    first = client.listBlobs("zz")
+    second = client.listBlobs(first.session)
+    third = client.listBlobs(second.session)
+    assert [len(page.keys) for page in (first, second, third)] == [100, 3, 0]
+    assert first.keys + second.keys == [f"zz {number:03}" for number in range(103)]
+
+
+def test_large_content_has_its_hash(nimbus) -> None:
+    client = nimbus.client()
+    raw = os.urandom(3_000_000)
+    put(client, "large", raw[:1_000_000], raw[1_000_000:])
+    assert hashlib.sha256(get(client, "large")).digest() == hashlib.sha256(raw).digest()
+    assert client.beginFileDownload("large")
