@@ -129,6 +129,11 @@ class TopologyFacts:
         return len(self.workers)
 
     @property
+    def workers_live(self) -> int:
+        """Of them, those with a live process."""
+        return sum(1 for worker in self.workers if worker.pid is not None)
+
+    @property
     def spouts(self) -> list[ComponentFacts]:
         """The spouts in order of their ids."""
         return [part for _, part in sorted(self.components.items()) if part.kind == "spout"]

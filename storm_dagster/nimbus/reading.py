@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import httpx
@@ -22,6 +23,7 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.page_facts import TopologyFacts, topology_facts
 from storm_dagster.operations import status
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.explaining import explain_document
 
 __all__ = ["AskTopologyMaster", "ClusterReader"]
 
@@ -43,11 +45,13 @@ class ClusterReader:
         self._view_lock = threading.Lock()
         self._stats: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
         self._stats_lock = threading.Lock()
+        self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
         self._http = httpx.Client(timeout=1.0, **Security.of(nimbus.conf).client_options())
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+        self._askers.shutdown(wait=False, cancel_futures=True)
 
     def view(self) -> ClusterView:
         """The cluster now, or as it was at most 0.2 s ago."""
@@ -56,6 +60,11 @@ class ClusterReader:
             if self._view is None or now - self._view[0] > _VIEW_SECS:
                 self._view = (now, self._nimbus.shown_view())
             return self._view[1]
+
+    def forget(self) -> None:
+        """Something was changed through this nimbus: what is read from now on shows it."""
+        with self._view_lock:
+            self._view = None
 
     def list_topologies(self) -> dict[str, Any]:
         """``list --json``; ``degraded`` marks topologies whose code this nimbus lacks (hazard J4)."""
@@ -103,6 +112,20 @@ class ClusterReader:
         """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""
         return self._stats_of(topology_by_name(self.view(), name))
 
+    def all_facts(self, deadline_secs: float) -> list[TopologyFacts]:
+        """Facts of every topology, without errors; figures of those whose topology master answers in time."""
+        topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
+        pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
+        wait(pending.values(), timeout=deadline_secs)
+        now_secs = int(time.time())
+        found: list[TopologyFacts] = []
+        for one in topologies:
+            future = pending[one.id]
+            future.cancel()
+            told = future.result() if future.done() and not future.cancelled() else None
+            found.append(topology_facts(one, told, now_secs=now_secs))
+        return found
+
     def runnable(self, topology_id: str) -> Runnable:
         """Normalized topology and total conf of a running topology, read from its blobs."""
         return load_runnable(self._reading_context(), topology_id)
@@ -114,9 +137,11 @@ class ClusterReader:
         found = registry.read(jar_key(topology_id) for topology_id in ids)
         return {topology_id: len(found[jar_key(topology_id)].newest_holders()) for topology_id in ids}
 
-    def placement(self, name: str) -> dict[str, Any]:
-        """Why each task of a topology is where it is, as the run that published it stored it."""
-        topology = topology_by_name(self.view(), name)
+    def placement(self, name: str, task: int | None = None) -> dict[str, Any]:
+        """Why each task of a topology is where it is, as the run that published it stored it, and what stands
+        in the way of those that do not run; with ``task`` also what its worker was chosen against."""
+        view = self.view()
+        topology = topology_by_name(view, name)
         key = placement_key(topology.id)
         try:
             document = json.loads(self._nimbus.blobs.read(key))
@@ -126,7 +151,10 @@ class ClusterReader:
             ) from None
         except ValueError:
             raise Corrupt(f"blob {key!r} is no JSON: rebalance the topology, which writes it anew") from None
-        return document if isinstance(document, dict) else {"reasons": document}
+        if not isinstance(document, dict):
+            return {"reasons": document}
+        down = [row["id"] for row in self.show(name)["tasks"] if row["status"] in ("dead", "unassigned")]
+        return explain_document(view, topology, self.runnable(topology.id), document, down, task)
 
     def cluster(self) -> dict[str, Any]:
         """Nimbuses, supervisors and whether a healing sensor is armed."""

@@ -257,6 +257,23 @@ def make_nimbuses(tmp_path: Path) -> Iterator[Callable[[dict[str, object]], Nimb
             nimbus.stop()
 
 
+@pytest.fixture(scope="module")
+def make_lasting_nimbuses(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Callable[[dict[str, object]], Nimbuses]]:
+    """As ``make_nimbuses``, for all tests of a module."""
+    made: list[Nimbuses] = []
+
+    def make(zk_conf: dict[str, object]) -> Nimbuses:
+        made.append(Nimbuses(zk_conf, tmp_path_factory.mktemp("nimbuses") / "home"))
+        return made[-1]
+
+    yield make
+    for nimbuses in made:
+        for nimbus in reversed(nimbuses.running):
+            nimbus.stop()
+
+
 @pytest.fixture
 def nimbuses(make_nimbuses: Callable[..., Nimbuses], zk_conf: dict[str, object]) -> Nimbuses:
     return make_nimbuses(zk_conf)

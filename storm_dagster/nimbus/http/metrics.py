@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.page_facts import TopologyFacts
 from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.window_stats import ALL_TIME
 
 __all__ = ["Metrics"]
+
+_TOPOLOGIES_SECS = 2.0
+"""Longest wait for topology masters in one scrape."""
+_TOPOLOGY_COUNTS = (
+    ("storm_topology_emitted", "Tuples emitted since their tasks were opened", "emitted"),
+    ("storm_topology_transferred", "Tuples sent since their tasks were opened", "transferred"),
+    ("storm_topology_acked", "Tuple trees completed", "acked"),
+    ("storm_topology_failed", "Tuple trees failed", "failed"),
+)
+_TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologyFacts], int]], ...] = (
+    ("storm_topology_workers", "Slots that hold tasks of the topology", lambda one: one.workers_total),
+    ("storm_topology_workers_live", "Of them, those with a live process", lambda one: one.workers_live),
+    ("storm_topology_executors", "Executors", lambda one: one.executors_total),
+    ("storm_topology_tasks", "Tasks", lambda one: one.tasks_total),
+    ("storm_topology_uptime_seconds", "Seconds since the submission", lambda one: one.uptime_secs),
+)
 
 
 class Metrics:
@@ -67,6 +85,7 @@ class _ClusterFigures(Collector):
         yield _gauge("storm_nimbus_missing_blobs", "Needed blobs that this nimbus lacks", health["missing"])
         yield _gauge("storm_nimbus_open_uploads", "Upload sessions in progress", len(nimbus.uploads))
         yield _gauge("storm_nimbus_unreported_deeds", "Deeds to report to Dagster", len(nimbus.unreported))
+        yield _gauge("storm_nimbus_blobs", "Blobs that this nimbus holds", len(nimbus.blobs.base.keys()))
         connected = nimbus.cluster.session.connected
         yield _gauge("storm_nimbus_zookeeper_connected", "1 while ZooKeeper answers", connected)
         if nimbus.reads is not None:
@@ -97,6 +116,32 @@ class _ClusterFigures(Collector):
         )
         live = sum(len(part.live_workers) for part in view.topologies.values())
         yield _gauge("storm_workers_live", "Workers whose session lives", live)
+        if health["leader"]:
+            # Of one nimbus only, so that sums over all of them are right.
+            yield from self._topologies()
+
+    def _topologies(self) -> Iterator[Metric]:
+        facts = self._reader.all_facts(_TOPOLOGIES_SECS)
+        for name, text, key in _TOPOLOGY_COUNTS:
+            family = CounterMetricFamily(name, text, labels=["topology"])
+            for one in facts:
+                if one.answered:
+                    family.add_metric([one.name], one.totals(ALL_TIME)[key])
+            yield family
+        latency = GaugeMetricFamily(
+            "storm_topology_complete_latency_seconds",
+            "Mean time to complete a tuple tree, over ten minutes",
+            labels=["topology"],
+        )
+        for one in facts:
+            if one.answered:
+                latency.add_metric([one.name], one.totals("600")["complete_ms"] / 1000)
+        yield latency
+        for name, text, value in _TOPOLOGY_SIZES:
+            family = GaugeMetricFamily(name, text, labels=["topology"])
+            for one in facts:
+                family.add_metric([one.name], float(value(one)))
+            yield family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

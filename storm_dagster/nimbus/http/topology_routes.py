@@ -30,7 +30,9 @@ def topology_operations(
     lifecycle = LifecycleRequests(nimbus)
 
     def act(request: Request, document: dict[str, Any]) -> dict[str, Any]:
-        return lifecycle.act(request.path_params["name"], request.path_params["verb"], document)
+        answer = lifecycle.act(request.path_params["name"], request.path_params["verb"], document)
+        reader.forget()
+        return answer
 
     def blacklist(document: dict[str, Any]) -> dict[str, Any]:
         epoch = nimbus.status.require()
@@ -91,7 +93,7 @@ def topology_operations(
         one(
             "GET",
             "/v1/topologies/{name}/placement",
-            get(lambda request: reader.placement(path_name(request))),
+            get(lambda request: reader.placement(path_name(request), _task_of(request))),
             "Why each task is where it is",
             {"type": "object"},
             parameters=(name,),
@@ -127,3 +129,13 @@ def topology_operations(
             "GET", "/v1/cluster", get(lambda _: reader.cluster()), "Nimbuses and supervisors", schemas.CLUSTER
         ),
     ]
+
+
+def _task_of(request: Request) -> int | None:
+    """The query parameter ``task``."""
+    text = request.query_params.get("task")
+    if text is None:
+        return None
+    if not text.isdecimal() or len(text) > 10:
+        raise InvalidRequest(f"task {text!r:.40} is no task id: give a number")
+    return int(text)

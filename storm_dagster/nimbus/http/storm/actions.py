@@ -29,6 +29,7 @@ class TopologyActions:
 
     def _act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
         answer = self._lifecycle.act(name, verb, document)
+        self._reader.forget()
         return {"topologyOperation": verb, "topologyId": answer["id"], "status": "success"}
 
     def activate(self, name: str) -> dict[str, Any]:

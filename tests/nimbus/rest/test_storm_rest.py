@@ -1,0 +1,229 @@
+"""Storm's REST as its users know it: paths, keys, types and formats, filled by real workers (storm.md j)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from storm_dagster.nimbus.http.storm.formats import pretty_secs
+
+pytestmark = pytest.mark.zookeeper
+
+DECIMALS = re.compile(r"[0-9]+\.[0-9]{3}")
+
+
+def test_uptimes_as_storm_writes_them() -> None:
+    expected = {
+        0: "0s",
+        59: "59s",
+        60: "1m 0s",
+        3600: "1h 0m 0s",
+        86400: "1d 0h 0m 0s",
+        685_752: "7d 22h 29m 12s",
+    }
+    assert {secs: pretty_secs(secs) for secs in expected} == expected
+
+
+def test_the_cluster(stage: Any) -> None:
+    summary = stage.get("/cluster/summary")
+    assert (summary["supervisors"], summary["topologies"], summary["tasksTotal"]) == (1, 1, 6)
+    assert (summary["slotsTotal"], summary["slotsUsed"], summary["slotsFree"]) == (3, 2, 1)
+    assert (summary["executorsTotal"], summary["totalMem"], summary["totalCpu"]) == (6, 4096.0, 400.0)
+    assert stage.get("/cluster/configuration")["storm.zookeeper.root"].startswith("/t-")
+    (row,) = stage.get("/supervisor/summary")["supervisors"]
+    assert (row["id"], row["host"], row["slotsTotal"], row["slotsUsed"]) == ("s1", "127.0.0.1", 3, 2)
+    assert re.fullmatch(r"[0-9]+d [0-9]+h [0-9]+m [0-9]+s", row["uptime"])
+    for query in ({"id": "s1"}, {"host": "127.0.0.1"}, {"id": "s1", "host": "ignored"}):
+        page = stage.get("/supervisor", **query)
+        assert [one["id"] for one in page["supervisors"]] == ["s1"]
+        assert {one["topologyName"] for one in page["workers"]} == {"wc"} and len(page["workers"]) == 2
+    (nimbus,) = stage.get("/nimbus/summary")["nimbuses"]
+    assert nimbus["status"] == "Leader" and int(nimbus["nimbusUpTimeSeconds"]) >= 0
+    assert stage.get("/history/summary") == {"topo-history": [stage.id]}
+    (owner,) = stage.get("/owner-resources")["owners"]
+    assert (owner["totalTopologies"], owner["totalTasks"], owner["memoryGuarantee"]) == (1, 6, "N/A")
+
+
+def test_a_topology(stage: Any) -> None:
+    (row,) = stage.get("/topology/summary")["topologies"]
+    assert (row["id"], row["name"], row["status"], row["replicationCount"]) == (stage.id, "wc", "ACTIVE", 1)
+    assert (row["tasksTotal"], row["workersTotal"], row["executorsTotal"]) == (6, 2, 6)
+    page = stage.get(f"/topology/{stage.id}")
+    assert (page["msgTimeout"], page["windowHint"], page["replicationCount"]) == (17, "All time", 1)
+    windows = [one["window"] for one in page["topologyStats"]]
+    assert windows == ["600", "10800", "86400", ":all-time"]
+    assert [one["windowPretty"] for one in page["topologyStats"]] == [
+        "10m 0s",
+        "3h 0m 0s",
+        "1d 0h 0m 0s",
+        "All time",
+    ]
+    life = page["topologyStats"][-1]
+    assert life["acked"] + life["failed"] >= 200 and DECIMALS.fullmatch(life["completeLatency"])
+    (spout,) = page["spouts"]
+    assert (spout["spoutId"], spout["tasks"], spout["executors"]) == ("lines", 1, 1)
+    assert spout["emitted"] >= 200 and spout["lastError"] == "" and spout["errorPort"] is None
+    bolts = {one["boltId"]: one for one in page["bolts"]}
+    assert set(bolts) == {"split", "count/all"}
+    assert bolts["count/all"]["executed"] >= 600 and bolts["count/all"]["encodedBoltId"] == "count%2Fall"
+    assert "boom" in bolts["count/all"]["lastError"]
+    for name in ("capacity", "executeLatency", "processLatency"):
+        assert DECIMALS.fullmatch(bolts["split"][name])
+    with_system = stage.get(f"/topology/{stage.id}", sys=1, window="600")
+    assert {"__acker", "__topology_master"} <= {one["boltId"] for one in with_system["bolts"]}
+    assert with_system["windowHint"] == "10m 0s"
+    assert page["configuration"]["topology.environment"] == {"API_TOKEN": "*****"}
+    pairs = stage.get(f"/topology-workers/{stage.id}")["hostPortList"]
+    assert len(pairs) == 2 and {pair["host"] for pair in pairs} == {"127.0.0.1"}
+    assert sum(one["executorsTotal"] for one in page["workers"]) == 6
+    # The link of a worker leads to its log.
+    log = httpx.get(page["workers"][0]["workerLogLink"], trust_env=False, timeout=20)
+    assert log.status_code == 200 and f"log of {page['workers'][0]['port']}" in log.text
+
+
+def test_a_component(stage: Any) -> None:
+    spout = stage.get(f"/topology/{stage.id}/component/lines")
+    assert spout["componentType"] == "spout" and len(spout["spoutSummary"]) == 4
+    (output,) = spout["outputStats"]
+    assert output["stream"] == "default" and output["emitted"] >= 200 and output["acked"] >= 199
+    bolt = stage.get(f"/topology/{stage.id}/component/{quote('count/all', safe='')}")
+    assert (bolt["id"], bolt["tasks"], bolt["topologyId"]) == ("count/all", 1, stage.id)
+    (read,) = bolt["inputStats"]
+    assert (read["component"], read["stream"]) == ("split", "default") and read["executed"] >= 600
+    (executor,) = bolt["executorStats"]
+    assert executor["id"] == "[3-3]" and executor["host"] == "127.0.0.1" and executor["executed"] >= 600
+    (error,) = bolt["componentErrors"]
+    assert "<b>boom</b>" in error["error"] and error["time"] > 1_600_000_000_000
+    split = stage.get(f"/topology/{stage.id}/component/split", window="600")
+    assert [one["id"] for one in split["executorStats"]] == ["[1-1]", "[2-2]"]
+    assert sum(one["emitted"] for one in split["executorStats"]) == split["boltStats"][0]["emitted"]
+    (errors,) = stage.get(f"/topology/{stage.id}/get-errors")["topologyErrors"]
+    assert errors["component"] == "count/all"
+
+
+def test_metrics_lag_and_graph(stage: Any) -> None:
+    metrics = stage.get(f"/topology/{stage.id}/metrics")
+    (spout,) = metrics["spouts"]
+    assert spout["emitted"][0]["stream_id"] == "default"
+    count = next(one for one in metrics["bolts"] if one["id"] == "count/all")
+    assert count["executed"][0]["component_id"] == "split"
+    assert stage.get(f"/topology/{stage.id}/lag")["lines"]["spoutLagResult"]["totalLag"] == 0
+    graph = stage.get(f"/topology/{stage.id}/visualization")
+    assert set(graph) == {"lines", "split", "count/all"}
+    (edge,) = graph["count/all"][":inputs"]
+    assert (edge[":component"], edge[":grouping"]) == ("split", "fields")
+    assert graph["split"][":transferred"]["default"] >= 600
+    table = stage.get(f"/topology/{stage.id}/visualization-init")["visualizationTable"]
+    assert table == [[{":stream": "default", ":sani-stream": "default", ":checked": True}]]
+
+
+def test_stacks_of_a_worker(stage: Any) -> None:
+    port = stage.get(f"/topology-workers/{stage.id}")["hostPortList"][0]["port"]
+    answer = stage.get(f"/topology/{stage.id}/profiling/dumpjstack/127.0.0.1:{port}")
+    assert answer["status"] == "ok" and any("worker/loop.py" in "".join(s) for s in answer["stacks"].values())
+    text = stage.http.get("/logview", params={"cmd": "jstack", "workerPort": port}).text
+    assert f"pid {stage.rig.processes[('s1', port)].pid}" in text and "worker/loop.py" in text
+    assert stage.http.get("/logview", params={"cmd": "jstack", "workerPort": 1}).status_code == 404
+    assert stage.get(f"/topology/{stage.id}/profiling/dumpheap/127.0.0.1:{port}")["status"] == "disabled"
+
+
+def test_errors_have_storms_form(stage: Any) -> None:
+    for method, path, status, kind in (
+        ("GET", "/topology/none-1-1", 404, "NotAlive"),
+        ("GET", f"/topology/{stage.id}/component/none", 404, "KeyNotFound"),
+        ("GET", "/supervisor", 400, "InvalidRequest"),
+        ("GET", "/supervisor?id=none", 404, "KeyNotFound"),
+        ("POST", "/topology/none-1-1/activate", 404, "NotAlive"),
+        ("POST", f"/topology/{stage.id}/kill/-1", 400, "InvalidRequest"),
+        ("POST", f"/topology/{stage.id}/kill/soon", 400, "InvalidRequest"),
+        ("POST", f"/topology/{stage.id}/debug/enable/10", 400, "InvalidRequest"),
+    ):
+        answer = stage.http.request(method, f"/api/v1{path}")
+        assert answer.status_code == status, answer.text
+        assert set(answer.json()) == {"error", "errorMessage"} and answer.json()["error"] == kind
+    wrong = stage.http.post(
+        f"/api/v1/topology/{stage.id}/rebalance/0", json={"rebalanceOptions": {"numWorkers": "many"}}
+    )
+    assert wrong.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("headers", "allowed"),
+    [
+        ({}, True),
+        ({"Origin": "http://evil.example"}, False),
+        ({"Origin": "http://203.0.113.9"}, False),
+        ({"Origin": "http://127.0.0.1:1"}, False),
+        ({"Origin": "null"}, False),
+        ({"Origin": "SELF"}, True),
+        ({"Host": "evil.example"}, False),
+        ({"Host": ""}, False),
+        ({"Host": "localhost"}, True),
+        ({"Sec-Fetch-Site": "cross-site"}, False),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, False),
+        ({"Sec-Fetch-Site": "same-site"}, False),
+        ({"Sec-Fetch-Site": "same-origin", "Origin": "SELF"}, True),
+    ],
+)
+def test_a_foreign_page_changes_nothing(stage: Any, headers: dict[str, str], allowed: bool) -> None:
+    sent = {name: stage.url if value == "SELF" else value for name, value in headers.items()}
+    answer = stage.http.post("/api/v1/topology/none-1-1/kill/0", headers=sent)
+    # An allowed request gets as far as the topology, which does not exist.
+    assert answer.status_code == (404 if allowed else 400), answer.text
+    assert not [name for name in answer.headers if name.startswith("access-control-")]
+
+
+def test_a_link_from_elsewhere_may_be_followed_but_not_embedded(stage: Any) -> None:
+    followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert stage.http.get("/api/v1/cluster/summary", headers=followed).status_code == 200
+    embedded = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+    assert stage.http.get("/api/v1/cluster/summary", headers=embedded).status_code == 400
+    jsonp = stage.http.get("/api/v1/cluster/summary?callback=steal")
+    assert jsonp.headers["content-type"] == "application/json" and "steal" not in jsonp.text
+
+
+def test_actions_without_dagster_are_the_leaders(stage: Any) -> None:
+    answer = stage.http.post(f"/api/v1/topology/{stage.id}/deactivate")
+    assert answer.status_code == 200, answer.text
+    assert answer.json() == {
+        "topologyOperation": "deactivate",
+        "topologyId": stage.id,
+        "status": "success",
+    }
+    assert stage.get(f"/topology/{stage.id}")["status"] == "INACTIVE"
+    assert stage.http.post(f"/api/v1/topology/{stage.id}/activate").status_code == 200
+    rebalance = stage.http.post(
+        f"/api/v1/topology/{stage.id}/rebalance/0", json={"rebalanceOptions": {"numWorkers": 2}}
+    )
+    assert rebalance.status_code == 503 and "Dagster" in rebalance.json()["errorMessage"]
+
+
+def test_prometheus(stage: Any) -> None:
+    text = stage.http.get("/metrics").text
+    assert 'storm_topology_emitted_total{topology="wc"}' in text
+    acked = re.search(r'storm_topology_acked_total\{topology="wc"\} ([0-9.e+]+)', text)
+    assert acked is not None and float(acked[1]) >= 199
+    assert 'storm_topologies{status="ACTIVE"} 1.0' in text
+    assert re.search(r"storm_nimbus_blobs [0-9.]+", text) and "storm_slots_total 3.0" in text
+    assert 'storm_topology_workers{topology="wc"} 2.0' in text
+
+
+def test_a_supervisors_routes(stage: Any) -> None:
+    with httpx.Client(base_url=stage.supervisor, timeout=20, trust_env=False) as http:
+        assert http.get("/healthz").json()["id"] == "s1"
+        assert http.get("/v1/workers").json() == {"workers": []}
+        assert http.post("/v1/workers/6900/restart").status_code == 404
+        assert http.post("/v1/workers/x/restart").status_code == 400
+        assert (
+            http.post("/v1/workers/6900/restart", headers={"Origin": "http://evil.example"}).status_code
+            == 400
+        )
+        conf = http.get("/logview?cmd=showConf").json()
+        assert conf["supervisor.http.port"] == 0
+        listed = http.get("/logview", params={"cmd": "listDir", "dir": "workers"}).json()
+        assert f"workers/{stage.id}" in listed
+        assert http.get("/openapi.json").json()["info"]["title"] == "storm_dagster supervisor"
