@@ -1,14 +1,18 @@
 """A blob store behind any fsspec URL (S3, GCS, HDFS, a shared folder, memory).
 
 Same layout as the local store, without locks: contents are immutable under their hash, and a key is one small
-document that the remote store replaces at once. All nimbuses see the same blobs, so nothing is replicated
-between them and none ever lacks one.
+document that is replaced last. All nimbuses see the same blobs, so nothing is replicated between them and none
+ever lacks one. Object stores have no folders and no rename: nothing here relies on either. A content that no key
+names any more goes when it is old (:meth:`FsspecBlobStore.clean_abandoned`), never at once: another nimbus may
+be about to name it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -18,15 +22,18 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import quote, unquote
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
-from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_blob_key
 
 __all__ = ["FsspecBlobStore"]
 
 _CHUNK = 1 << 20
 _SPOOL = 8 << 20
+_READS = 4
+_PAUSE_SECS = 0.05
 
 
 class FsspecBlobStore:
@@ -73,13 +80,13 @@ class FsspecBlobStore:
             spool.seek(0)
             with self._remote(f"storing {key!r}"):
                 target = self._object_path(meta.sha256)
-                if not self._fs.exists(target):
-                    temporary = f"{self._root}/tmp/{meta.sha256}"
+                if not self._there(target):
+                    temporary = self._temporary_path()
                     with self._fs.open(temporary, "wb") as stream:
                         while chunk := spool.read(_CHUNK):
                             stream.write(chunk)
-                    self._fs.mv(temporary, target)
-                self._fs.pipe_file(path, json.dumps({"v": 1, **meta.to_document()}).encode())
+                    self._move(temporary, target)
+                self._write_key(path, meta)
         return meta
 
     def adopt(self, key: str, path: Path, sha256: str) -> BlobMeta:
@@ -94,35 +101,43 @@ class FsspecBlobStore:
         path = self._key_path(key)
         target = self._object_path(check_sha256(sha256))
         with self._remote(f"storing {key!r}"):
-            if not self._fs.exists(target):
+            if not self._there(target):
                 return None
             meta = BlobMeta(key, int(self._fs.size(target)), sha256)
-            self._fs.pipe_file(path, json.dumps({"v": 1, **meta.to_document()}).encode())
+            self._write_key(path, meta)
+            if not self._there(target):
+                # Cleaned away between the two: the key must not name what is gone.
+                self._fs.rm_file(path)
+                return None
         return meta
 
     def meta(self, key: str) -> BlobMeta:
         """Size and hash of the blob."""
         path = self._key_path(key)
-        with self._remote(f"looking for {key!r}"):
+        for attempt in range(_READS):
+            with self._remote(f"looking for {key!r}"):
+                try:
+                    raw = self._fs.cat_file(path)
+                except FileNotFoundError:
+                    raise no_such_blob(key, self.url) from None
             try:
-                raw = self._fs.cat_file(path)
-            except FileNotFoundError:
-                raise no_such_blob(key, self.url) from None
-        try:
-            document = json.loads(raw)
-            return BlobMeta(key, int(document["size"]), check_sha256(document["sha256"]))
-        except (ValueError, KeyError, TypeError, InvalidRequest):
-            raise Corrupt(f"{path} does not describe a blob: remove it and store the blob again") from None
+                document = json.loads(raw)
+                return BlobMeta(key, int(document["size"]), check_sha256(document["sha256"]))
+            except (ValueError, KeyError, TypeError, InvalidRequest):
+                # Some file systems show a file while it is being replaced: look again.
+                if attempt + 1 < _READS:
+                    time.sleep(_PAUSE_SECS)
+        raise Corrupt(f"{path} does not describe a blob: remove it and store the blob again")
 
     def exists(self, key: str) -> bool:
         """Whether the blob is there."""
         with self._remote(f"looking for {key!r}"):
-            return bool(self._fs.exists(self._key_path(key)))
+            return self._there(self._key_path(key))
 
     def has_content(self, sha256: str) -> bool:
         """Whether some blob there has that content."""
         with self._remote("looking for a content"):
-            return bool(self._fs.exists(self._object_path(check_sha256(sha256))))
+            return self._there(self._object_path(check_sha256(sha256)))
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
@@ -134,34 +149,37 @@ class FsspecBlobStore:
         """Description and stream of one and the same version; the caller closes the stream."""
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
-            stream = self._fs.open(self._object_path(meta.sha256), "rb")
+            try:
+                stream = self._fs.open(self._object_path(meta.sha256), "rb")
+            except FileNotFoundError:
+                raise self._content_lost(meta) from None
         return meta, cast(BinaryIO, stream)
 
     def read(self, key: str) -> bytes:
         """The whole content, verified."""
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
-            raw = bytes(self._fs.cat_file(self._object_path(meta.sha256)))
+            try:
+                raw = bytes(self._fs.cat_file(self._object_path(meta.sha256)))
+            except FileNotFoundError:
+                raise self._content_lost(meta) from None
         if hashlib.sha256(raw).hexdigest() != meta.sha256:
             raise Corrupt(f"blob {key!r} at {self.url} no longer has its hash {meta.sha256}: store it again")
         return raw
 
     def delete(self, key: str) -> None:
-        """Remove the blob, and its content when no other key has it."""
-        meta = self.meta(key)
+        """Remove the blob; its content goes when it is old and no other key has it."""
+        path = self._key_path(key)
         with self._remote(f"deleting {key!r}"):
-            self._fs.rm_file(self._key_path(key))
-        if all(self.meta(other).sha256 != meta.sha256 for other in self.keys()):
-            with self._remote(f"deleting {key!r}"):
-                self._fs.rm_file(self._object_path(meta.sha256))
+            if not self._there(path):
+                raise no_such_blob(key, self.url)
+            self._fs.rm_file(path)
 
     def keys(self, prefix: str = "") -> list[str]:
         """All keys that start with ``prefix``, sorted."""
         with self._remote("listing"):
-            self._fs.invalidate_cache()
-            names = [str(name).rpartition("/")[2] for name in self._fs.ls(f"{self._root}/keys", detail=False)]
-        found = (unquote(name) for name in names if name)
-        return sorted(key for key in found if key.startswith(prefix))
+            names = self._names("keys")
+        return sorted(key for key in map(unquote, names) if key.startswith(prefix))
 
     def list(self, prefix: str = "") -> list[BlobMeta]:
         """Descriptions of all blobs whose key starts with ``prefix``, by key."""
@@ -170,21 +188,80 @@ class FsspecBlobStore:
     def modified_secs(self, key: str) -> float | None:
         """When the key was last written, in epoch seconds of the store; ``None`` when it is not there."""
         with self._remote(f"looking for {key!r}"):
+            self._fs.invalidate_cache()
             try:
                 return float(self._fs.modified(self._key_path(key)).timestamp())
             except FileNotFoundError:
                 return None
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
-        """Remove temporary files that are older than that; how many were removed."""
+        """Remove temporary files, and contents without a key, that are older than that; how many were removed."""
         horizon = time.time() - older_than_secs
-        removed = 0
         with self._remote("cleaning"):
-            for path in self._fs.ls(f"{self._root}/tmp", detail=False):
-                if self._fs.modified(path).timestamp() <= horizon:
+            old = [
+                name for name in self._names("tmp") if self._written(f"{self._root}/tmp/{name}") <= horizon
+            ]
+            doomed = [f"{self._root}/tmp/{name}" for name in old]
+            aged = {
+                name
+                for name in self._names("objects")
+                if self._written(f"{self._root}/objects/{name}") <= horizon
+            }
+        if aged:
+            # The keys are read after the contents: what is named meanwhile is kept.
+            used = {self.meta(key).sha256 for key in self.keys()}
+            doomed += [f"{self._root}/objects/{name}" for name in sorted(aged - used)]
+        with self._remote("cleaning"):
+            for path in doomed:
+                if self._there(path):
                     self._fs.rm_file(path)
-                    removed += 1
-        return removed
+        return len(doomed)
+
+    def _names(self, part: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(f"{self._root}/{part}", detail=False)
+        except FileNotFoundError:
+            # An object store has no folder without a file.
+            return []
+        return [name for each in found if (name := str(each).rstrip("/").rpartition("/")[2]) and name != part]
+
+    def _there(self, path: str) -> bool:
+        self._fs.invalidate_cache()
+        return bool(self._fs.exists(path))
+
+    def _written(self, path: str) -> float:
+        try:
+            return float(self._fs.modified(path).timestamp())
+        except FileNotFoundError:
+            return time.time()
+
+    def _temporary_path(self) -> str:
+        return f"{self._root}/tmp/{secrets.token_hex(16)}"
+
+    def _move(self, temporary: str, target: str) -> None:
+        try:
+            self._fs.mv(temporary, target)
+        except OSError:
+            # Where a rename does not replace, another writer of the same content was faster.
+            if not self._there(target):
+                raise
+            self._fs.rm_file(temporary)
+
+    def _write_key(self, path: str, meta: BlobMeta) -> None:
+        raw = json.dumps({"v": 1, **meta.to_document()}).encode()
+        if isinstance(self._fs, LocalFileSystem):
+            # A file system shows a file while it is being written; object stores do not.
+            temporary = self._temporary_path()
+            self._fs.pipe_file(temporary, raw)
+            os.replace(temporary, path)
+        else:
+            self._fs.pipe_file(path, raw)
+
+    def _content_lost(self, meta: BlobMeta) -> Corrupt:
+        return Corrupt(
+            f"blob {meta.key!r} names content {meta.sha256} that is not at {self.url}: store the blob again"
+        )
 
     def _key_path(self, key: str) -> str:
         return f"{self._root}/keys/{quote(check_blob_key(key), safe='')}"
@@ -196,7 +273,10 @@ class FsspecBlobStore:
     def _remote(self, doing: str) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
+        except StormDagsterError:
+            raise
+        except Exception as error:
+            # Each file system raises errors of its own client.
             raise Unavailable(
                 f"{doing} in the blob store {self.url} failed ({error}): check that it can be reached"
             ) from error
