@@ -91,6 +91,8 @@ class Frame(msgspec.Struct, array_like=True):
     pressure: bool | None = None
     """The sender asks all spouts to wait (or says that they need not any longer)."""
     report: WorkerReport | None = None
+    loads: list[tuple[int, float]] | None = None
+    """(task of the sender, seconds of work that wait for it, at most 1), for load-aware shuffling."""
 
 
 class Request(msgspec.Struct, forbid_unknown_fields=True):

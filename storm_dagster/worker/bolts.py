@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from operator import attrgetter
@@ -11,7 +12,7 @@ from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.drivers import acks_itself, attach_drivers
 from storm_dagster.worker.runner import PULSE_DUE, TICK_DUE, Runner, make_component
-from storm_dagster.worker.sending import check_values, remote, route_of, spread
+from storm_dagster.worker.sending import check_values, guarded, remote, route_of, spread
 from storm_dagster.worker.tree import anchor_tree, joint_anchor, next_tuple_id
 
 __all__ = ["PASS_NANOS", "SLICE", "BoltRunner", "count_inputs"]
@@ -23,6 +24,7 @@ PASS_NANOS = 10_000_000
 SLOW_NANOS = 100_000
 """Mean time for a tuple from which on slices are made shorter."""
 
+_log = logging.getLogger("storm_dagster.component")
 _source = attrgetter("component", "stream")
 
 
@@ -30,6 +32,9 @@ def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
     """Count a batch as executed, by the stream it came on."""
     number = len(batch)
     runner.stats.executed += number
+    if runner.debug:
+        for tup in batch:
+            _log.info("%s-%d received %r", runner.component, runner.task_id, tup)
     by = runner.stats.executed_by
     if len(runner.part.inputs) == 1:
         first = batch[0]
@@ -152,11 +157,12 @@ class BoltRunner(Runner):
                 stats.acked += len(batch) - bad
             return bad
 
-        bolt._collector = BoltCollector(self, emit, ack, fail)
+        sends = guarded(emit, self.conf, component, task_id)
+        bolt._collector = BoltCollector(self, sends, ack, fail)
         bolt.context, bolt.conf = self.context, self.conf
         # Straight to the closure, unless the class has an emit of its own.
         if type(bolt).emit is Bolt.emit:
-            bolt.emit = emit
+            bolt.emit = sends
         return execute
 
     def run(self, now: float) -> bool:

@@ -10,15 +10,18 @@ from typing import Any
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.wire import Frame, TaskReport
 from storm_dagster.worker.acks import AckExchange
 from storm_dagster.worker.contract import Placement
+from storm_dagster.worker.loads import Loads
 from storm_dagster.worker.pressure import Pressure
 from storm_dagster.worker.routes import LocalLink, RemoteLink, build_routes
 from storm_dagster.worker.runner import Runner, Shared
 from storm_dagster.worker.runners import make_runner
+from storm_dagster.worker.sending import why_not
 from storm_dagster.worker.spouts import SpoutBase
 from storm_dagster.worker.system import Acker, TopologyMaster
 from storm_dagster.worker.transport import Transport
@@ -72,6 +75,7 @@ class NativeEngine:
         """Whether spouts may start: every worker was ready once, or the wait was over."""
         self._release_at = shared.clock() + 10.0
         self._pressure = Pressure(conf, transport)
+        self._loads = Loads(conf, transport)
 
     # -- placement --------------------------------------------------------------------------------------
 
@@ -263,6 +267,8 @@ class NativeEngine:
         self.exchange.take(frame)
         if frame.report is not None and self.master is not None:
             self.master.receive(frame.report)
+        if frame.loads is not None:
+            self._loads.hear(frame.loads, self.shared.clock())
         if frame.pressure is not None:
             slot = placement.tokens.get(frame.token)
             if slot is not None:
@@ -275,7 +281,9 @@ class NativeEngine:
         self.exchange.refuse([(root, 0, many)])
         runner = self.runners.get(link.source)
         if runner is not None:
-            runner.report(error, f"a tuple on stream {link.stream!r} cannot travel to another worker")
+            if not isinstance(error, ValueError):
+                error = InvalidRequest(why_not(error))
+            runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
 
     # -- running ----------------------------------------------------------------------------------------
 
@@ -296,9 +304,13 @@ class NativeEngine:
         if now >= self._next_clock - 1e-6:
             self._look_at_clock(now)
         worked = False
+        shared = self.shared
         for runner in self._order:
+            shared.at = runner
             if runner.status == "running" and runner.run(now):
                 worked = True
+        shared.at = None
+        self._loads.look(now, self._order)
         if self.exchange.flush(now):
             worked = True
         if self._pressure.watch(now, self._order):
@@ -306,8 +318,11 @@ class NativeEngine:
         return worked
 
     def _start_tasks(self, now: float) -> None:
-        missing = [runner for runner in self._order if not runner.start(now)]
-        self._starting = bool(missing)
+        missing = False
+        for runner in self._order:
+            self.shared.at = runner
+            missing = not runner.start(now) or missing
+        self._starting = missing
         self._update_spouts(now)
 
     def _look_at_clock(self, now: float) -> None:
@@ -338,6 +353,10 @@ class NativeEngine:
             if secs is not None and secs < least:
                 least = secs
         return least
+
+    def open_trees(self) -> int:
+        """How many tuples of the spouts here are neither acked nor failed yet."""
+        return sum(len(spout.pending) for spout in self.exchange.spouts)
 
     def drained(self) -> bool:
         """See the contract."""

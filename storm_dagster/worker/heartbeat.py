@@ -19,7 +19,16 @@ _log = logging.getLogger(__name__)
 class HeartbeatThread:
     """Replaces the file every ``secs`` seconds, but only if the loop has advanced: a hung loop does not beat."""
 
-    def __init__(self, path: Path, secs: float, passes: Callable[[], int], status: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        secs: float,
+        passes: Callable[[], int],
+        status: Callable[[], str],
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``watch`` is called before each beat that is due."""
+        self._watch = watch
         self._path = path
         self._secs = secs
         self._passes = passes
@@ -40,6 +49,7 @@ class HeartbeatThread:
     def _run(self) -> None:
         seen = -1
         while not self._stop.wait(self._secs):
+            self._watch()
             passes = self._passes()
             if passes != seen:
                 seen = passes

@@ -257,6 +257,7 @@ class Loop:
                 "dropped_frames": self.transport.dropped(),
                 "misdirected_tuples": self.engine.exchange.misdirected,
                 "waiting_tuples": sum(runner.waiting() for runner in self.engine.runners.values()),
+                "open_trees": self.engine.open_trees(),
                 "lease_pauses": self.lease.pauses,
             },
         )

@@ -24,6 +24,7 @@ from storm_dagster.worker.lease import Lease
 from storm_dagster.worker.loop import Loop
 from storm_dagster.worker.runner import Shared
 from storm_dagster.worker.transport import Transport
+from storm_dagster.worker.watchdog import Watchdog
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["run_worker"]
@@ -141,6 +142,7 @@ def _run(
         float(conf.get("worker.heartbeat.frequency.secs") or 1),
         lambda: loop.passes,
         loop.status,
+        Watchdog(shared, lambda: loop.passes, float(conf.get("worker.blocked.report.secs") or 5)).look,
     )
     heartbeat.start()
     keeper.start()

@@ -11,8 +11,8 @@ from storm_dagster.core.groupings import (
     fields_chooser,
     global_chooser,
     partial_key_chooser,
-    shuffle_chooser,
 )
+from storm_dagster.core.load_aware import LoadAwareShuffle
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.topology import GroupingSpec, TopologySpec
 
@@ -73,11 +73,28 @@ class RemoteLink:
 class Route:
     """One output stream of one task."""
 
-    __slots__ = ("copies", "direct", "emitted", "extra", "fans", "many", "only", "stream", "width")
+    __slots__ = (
+        "component",
+        "copies",
+        "direct",
+        "emitted",
+        "extra",
+        "fans",
+        "fields",
+        "many",
+        "only",
+        "shuffles",
+        "stream",
+        "width",
+    )
 
-    def __init__(self, stream: str, width: int) -> None:
+    def __init__(self, stream: str, fields: Sequence[str], component: str = "") -> None:
         self.stream = stream
-        self.width = width
+        self.fields = tuple(fields)
+        self.component = component
+        self.width = len(fields)
+        self.shuffles: list[LoadAwareShuffle[Any]] = []
+        """Those of the choosers that want to know of loads."""
         self.only: Callable[[Sequence[Any]], Any] | None = None
         """The chooser, when there is exactly one subscription and it gives one target."""
         self.fans: list[Callable[[Sequence[Any]], Any]] = []
@@ -138,7 +155,7 @@ def build_routes(
     for stream, declared in (part.outputs if part else {}).items():
         if stream.startswith("__"):
             continue
-        route = routes[stream] = Route(stream, len(declared.fields))
+        route = routes[stream] = Route(stream, declared.fields, component)
         if declared.direct:
             route.direct = {}
         for reader, _, reading in spec.components():
@@ -183,4 +200,7 @@ def _subscribe(
     else:
         if kind == "local_or_shuffle":
             links = [link for link in links if link.append is not None] or links
-        route.fans.append(shuffle_chooser(links, task))
+        shuffle: LoadAwareShuffle[Any] = LoadAwareShuffle(links, task)
+        if len(links) > 1:
+            route.shuffles.append(shuffle)
+        route.fans.append(shuffle.choose)

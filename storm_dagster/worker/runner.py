@@ -60,6 +60,8 @@ class Shared:
         self.home_ackers: tuple[int, ...] = ()
         """Indices in ``acker_tasks`` of those in this worker: roots are chosen to belong to them."""
         self.closing = False
+        self.at: Runner | None = None
+        """The task that the loop is in; read by the watchdog."""
         self.hosts: frozenset[str] = frozenset()
         """Hosts that run workers of the topology."""
 
@@ -88,6 +90,7 @@ class Runner:
         self.task_id = context.task_id
         self.component = context.component
         self.conf = context.conf
+        self.debug = bool(self.conf.get("topology.debug"))
         self.queue: list[Tuple] = []
         """Received tuples. The list object never changes: links hold its ``append``."""
         self.routes: dict[str, Route] = {}

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.worker.routes import Route
 from storm_dagster.worker.tree import Ledger, Tree, leaves, next_edge, next_tuple_id
 
-__all__ = ["check_values", "deliver", "remote", "route_of", "spread"]
+__all__ = ["check_travels", "check_values", "deliver", "guarded", "remote", "route_of", "spread", "why_not"]
+
+_log = logging.getLogger("storm_dagster.component")
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
@@ -28,12 +35,54 @@ def check_values(values: Any, route: Route) -> None:
     """``InvalidRequest`` unless ``values`` is a list or tuple of as many values as the stream has fields."""
     if not isinstance(values, list | tuple):
         raise InvalidRequest(
-            f"emit on stream {route.stream!r} needs a list of values, got {type(values).__name__}: wrap it in [ ]"
+            f"component {route.component!r} emits {type(values).__name__} {values!r:.60} on stream {route.stream!r}, which "
+            "takes a list of values: wrap it in [ ]"
         )
     if len(values) != route.width:
         raise InvalidRequest(
-            f"stream {route.stream!r} has {route.width} fields, {len(values)} values were emitted"
+            f"component {route.component!r} emits {len(values)} values on stream {route.stream!r}, which has "
+            f"{route.width} fields ({', '.join(route.fields) or 'none'}): emit a value for each of them, or change outputs"
         )
+
+
+def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
+    """``InvalidRequest`` unless the values could go to another worker."""
+    try:
+        size = len(_encode(values))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"component {component!r}, stream {stream!r}: {why_not(error)}") from None
+    if size > MAX_FRAME_BYTES:
+        raise InvalidRequest(
+            f"component {component!r} emits a tuple of {size} bytes on stream {stream!r}, the limit is "
+            f"{MAX_FRAME_BYTES}: send a reference to it (a path, a key), or several smaller tuples"
+        )
+
+
+def why_not(error: Exception) -> str:
+    """Why a tuple cannot be encoded, and what to do about it."""
+    return (
+        f"a value cannot travel to another worker ({error}): emit numbers, texts, bytes, lists, maps, None, booleans or "
+        "datetimes"
+    )
+
+
+def guarded(
+    emit: Callable[..., Any], conf: Mapping[str, Any], component: str, task: int
+) -> Callable[..., Any]:
+    """``emit``, or what also logs (``topology.debug``) and checks that values could travel, when the conf asks."""
+    debug, check = conf.get("topology.debug"), conf.get("topology.testing.always.try.serialize")
+    if not (debug or check):
+        return emit
+
+    def careful(tup: Any, *rest: Any, **named: Any) -> Any:
+        if check:
+            check_travels(tup, str(named.get("stream") or "default"), component)
+        sent = emit(tup, *rest, **named)
+        if debug:
+            _log.info("%s-%d emits %r %s", component, task, tup, {**dict(enumerate(rest)), **named} or "")
+        return sent
+
+    return careful
 
 
 def remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:

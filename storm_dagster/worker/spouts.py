@@ -10,7 +10,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
 from storm_dagster.worker.bolts import BoltCollector
 from storm_dagster.worker.runner import Runner, make_component
-from storm_dagster.worker.sending import check_values, remote, route_of, spread
+from storm_dagster.worker.sending import check_values, guarded, remote, route_of, spread
 from storm_dagster.worker.tree import Tree, next_edge, next_tuple_id
 
 __all__ = ["PASS_CALLS", "PASS_SECS", "SpoutBase", "SpoutRunner"]
@@ -107,7 +107,7 @@ class SpoutBase(Runner):
                     ledger.done(tree)
             return sent
 
-        return emit
+        return guarded(emit, self.conf, component, task_id)
 
     def verdicts(self, now: float, tell: Callable[[bool, Any], None]) -> bool:
         """Hand all verdicts to ``tell(acked, tuple id)``; trees that are too old are failed. Whether any were."""

@@ -25,7 +25,7 @@ class Acker(Runner):
         timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
         # Twice: the spout's own clock decides, and it may have started later.
         self.table = AckerTable(2 * timeout)
-        self.sent = Route("__ack_ack", 1)
+        self.sent = Route("__ack_ack", ("id",))
         self.tick_secs = None
         self._expire_at = 0.0
 

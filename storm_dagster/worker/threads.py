@@ -6,6 +6,7 @@ written down in order and carried out by the loop; only an emit that wants its r
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -20,11 +21,12 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.drivers import attach_drivers
 from storm_dagster.worker.runner import Runner, make_component
-from storm_dagster.worker.sending import check_values, route_of
+from storm_dagster.worker.sending import check_travels, check_values, route_of
 from storm_dagster.worker.tree import joint_anchor
 
 __all__ = ["PULSE", "STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
 
+_log = logging.getLogger("storm_dagster.component")
 _MOST_ORDERS = 20_000
 """Orders that may wait for the loop before the thread waits for it."""
 STOP = object()
@@ -177,6 +179,10 @@ class ThreadMixin(Runner):
     def checked(self, tup: Any, stream: str | None) -> list[Any]:
         """The values, checked in the caller's thread so that the caller gets the error."""
         check_values(tup, route_of(self.routes, stream or "default", self.component))
+        if self.conf.get("topology.testing.always.try.serialize"):
+            check_travels(tup, stream or "default", self.component)
+        if self.debug:
+            _log.info("%s-%d emits %r %s", self.component, self.task_id, tup, stream or "")
         return [*tup]
 
     def await_lease(self) -> None:

@@ -54,6 +54,7 @@ class Peer:
         self.failed: dict[int, list[int]] = {}
         self.pressure: bool | None = None
         self.report: Any = None
+        self.loads: list[tuple[int, float]] | None = None
         self.backlog: Backlog = deque()
         self.dropped = 0
 
@@ -68,6 +69,7 @@ class Peer:
             or self.failed
             or self.pressure is not None
             or self.report is not None
+            or self.loads is not None
         )
 
     def frames(self, token: str, most: int, broken: Broken) -> Iterator[bytes]:
@@ -84,9 +86,10 @@ class Peer:
             list(self.failed.items()),
             self.pressure,
             self.report,
+            self.loads,
         )
         self.acks, self.inits, self.fails, self.acked, self.failed = {}, {}, {}, {}, {}
-        self.pressure = self.report = None
+        self.pressure = self.report = self.loads = None
         groups: list[Any] = []
         room = most
         for link, items in taken:
@@ -123,7 +126,10 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
             try:
                 raw = encode_frame(Frame(frame.token, [(task, source, stream, [item])]))
                 if len(raw) > MAX_FRAME_BYTES:
-                    raise ValueError(f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES}")
+                    raise ValueError(
+                        f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES}: send a reference to it "
+                        "(a path, a key), or several smaller tuples"
+                    )
             except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
                 broken(links[(task, source, stream)], item, error)
             else:

@@ -146,3 +146,31 @@ def make_rig(
     yield make
     for rig in rigs:
         rig.stop()
+
+
+@pytest.fixture
+def rig_of(
+    tmp_path: Path,
+    zk_cluster: StormClusterState,
+    zk_conf: dict[str, object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., WorkerRig]]:
+    """Makes a rig of any topology: builder, code, task ranges of its components (acker 8, master 9), conf."""
+    monkeypatch.setenv("RIG_FOLDER", str(tmp_path))
+    rigs: list[WorkerRig] = []
+
+    def make(builder: TopologyBuilder, code: str, tasks: Mapping[str, str], **conf: Any) -> WorkerRig:
+        spec = builder.build()
+        parts = {name: ("bolt" if name in spec.bolts else "spout", ids) for name, ids in tasks.items()}
+        parts |= {"__acker": ("bolt", "8"), "__topology_master": ("bolt", "9")}
+        table = TaskTable(
+            components={name: ComponentTasks(type=kind, tasks=ids) for name, (kind, ids) in parts.items()}  # type: ignore[arg-type]
+        )
+        settings = {"task.heartbeat.frequency.secs": 0.5, "task.refresh.poll.secs": 2, **conf}
+        rig = WorkerRig(tmp_path, zk_cluster, zk_conf, spec, table, conf=settings, code={"rig_code.py": code})
+        rigs.append(rig)
+        return rig
+
+    yield make
+    for rig in rigs:
+        rig.stop()

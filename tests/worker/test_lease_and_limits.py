@@ -90,3 +90,27 @@ def test_a_worker_imports_no_heavy_package() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_ones_after_the_timeout() -> (
+    None
+):
+    from storm_dagster.model.wire import TaskReport, WorkerReport
+    from storm_dagster.worker.master import TopologyMasterTable
+
+    def report(*tasks: int) -> WorkerReport:
+        return WorkerReport(
+            node="s1", host="h", port=1, pid=7, count=1, uptime_secs=0, version=0, status="running",
+            tasks={str(task): TaskReport(component="b", status="running") for task in tasks}, system={},
+        )  # fmt: skip
+
+    table = TopologyMasterTable("t-1-1", 9)
+    table.receive(report(1, 2), 0.0)
+    assert table.beats(10.0, 30, (1, 2, 3), 120).dead == ""
+    table.receive(report(1, 2), 130.0)
+    assert table.beats(130.0, 30, (1, 2, 3), 120).dead == ""
+    table.receive(report(1, 2), 131.0)
+    assert table.beats(131.0, 30, (1, 2, 3), 120).dead == "3"  # never reported: missed since 10
+    table.receive(report(1, 2, 3), 132.0)
+    assert table.beats(133.0, 30, (1, 2, 3), 120).dead == ""
+    assert table.beats(163.0, 30, (1, 2, 3), 120).dead == "1-3"  # reported, then silent
