@@ -101,9 +101,10 @@ def _enter(slot: Slot, state: SlotState, now: float) -> Slot:
 def _assigned(slot: Slot, work: Work | None, lazy: bool, now: float) -> _Result:
     if work == slot.wanted and lazy == slot.lazy:
         return slot, ()
-    if work != slot.wanted:
+    if work != slot.wanted and work != slot.counted:
         # Other code starts with a clean slate: what a rollback brings back must not wait for what crashed.
         slot = replace(slot, crashes=0, not_before=0.0)
+    slot = replace(slot, counted=None)
     slot = replace(slot, wanted=work, lazy=lazy, reason="")
     if not _same_topology(work, slot.ran):
         slot = replace(slot, ran=None)

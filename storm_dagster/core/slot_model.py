@@ -218,6 +218,8 @@ class Slot:
     """When KILL was last sent."""
     crashes: int = 0
     """Crashes in a row, none of them after a stable minute."""
+    counted: Work | None = None
+    """The work that ``crashes`` were counted for by an earlier supervisor process, until something is wanted."""
     ran: Work | None = None
     """The work of the last process that was seen to run here, while the same topology is wanted."""
     reason: str = ""

@@ -207,6 +207,9 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.tick.tuple.freq.secs": ConfKey("number", "Pause between tick tuples, seconds", 0.01),
     "topology.debug": ConfKey("bool", "Log every tuple"),
     "topology.priority": ConfKey("int", "Order of placement: lower first", 0),
+    "topology.rebalance.threshold": ConfKey(
+        "number", "Least gain in balance of a scheduled rebalance: 0.1 is a tenth of the fair share", 0
+    ),
     "topology.scheduler.strategy": ConfKey(
         "str", "Placement strategy", choices=("balanced", "even", "local")
     ),

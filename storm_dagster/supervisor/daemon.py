@@ -169,8 +169,8 @@ class Supervisor:
                     log_path=log_path(self._home, known.topology_id, known.port),
                 )
         for wanted in before.wanted if before is not None else ():
-            if wanted.ran:
-                self.table.remember(wanted.port, Work(wanted.topology_id, wanted.code_dir))
+            work = Work(wanted.topology_id, wanted.code_dir)
+            self.table.remember(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
         for worker in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
             _log.info(
                 "worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid
@@ -266,7 +266,11 @@ class Supervisor:
         )
         wanted = tuple(
             WantedSlot(
-                port=port, topology_id=slot.wanted[0], code_dir=slot.wanted[1], ran=slot.ran is not None
+                port=port,
+                topology_id=slot.wanted[0],
+                code_dir=slot.wanted[1],
+                ran=slot.ran is not None,
+                crashes=slot.crashes,
             )
             for port, slot in self.table.slots.items()
             if slot.wanted is not None

@@ -45,6 +45,8 @@ class WantedSlot(_Part):
     code_dir: str
     ran: bool
     """A worker of that topology was seen running here."""
+    crashes: int = 0
+    """Crashes in a row: the back-off goes on over a restart of the supervisor."""
 
 
 class LocalState(_Part):

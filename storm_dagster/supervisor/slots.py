@@ -148,9 +148,11 @@ class SlotTable:
         """Ports whose worker is being brought back in place."""
         return tuple(port for port, slot in self._slots.items() if is_restarting(slot))
 
-    def remember(self, port: int, ran: Work) -> None:
-        """Before the first pass: a worker of that work ran in the slot when the supervisor ended."""
-        self._slots[port] = replace(self._slots.get(port, Slot(port)), ran=ran)
+    def remember(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
+        """Before the first pass: what was wanted in the slot when the supervisor ended, whether a worker of it
+        had run, and how often in a row one had crashed."""
+        slot = self._slots.get(port, Slot(port))
+        self._slots[port] = replace(slot, ran=work if ran else slot.ran, crashes=crashes, counted=work)
 
     def adopt(self, found: FoundWorker, now: float) -> None:
         """Take over a worker that runs already. Until the cluster is read, it counts as wanted."""

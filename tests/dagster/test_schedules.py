@@ -23,7 +23,9 @@ def instance():
 def tick(world, name):
     schedule = world.defs.resolve_schedule_def(name)
     with dg.build_schedule_context(
-        instance=world.instance, resources=dict(world.defs.resources or {})
+        instance=world.instance,
+        resources=dict(world.defs.resources or {}),
+        repository_def=world.defs.get_repository_def(),
     ) as context:
         return schedule.evaluate_tick(context)
 
@@ -33,27 +35,39 @@ def test_a_balanced_cluster_is_not_rebalanced(world) -> None:
     world.run_workers("wc")
     data = tick(world, "rebalance_schedule")
     assert not data.run_requests
-    assert "1 topologies are balanced" in data.skip_message
+    assert "wc: it is balanced" in data.skip_message
+
+
+def crowded(world, **conf) -> None:
+    """A topology whose four workers stand on one of two supervisors."""
+    world.lose_supervisor("s2")
+    world.submit("wc", conf={"topology.workers": 4, **conf})
+    world.run_workers("wc")
+    world.supervisor("s2")
 
 
 def test_a_topology_that_can_spread_better_is_rebalanced_once(world) -> None:
-    world.lose_supervisor("s2")
-    world.submit("wc", conf={"topology.workers": 4})
-    world.run_workers("wc")
-    world.supervisor("s2")
+    crowded(world)
+    (request,) = tick(world, "rebalance_schedule").run_requests
+    assert request.partition_key == "wc"
+    # Fewest moves would leave the workers where they are: all is placed anew.
+    assert request.run_config["ops"]["storm__assignment"]["config"] == {"reassign": True}
+    (again,) = tick(world, "rebalance_schedule").run_requests
+    assert request.run_key == again.run_key
+
+
+def test_a_gain_below_the_threshold_moves_nothing_and_says_so(world) -> None:
+    crowded(world, **{"topology.rebalance.threshold": 1.0})
     data = tick(world, "rebalance_schedule")
-    again = tick(world, "rebalance_schedule")
-    if data.run_requests:
-        (request,) = data.run_requests
-        assert request.partition_key == "wc"
-        assert request.run_key == again.run_requests[0].run_key
-    else:
-        assert data.skip_message
+    assert not data.run_requests
+    assert "imbalance 1.00 would become 0.00" in data.skip_message
+    assert "topology.rebalance.threshold 1" in data.skip_message
 
 
 def test_a_topology_with_dead_workers_is_left_to_the_healer(world) -> None:
     world.submit("wc", conf={"topology.workers": 2})
-    assert "0 topologies are balanced" in tick(world, "rebalance_schedule").skip_message
+    message = tick(world, "rebalance_schedule").skip_message
+    assert "2 of its workers do not live, healing comes first" in message
 
 
 def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world) -> None:

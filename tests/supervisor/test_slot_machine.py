@@ -470,3 +470,14 @@ def test_no_sequence_of_events_however_absurd_breaks_it(events: list[Event]) -> 
         slot = driver.slot
         assert (slot.state == "empty") <= (slot.worker is None and slot.wanted is None)
         assert not (slot.launching and slot.worker is not None)
+
+
+def test_crashes_that_an_earlier_supervisor_counted_go_on_for_the_same_work_only() -> None:
+    driver = Driver(slot=Slot(6900, crashes=4, counted=A))
+    driver.run()
+    assert driver.slot.crashes == 4
+    assert Launch(A) not in driver.send(Exited("w1", 1))
+    assert driver.slot.not_before == driver.now + crash_delay(5, LIMITS)
+    other = Driver(slot=Slot(6900, crashes=4, counted=A))
+    other.run(B)
+    assert other.slot.crashes == 0

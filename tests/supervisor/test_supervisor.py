@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from storm_dagster.model import paths
@@ -125,6 +126,7 @@ def rig(
     conf = {
         **zk_conf,
         "nimbus.seeds": [blob_server.url.removeprefix("http://")],
+        "supervisor.http.port": 0,
         "supervisor.heartbeat.frequency.secs": 1,
         "supervisor.monitor.frequency.secs": 0.5,
         "supervisor.worker.shutdown.sleep.secs": 0.5,
@@ -169,7 +171,9 @@ def test_a_worker_is_started_with_everything_it_needs(rig: Rig) -> None:
     run = RunFile.read(RunFile.path_of(rig.home, "worker", "s1-6900"))
     assert run is not None and run.pid == start["pid"] and run.ports == {"data": 6900}
     info = eventually(rig.info, what="the supervisor's heartbeat")
-    assert (info.host, info.ports, info.restarting, info.http) == ("127.0.0.1", (6900, 6901), (), None)
+    assert (info.host, info.ports, info.restarting) == ("127.0.0.1", (6900, 6901), ())
+    assert info.http is not None
+    assert httpx.get(f"{info.http}/healthz", timeout=20, trust_env=False).json()["id"] == "s1"
 
 
 def test_heartbeats_rise_while_nothing_else_is_written(rig: Rig) -> None:
@@ -247,10 +251,22 @@ def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed
     rig.code("good-2-2")
     rig.assign("bad-1-1", 6900)
     rig.assign("good-2-2", 6901)
-    rig.supervisor()
+    first = rig.supervisor()
     eventually(lambda: len(rig.starts("bad-1-1")) == 4, what="four starts (0, 1, 2 s apart)")
     assert len(rig.starts("good-2-2")) == 1
     assert rig.blobs.gets("bad-1-1-stormjar.jar") == 1
+
+    def crashes() -> int:
+        state = json.loads((rig.home / "supervisor/s1/localstate/state.json").read_text())["state"]
+        return next(slot["crashes"] for slot in state["wanted"] if slot["port"] == 6900)
+
+    eventually(lambda: crashes() == 4, what="the crashes on disk", ignore=(OSError, StopIteration))
+    # The back-off goes on where it was when the supervisor is started again.
+    first.kill()
+    first.wait(timeout=10)
+    rig.supervisor()
+    eventually(lambda: crashes() == 5, what="the next crash", ignore=(OSError, StopIteration))
+    assert len(rig.starts("bad-1-1")) == 5 and len(rig.starts("good-2-2")) == 1
 
 
 def test_a_superseded_worker_is_no_crash(rig: Rig) -> None:

@@ -1,0 +1,26 @@
+"""How evenly a topology is spread, as one number: what a scheduled rebalance has to improve."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+__all__ = ["imbalance"]
+
+
+def imbalance(workers: Iterable[tuple[str, int]], *, wanted: int, supervisors: int) -> float:
+    """How far the fullest places are above their fair share; 0 is as even as can be, 1 is twice the share.
+
+    ``workers``: (supervisor id, number of tasks) of each used slot. ``wanted``: workers that the tasks should
+    be spread over. ``supervisors``: how many can be used. The larger of two excesses: tasks on one worker, and
+    workers on one supervisor.
+    """
+    used = [(node, tasks) for node, tasks in workers if tasks > 0]
+    total = sum(tasks for _, tasks in used)
+    if not total:
+        return 0.0
+    fair_tasks = -(-total // max(1, min(wanted, total)))
+    fair_workers = -(-len(used) // max(1, min(supervisors, len(used))))
+    fullest = max(tasks for _, tasks in used)
+    crowded = max(Counter(node for node, _ in used).values())
+    return max(fullest / fair_tasks, crowded / fair_workers) - 1.0
