@@ -18,6 +18,7 @@ from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.security import Security
 from storm_dagster.nimbus.action_listener import ActionNotifier
 from storm_dagster.nimbus.blob_registry import BlobRegistry
 from storm_dagster.nimbus.blob_sync import BlobSync
@@ -35,16 +36,20 @@ from storm_dagster.nimbus.start import (
     PidFile,
     check_bind,
     check_mode,
-    choose_port,
+    container_heartbeat,
     listen,
     open_blob_store,
     open_cluster,
+    open_reads,
     resolve_nimbus_id,
+    thrift_host,
 )
 from storm_dagster.nimbus.submitting import Submissions
+from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.nimbus.topology_stats import TopologyStats
 from storm_dagster.nimbus.unreported import Unreported
 from storm_dagster.nimbus.uploads import Uploads
+from storm_dagster.operations.inimbus import load_inimbus
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -79,6 +84,7 @@ def _serve(
     conf: ClusterConf, home: Path, nimbus_id: str | None, stop: threading.Event, stack: ExitStack
 ) -> None:
     check_mode(conf)
+    security = Security.of(conf)
     host = check_bind(conf)
     nimbus_id = resolve_nimbus_id(home, nimbus_id)
     folder = home / "nimbus" / nimbus_id
@@ -88,16 +94,23 @@ def _serve(
     stack.callback(PidFile(folder / "pids").remove)
     listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
     stack.callback(listener.close)
+    thrift_listener = listen(thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port")
+    stack.callback(thrift_listener.close)
     identity = Identity(
         id=nimbus_id,
         host=host,
-        thrift_port=choose_port(host, conf["nimbus.thrift.port"], "nimbus.thrift.port"),
+        thrift_port=int(thrift_listener.getsockname()[1]),
         http_port=int(listener.getsockname()[1]),
         version=storm_dagster.__version__,
+        scheme=security.scheme,
     )
+    inimbus = load_inimbus(conf, folder / "ininumbus")
     base = open_blob_store(conf, folder)
     cluster = open_cluster(conf, folder, base)
     stack.callback(cluster.disconnect)
+    reads = open_reads(conf, folder, cluster)
+    if reads is not None:
+        stack.callback(reads.close)
     leadership = LeadershipSession(cluster)
     stack.callback(leadership.close)
 
@@ -106,34 +119,48 @@ def _serve(
     election = Election(nimbus, sync, lambda epoch: _initialise(nimbus, epoch, sync_wake))
     stack.callback(election.close)
     nimbus.wake_election = election.wake
+    nimbus.inimbus, nimbus.reads = inimbus, reads
 
-    reader = ClusterReader(nimbus, TopologyStats().ask)
+    reader = ClusterReader(nimbus, TopologyStats(security).ask)
     stack.callback(reader.close)
     submissions = Submissions(nimbus)
+    thrift = ThriftService(nimbus, reader, submissions, thrift_listener)
     ended = threading.Event()
     threads = (
         ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
         ("nimbus-blob-sync", lambda: _synchronise(sync, sync_wake, ended)),
         ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),
-        ("nimbus-upkeep", lambda: _keep_up(nimbus, submissions, ended)),
+        ("nimbus-upkeep", lambda: _keep_up(nimbus, (submissions, thrift), ended)),
     )
     for name, work in threads:
         thread = threading.Thread(target=work, name=name, daemon=True)
         stack.callback(thread.join, 5.0)
         thread.start()
+    container = container_heartbeat(conf, folder)
+    if container is not None:
+        threading.Thread(
+            target=container.run, args=(ended, stop), name="nimbus-container", daemon=True
+        ).start()
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
     # Resigning first makes another nimbus lead at once, while this one is still putting its things away.
     stack.callback(_resign, leadership, nimbus)
-    service = HttpService(build_app(nimbus, reader, submissions), listener)
+    tls = (
+        security.server_context(client_certificate=security.http_needs_certificate) if security.tls else None
+    )
+    service = HttpService(build_app(nimbus, reader, submissions), listener, tls=tls)
     stack.callback(service.stop)
     service.start()
+    stack.callback(thrift.stop)
+    thrift.start()
     record = RunFile.write(
         home, "nimbus", nimbus_id, ports={"http": identity.http_port, "thrift": identity.thrift_port}
     )
     stack.callback(record.remove, home)
     _log.info("nimbus %s serves %s as %s", nimbus_id, identity.http, identity.address)
     election.run(stop)
+    if container is not None and container.failure is not None:
+        raise container.failure
 
 
 def _assemble(
@@ -153,7 +180,12 @@ def _assemble(
     def peers() -> list[Peer]:
         return nimbus.peers()
 
-    replicator = Replicator(peers, base.open, wait_secs=conf["topology.max.replication.wait.time.sec"])
+    replicator = Replicator(
+        peers,
+        base.open,
+        wait_secs=conf["topology.max.replication.wait.time.sec"],
+        security=Security.of(conf),
+    )
     stack.callback(replicator.close)
     blobs = NimbusBlobStore(
         base,
@@ -188,6 +220,7 @@ def _assemble(
         peers=peers,
         inbox=inbox,
         keep_secs=conf["nimbus.inbox.jar.expiration.secs"],
+        security=Security.of(conf),
     )
     stack.callback(sync.close)
     return nimbus, sync
@@ -236,8 +269,10 @@ def _synchronise(sync: BlobSync, wake: threading.Event, ended: threading.Event) 
             ended.wait(0.2)
 
 
-def _keep_up(nimbus: Nimbus, submissions: Submissions, ended: threading.Event) -> None:
-    """Expiry of idle uploads and old tokens, and the inbox cleaner."""
+def _keep_up(
+    nimbus: Nimbus, expiring: tuple[Submissions, ThriftService], ended: threading.Event
+) -> None:
+    """Expiry of idle transfers and old tokens, and the inbox cleaner."""
     pause = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
     age = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])
     cleaned: float | None = None
@@ -245,7 +280,8 @@ def _keep_up(nimbus: Nimbus, submissions: Submissions, ended: threading.Event) -
         now = time.monotonic()
         try:
             nimbus.uploads.advance(now)
-            submissions.advance(now)
+            for each in expiring:
+                each.advance(now)
             if cleaned is None or now - cleaned >= pause:
                 cleaned = now
                 clean_inbox(nimbus.inbox, expiration_secs=age, now=time.time())
