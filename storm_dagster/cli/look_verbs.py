@@ -136,23 +136,52 @@ def errors(invocation: Invocation, name: str) -> None:
 @click.argument("task", type=int, required=False)
 def explain(invocation: Invocation, name: str, task: int | None) -> None:
     """Why the tasks of topology NAME (or one TASK) are where they are, or unscheduled."""
+    asked = {} if task is None else {"task": task}
     with invocation.nimbus() as nimbus:
-        document = nimbus.get(f"/v1/topologies/{name}/placement")
+        document = nimbus.get(f"/v1/topologies/{name}/placement", **asked)
+    reasons: dict[str, Any] = document.get("reasons", {})
+    unassigned: dict[str, Any] = document.get("unassigned", {})
+    waiting: dict[str, Any] = document.get("waiting", {})
+    known = {**reasons, **unassigned, **waiting}
+    if task is not None and str(task) not in known:
+        raise InvalidRequest(f"topology {name!r} has no task {task}")
     if invocation.json:
         print_json(document)
         return
-    reasons: dict[str, Any] = document.get("reasons", {})
-    unassigned: dict[str, Any] = document.get("unassigned", {})
-    if task is not None and str(task) not in {**reasons, **unassigned}:
-        raise InvalidRequest(f"topology {name!r} has no task {task}")
-    rows = [
-        (number, "unscheduled" if number in unassigned else "placed", said)
-        for number, said in sorted({**reasons, **unassigned}.items(), key=lambda item: int(item[0]))
-        if task is None or number == str(task)
-    ]
-    print_table("", ["task", "", "why"], rows)
-    if task is None:
-        print_table("", ["slot", "why"], sorted(document.get("worker_reasons", {}).items()))
+    components, slots = document.get("components", {}), document.get("slots", {})
+
+    def row(number: str) -> tuple[Any, ...]:
+        said, state = reasons.get(number, ""), "placed"
+        if number in unassigned:
+            said, state = unassigned[number], "unscheduled"
+        elif number in waiting:
+            said, state = f"its worker is gone; it would go to {waiting[number]} now", "waiting"
+        return number, components.get(number), slots.get(number), state, said
+
+    shown = sorted(known, key=int) if task is None else [str(task)]
+    print_table("", ["task", "component", "slot", "", "why"], map(row, shown))
+    choice = document.get("choice")
+    if choice:
+        print_table(
+            f"{choice['candidates']} workers could take it; not chosen, the closest first",
+            ["worker", "decided by", "there", f"in {choice['worker']}"],
+            [
+                (other["worker"], other["selector"], other["had"], other["chosen_had"])
+                for other in choice["alternatives"]
+            ],
+        )
+    mine = slots.get(str(task)) if task is not None else None
+    print_table(
+        "",
+        ["slot", "why"],
+        [
+            (slot, why)
+            for slot, why in sorted(document.get("worker_reasons", {}).items())
+            if task is None or slot == mine
+        ],
+    )
+    for warning in document.get("warnings", []):
+        click.echo(plain(f"warning: {warning}"), err=True)
 
 
 COMMANDS: dict[str, click.Command] = {

@@ -119,13 +119,25 @@ def _show_plan(plan: dict[str, Any] | None) -> None:
         f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added, {removed} are removed"
     )
     print_table(
-        "",
-        ["node", "host:port", "tasks"],
+        "moves",
+        ["task", "component", "from", "to", "why"],
+        [(move["task"], move["component"], move["from"], move["to"], move["why"]) for move in plan["moves"]],
+    )
+    print_table(
+        "workers",
+        ["node", "host:port", "tasks", "kept"],
         [
-            (worker["node"], f"{worker['host']}:{worker['port']}", ", ".join(map(str, worker["tasks"])))
+            (
+                worker["node"],
+                f"{worker['host']}:{worker['port']}",
+                ", ".join(map(str, worker["tasks"])),
+                "yes" if worker["kept"] else "no",
+            )
             for worker in plan["workers"]
         ],
     )
+    for warning in plan["warnings"]:
+        click.echo(plain(f"warning: {warning}"), err=True)
 
 
 def _change(

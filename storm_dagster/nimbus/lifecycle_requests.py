@@ -18,6 +18,7 @@ from storm_dagster.model.records import StormBase
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import lifecycle
 from storm_dagster.operations.context import OperationsContext, topology_by_name
+from storm_dagster.operations.explaining import moves_document
 from storm_dagster.operations.gray_upgrade import UpgradeReport, check_request
 from storm_dagster.operations.rebalance import rebalance
 from storm_dagster.operations.reports import LifecycleReport
@@ -132,9 +133,17 @@ class LifecycleRequests:
             "tasks_added": list(report.tasks_added),
             "tasks_removed": list(report.tasks_removed),
             "workers": [
-                {"node": worker.node, "host": worker.host, "port": worker.port, "tasks": list(worker.tasks)}
+                {
+                    "node": worker.node,
+                    "host": worker.host,
+                    "port": worker.port,
+                    "tasks": list(worker.tasks),
+                    "kept": worker.kept,
+                }
                 for worker in (placement.workers if placement else ())
             ],
+            "moves": moves_document(report.assignment, placement, report.components) if placement else [],
+            "warnings": list(placement.warnings) if placement else [],
         }
 
     def _launch(self, name: str, verb: str, fields: Mapping[str, Any]) -> str:

@@ -175,8 +175,8 @@ def _plan(
 def _report(
     topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0
 ) -> RebalanceReport:
-    before = topology.tasks.component_of().keys() if topology.tasks else set()
-    after = plan.table.component_of().keys()
+    before = topology.tasks.component_of() if topology.tasks else {}
+    after = plan.table.component_of()
     placement = plan.result.placement(base.name)
     return RebalanceReport(
         topology_id=topology.id,
@@ -191,8 +191,9 @@ def _report(
         placement=placement,
         assignment=topology.assignment,
         version=topology.assignment_at.version if topology.assignment_at else None,
-        tasks_added=tuple(sorted(after - before)),
-        tasks_removed=tuple(sorted(before - after)),
+        tasks_added=tuple(sorted(after.keys() - before.keys())),
+        tasks_removed=tuple(sorted(before.keys() - after.keys())),
+        components={**before, **after},
     )
 
 

@@ -128,6 +128,10 @@ class LifecycleReport:
     changed: bool
     delay_secs: int | None = None
     previous: TopologyStatus | None = None
+    drain_secs: float | None = None
+    """For a replacement: how long the former topology took to finish what it had in hand."""
+    swap_secs: float | None = None
+    """For a replacement: from the silence of the former topology until the new one was active and the rest swept."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,8 @@ class RebalanceReport:
     version: int | None = None
     tasks_added: tuple[int, ...] = ()
     tasks_removed: tuple[int, ...] = ()
+    components: Mapping[int, str] = field(default_factory=dict)
+    """Component of each task before and after."""
 
 
 @dataclass(frozen=True)

@@ -151,15 +151,18 @@ class Selector:
         ``blocked`` are further supervisors that hold one. Being apart outranks the quota: with no room
         left on such a supervisor, the best worker there takes one more.
         """
+        best, *rivals = self.apart_candidates(unit, blocked)
+        self._put(unit, best[-1], _decided(best, rivals[:1]))
+
+    def apart_candidates(self, unit: Unit, blocked: frozenset[str]) -> list[Key]:
+        """What :meth:`place_apart` would choose from, the best first."""
         apart = [
             index
             for index, bin in enumerate(self.bins)
             if bin.slot[0] not in blocked and not self._on_node[bin.slot[0]][unit.component]
         ]
         roomy = [index for index in apart if self.is_open(index)] or apart
-        best = min(self._key(unit, index) for index in roomy)
-        rivals = [self._key(unit, index) for index in roomy if index != best[-1]]
-        self._put(unit, best[-1], _decided(best, rivals))
+        return sorted(self._key(unit, index) for index in roomy)
 
     def _put(self, unit: Unit, index: int, why: Reason) -> bool:
         """Whether it was the last executor that may exceed the average: all workers with the average close."""

@@ -1,0 +1,144 @@
+"""Documents that say why: the placement of a topology as ``explain`` shows it, and the moves of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from storm_dagster.core.reassignment import Runnable, offered_supervisors, placed_workers, rebalance_batch
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.explain import choice_of
+from storm_dagster.model.placement import PlacementBatch, TopologyPlacement, TopologyToPlace
+from storm_dagster.model.records import Assignment
+from storm_dagster.model.view import ClusterView, TopologyView
+
+__all__ = ["choice_document", "explain_document", "moves_document"]
+
+_FIELDS = frozenset(TopologyPlacement.model_fields)
+
+
+def explain_document(
+    view: ClusterView,
+    topology: TopologyView,
+    runnable: Runnable,
+    stored: Mapping[str, Any],
+    down: Collection[int],
+    task: int | None = None,
+) -> dict[str, Any]:
+    """``stored`` (blob ``<id>-placement.json``) with what is true now.
+
+    ``down`` are tasks that do not run: those for which no slot can be found now stand in ``unassigned`` with
+    the reason, the others in ``waiting`` with the slot that they would get. ``components`` and ``slots`` say
+    what and where each task is; ``choice`` compares the worker of ``task`` with those that it was chosen from.
+    """
+    document = dict(stored)
+    if topology.tasks is None:
+        return document
+    components = topology.tasks.component_of()
+    document["components"] = {str(number): name for number, name in sorted(components.items())}
+    slots = topology.assignment.task_slots() if topology.assignment else {}
+    document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}
+    to_place = rebalance_batch(
+        view,
+        topology,
+        runnable,
+        topology.tasks,
+        executors=topology.base.executors,
+        workers=topology.base.workers,
+        reassign=False,
+    ).topologies[0]
+    lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
+    document["unassigned"], document["waiting"] = _outlook(view, topology, to_place, lost)
+    if task is not None:
+        document["choice"] = choice_document(to_place, stored, task)
+    return document
+
+
+def _outlook(
+    view: ClusterView, topology: TopologyView, to_place: TopologyToPlace, lost: set[int]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Of the tasks that do not run: why they find no slot now, or which one they would get."""
+    if not lost:
+        return {}, {}
+    workers = topology.assignment.workers if topology.assignment else ()
+    dead = [worker for worker in workers if not lost.isdisjoint(worker.ids)]
+    supervisors = offered_supervisors(view, placing=[topology.id], withheld={worker.slot for worker in dead})
+    event = to_place.model_copy(
+        update={
+            "event": "monitor",
+            "old": placed_workers(topology.assignment),
+            "dead": tuple(sorted(task for worker in dead for task in worker.ids)),
+            "unstopped": (),
+        }
+    )
+    batch = PlacementBatch(supervisors=supervisors, topologies=(event,))
+    outcome = plan_placement(batch).placement(to_place.name)
+    if outcome.status == "failed":
+        return {str(task): outcome.error or "no reason was given" for task in sorted(lost)}, {}
+    now = {task: f"{worker.node}:{worker.port}" for worker in outcome.workers for task in worker.tasks}
+    return {}, {str(task): now[task] for task in sorted(lost)}
+
+
+def choice_document(
+    topology: TopologyToPlace, placement: TopologyPlacement | Mapping[str, Any], task: int
+) -> dict[str, Any] | None:
+    """The choice of a worker for ``task`` with its alternatives; ``None`` where none was made by comparing."""
+    if not isinstance(placement, TopologyPlacement):
+        try:
+            placement = TopologyPlacement.model_validate(
+                {key: value for key, value in placement.items() if key in _FIELDS}
+            )
+        except ValidationError:
+            return None
+    choice = choice_of(topology, placement, task)
+    if choice is None:
+        return None
+    return {
+        "task": task,
+        "worker": choice.worker,
+        "candidates": choice.candidates,
+        "alternatives": [
+            {
+                "worker": other.worker,
+                "selector": other.selector,
+                "had": other.had,
+                "chosen_had": other.chosen_had,
+            }
+            for other in choice.alternatives
+        ],
+    }
+
+
+def moves_document(
+    before: Assignment | None, placement: TopologyPlacement, components: Mapping[int, str]
+) -> list[dict[str, Any]]:
+    """Who moves: ``[{"task", "component", "from", "to", "why"}]``, in task order.
+
+    ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not listed.
+    """
+    old = {
+        task: f"{worker.node}:{worker.port}"
+        for worker in (before.workers if before else ())
+        for task in worker.ids
+    }
+    new = {task: f"{worker.node}:{worker.port}" for worker in placement.workers for task in worker.tasks}
+    rows: list[dict[str, Any]] = []
+    for task in sorted(old.keys() | new.keys()):
+        if old.get(task) == new.get(task):
+            continue
+        target = new.get(task)
+        why = placement.reasons.get(task, "") if target else "the task is removed"
+        if target and placement.worker_reasons.get(target):
+            why = f"{why}; {target}: {placement.worker_reasons[target]}"
+        rows.append(
+            {
+                "task": task,
+                "component": components.get(task, "?"),
+                "from": old.get(task),
+                "to": target,
+                "why": why,
+            }
+        )
+    return rows
