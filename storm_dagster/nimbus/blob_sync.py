@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -56,6 +57,7 @@ class BlobSync:
         self._status = status
         self._peers = peers
         self._inbox = inbox
+        self._one_at_a_time = threading.Lock()
         self._keep_secs = keep_secs
         self._http = httpx.Client(
             timeout=httpx.Timeout(30.0, connect=2.0), **(security or Security()).client_options()
@@ -90,8 +92,17 @@ class BlobSync:
         """Register what is here, fetch what is missing; how many needed blobs are still missing.
 
         Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for a foreign root; then nothing
-        was changed.
+        was changed. One synchronisation runs at a time: a second call returns at once.
         """
+        if not self._one_at_a_time.acquire(blocking=False):
+            _log.debug("a synchronisation of blobs is under way already")
+            return self._status.known.missing
+        try:
+            return self._run(wake)
+        finally:
+            self._one_at_a_time.release()
+
+    def _run(self, wake: Wake | None) -> int:
         self._cluster.check_cluster_id()
         lacking, needed = self.missing(wake)
         self._register(entry for key, entry in needed.items() if key not in lacking)
@@ -159,6 +170,10 @@ class BlobSync:
                 self._fetch(known.leader_http, check_blob_key(key), str(blob.get("sha256")))
             except (StormDagsterError, httpx.HTTPError, OSError) as error:
                 _log.info("%s cannot be fetched from the leader: %s", key, error)
+        if mine and not set(mine) & set(theirs):
+            # A leader that has nothing of ours began with an empty disk or an emptied root: that orders nothing.
+            _log.warning("the leader has none of the %d blobs here: none is dropped for that", len(mine))
+            return
         now = time.time()
         registered = set(self._registry.keys())
         for key in set(mine) - set(theirs) - needed - registered:

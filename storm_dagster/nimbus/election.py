@@ -26,8 +26,9 @@ _LONGEST_BACK_OFF_SECS = 60.0
 class Election:
     """Runs :meth:`run_once` at each wake-up and every five seconds, in one thread.
 
-    ``initialise(epoch)`` is the leader's initialisation: when it raises, leadership is dropped, the reason is
-    logged, and this nimbus waits 1, 2, 4 ... 60 s before it tries again, while others may lead.
+    ``initialise(epoch)`` is the leader's initialisation. When it raises, or an attempt fails in another way,
+    leadership is dropped, the reason is logged, and this nimbus waits as a follower for 1, 2, 4 ... 60 s before it
+    tries again, while others may lead.
     """
 
     def __init__(self, nimbus: Nimbus, sync: BlobSync, initialise: Callable[[int], None]) -> None:
@@ -58,7 +59,7 @@ class Election:
             self._wake.clear()
             try:
                 self._nimbus.cluster.check_cluster_id()
-                pause = self.run_once()
+                pause = self._attempt()
             except Unavailable as error:
                 self._say(logging.WARNING, f"no election now: {error}")
                 self._forget_leadership()
@@ -66,6 +67,43 @@ class Election:
             deadline = time.monotonic() + pause
             while not stop.is_set() and not self._wake.is_set() and time.monotonic() < deadline:
                 self._wake.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+
+    def _attempt(self) -> float:
+        """:meth:`run_once`; an attempt that fails, for whatever reason, ends as a follower that waits."""
+        try:
+            return self.run_once()
+        except Unavailable:
+            raise
+        except Exception as error:
+            return self._give_up("an election attempt failed", error)
+
+    def _give_up(self, what: str, error: Exception) -> float:
+        """Drop ``/nimbus_master``, say why, and wait 1, 2, 4 ... 60 s; how long, in seconds."""
+        me = self._nimbus.identity
+        self._failures += 1
+        pause = min(_FIRST_BACK_OFF_SECS * 2 ** (self._failures - 1), _LONGEST_BACK_OFF_SECS)
+        self._not_before = time.monotonic() + pause
+        _log.error(
+            "nimbus %s drops leadership, %s: %s; it tries again in %g s",
+            me.address,
+            what,
+            error,
+            pause,
+            exc_info=None if isinstance(error, StormDagsterError) else error,
+        )
+        self._forget_leadership()
+        try:
+            self._nimbus.leadership.resign()
+        except StormDagsterError as lost:
+            # Then it ends with the session; no write lands meanwhile, because nothing acts for it.
+            _log.warning("leadership could not be given up now: %s", lost)
+        # Among the followers again: it says so to others, and takes blobs.
+        self._registered = None
+        try:
+            self._register()
+        except StormDagsterError as unseen:
+            _log.warning("this nimbus is not shown among the followers now: %s", unseen)
+        return pause
 
     def run_once(self) -> float:
         """One look; how long to wait at most before the next, in seconds."""
@@ -116,20 +154,7 @@ class Election:
         try:
             self._initialise(epoch)
         except Exception as error:
-            self._failures += 1
-            pause = min(_FIRST_BACK_OFF_SECS * 2 ** (self._failures - 1), _LONGEST_BACK_OFF_SECS)
-            self._not_before = time.monotonic() + pause
-            expected = isinstance(error, StormDagsterError)
-            _log.error(
-                "nimbus %s drops leadership, its initialisation failed: %s; it tries again in %g s",
-                me.address,
-                error,
-                pause,
-                exc_info=None if expected else error,
-            )
-            self._forget_leadership()
-            self._nimbus.leadership.resign()
-            return pause
+            return self._give_up("its initialisation failed", error)
         self._failures = 0
         status.update(epoch=epoch, leader=me.address, leader_http=me.http)
         self._nimbus.leadership.unregister_follower(me.address)

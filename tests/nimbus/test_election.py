@@ -1,0 +1,138 @@
+"""Who leads, and what happens when leading fails (J2, F8, H8, H11)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from storm_dagster.blobstore import LocalBlobStore
+from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.model import paths
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.nimbus import blob_sync
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.leadership import LeadershipSession
+
+pytestmark = pytest.mark.zookeeper
+
+
+@pytest.fixture
+def state(zk_connect: Callable[..., Any]) -> Callable[[], ZooKeeperClusterState]:
+    return lambda: ZooKeeperClusterState(zk_connect())
+
+
+def acting(nimbuses: list[Any]) -> list[str]:
+    """The nimbuses that accept a write at this moment."""
+    found = []
+    for nimbus in nimbuses:
+        answer = httpx.put(
+            f"{nimbus.url}/v1/blobs/probe", content=nimbus.id.encode(), timeout=20, trust_env=False
+        )
+        if answer.is_success:
+            found.append(nimbus.id)
+        else:
+            assert answer.status_code == 503, answer.text
+    return found
+
+
+def test_of_three_on_one_host_exactly_one_acts(nimbuses: Any, state: Any) -> None:
+    """Same host, same address: only ports differ (J2). Round after round the leader goes."""
+    running = [nimbuses.start(f"n{number}").await_serving() for number in (1, 2, 3)]
+    watcher = state()
+    epochs: list[int] = []
+    while running:
+        found = eventually(lambda: acting(running), 40, "a nimbus that acts")
+        assert len(found) == 1
+        leader = next(nimbus for nimbus in running if nimbus.id == found[0])
+        address = leader.health()["address"]
+        assert watcher.get_data(paths.NIMBUS_MASTER) == address.encode()
+        assert [nimbus.id for nimbus in running if nimbus.health()["leader"]] == found
+        followers = watcher.find_children(paths.NIMBUS_SLAVE)
+        assert followers == sorted(nimbus.health()["address"] for nimbus in running if nimbus is not leader)
+        assert watcher.find_children(paths.NIMBUS_SLAVE_DETAIL) == followers
+        for nimbus in running:
+            if nimbus is not leader:
+                refused = httpx.put(f"{nimbus.url}/v1/blobs/k", content=b"x", timeout=20, trust_env=False)
+                assert refused.status_code == 503 and address in refused.json()["error"]["message"]
+        epochs.append(leader.health()["epoch"])
+        leader.stop()
+        running.remove(leader)
+    assert epochs == sorted(set(epochs)), "each leader has an epoch of its own"
+
+
+def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
+    nimbuses: Any, state: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    genuine = LeadershipSession.try_lead
+    failures = [RuntimeError("surprise"), StormDagsterError("the record is strange")]
+    seen: list[Any] = []
+
+    def failing(self: LeadershipSession, *arguments: Any) -> int | None:
+        if failures:
+            # The node was taken before the attempt failed: it must be given back.
+            genuine(self, *arguments)
+            raise failures.pop(0)
+        seen.append(observer.get_data(paths.NIMBUS_MASTER))
+        return genuine(self, *arguments)
+
+    observer = state()
+    monkeypatch.setattr(LeadershipSession, "try_lead", failing)
+    nimbus = nimbuses.start().await_leading()
+    assert seen[0] is None, "/nimbus_master was dropped after each failure"
+    assert nimbus.health()["epoch"] == 3
+    assert "surprise" in caplog.text and "the record is strange" in caplog.text
+    assert "tries again in 1 s" in caplog.text and "tries again in 2 s" in caplog.text
+    nimbus.stop()
+    assert nimbus.code == 0, "a failed attempt does not end the process"
+
+
+def test_blobs_are_synchronised_one_at_a_time(nimbuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside: list[int] = []
+    most: list[int] = []
+    begun, release = threading.Event(), threading.Event()
+    genuine = blob_sync.BlobSync._run
+    made: list[blob_sync.BlobSync] = []
+
+    def slow(self: blob_sync.BlobSync, wake: Any) -> int:
+        made.append(self)
+        inside.append(1)
+        most.append(len(inside))
+        begun.set()
+        release.wait(20)
+        try:
+            return genuine(self, wake)
+        finally:
+            inside.pop()
+
+    monkeypatch.setattr(blob_sync.BlobSync, "_run", slow)
+    nimbuses.start().await_leading()
+    assert begun.wait(20)
+    others = [threading.Thread(target=made[0].run_once) for _ in range(4)]
+    for thread in others:
+        thread.start()
+    for thread in others:
+        thread.join(10)
+        assert not thread.is_alive(), "a second call returns at once"
+    release.set()
+    assert max(most) == 1
+
+
+def test_a_leader_with_an_empty_disk_costs_a_follower_nothing(nimbuses: Any) -> None:
+    follower_keys = {"nimbus__inbox__jar__expiration__secs": 1}
+    leader = nimbuses.start("n1").await_leading()
+    rich = LocalBlobStore(nimbuses.home / "nimbus" / "n2" / "blobs")
+    rich.put("old-1-1-stormjar.jar", b"what another leader left here")
+    key = next((rich.directory / "keys").iterdir())
+    os.utime(key, (1, 1))
+    (nimbuses.home / "nimbus" / "n2" / "cluster_id").write_text(leader.health()["cluster_id"])
+    follower = nimbuses.start("n2", **follower_keys).await_serving()
+    eventually(lambda: follower.health()["leader_http"], 30, "a leader known to n2")
+    with NimbusBlobClient(leader.url, min_replication=2) as blobs:
+        blobs.put("staging.t.conf", b"{}")
+    assert rich.exists("old-1-1-stormjar.jar")
