@@ -1,0 +1,230 @@
+"""A randomised programme: counting goes on, somebody operates, faults are injected; then all must be well again.
+
+A round: a word count is submitted (under a fault or not), one fault after the other is injected while it counts
+and while a guest topology is submitted, rebalanced, restarted or killed beside it; then everything must come
+to rest: all lines counted, every word exactly, I1 to I8 unbroken, nothing of the guest half done.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.testing.chaos.faults import Fault, FaultContext, all_faults
+from storm_dagster.testing.chaos.workload import WordCount
+from storm_dagster.testing.cluster import LocalCluster
+from storm_dagster.testing.waiting import eventually
+
+__all__ = ["ChaosReport", "Programme"]
+
+Say = Callable[[str], None]
+
+_TYPED_EXITS = frozenset({0, 2, 3, 4, 5})
+"""Exit codes that are an answer; 1 is an unexpected error and 6 damage."""
+_HEAL_SECS = 240.0
+
+
+@dataclass
+class ChaosReport:
+    """What was done and what broke."""
+
+    seed: int
+    rounds: int = 0
+    injected: Counter[str] = field(default_factory=Counter)
+    """Fault -> how often it hit something."""
+    violations: list[str] = field(default_factory=list)
+    """Broken invariants, wrong counts, lost lines, untyped answers. Must be empty."""
+    answers: Counter[str] = field(default_factory=Counter)
+    """``verb: exit code`` of what was asked while faults were going on."""
+    recovery_secs: list[float] = field(default_factory=list)
+    """From the end of each fault until all tasks ran again."""
+
+    def to_document(self) -> dict[str, Any]:
+        """The JSON form."""
+        ordered = sorted(self.recovery_secs)
+        return {
+            "seed": self.seed,
+            "rounds": self.rounds,
+            "faults": sum(self.injected.values()),
+            "injected": dict(sorted(self.injected.items())),
+            "answers": dict(sorted(self.answers.items())),
+            "recovery_secs": {
+                "median": round(ordered[len(ordered) // 2], 1) if ordered else None,
+                "max": round(ordered[-1], 1) if ordered else None,
+            },
+            "violations": self.violations,
+        }
+
+
+class Programme:
+    """Runs rounds on one cluster. ``faults`` (default: all registered that the cluster allows) are drawn by ``seed``."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        workload: WordCount,
+        *,
+        seed: int,
+        say: Say,
+        faults: Mapping[str, Fault] | None = None,
+        faults_per_round: int = 4,
+    ) -> None:
+        self.cluster, self.workload, self.say = cluster, workload, say
+        self.random = random.Random(seed)
+        self.report = ChaosReport(seed)
+        self.faults: Sequence[Fault] = [
+            each for each in (faults or all_faults()).values() if each.needs(cluster)
+        ]
+        self._per_round = faults_per_round
+
+    def run(self, *, rounds: int | None = None, seconds: float | None = None) -> ChaosReport:
+        """That many rounds, or as many as begin within ``seconds``; it ends early when an invariant broke."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while (rounds is None or self.report.rounds < rounds) and (
+            deadline is None or time.monotonic() < deadline
+        ):
+            self.report.rounds += 1
+            self.round(self.report.rounds)
+            if self.report.violations:
+                break
+        return self.report
+
+    def round(self, number: int) -> None:
+        """One round."""
+        name, guest = f"count-{number}", f"guest-{number}"
+        self._ask("submit", *self.workload.submit_arguments(name), under=self._maybe_fault())
+        if not self._exists(name):
+            # The answer was an error: the same is asked again, as a person would.
+            self._must(f"submitting {name} again", lambda: self._submit_again(name))
+        for _ in range(self._per_round):
+            fault = self.random.choice(self.faults)
+            verb, *arguments = self._guest_work(guest)
+            self._ask(verb, *arguments, under=fault)
+            self._recover(name)
+        self._must(f"all lines of {name}", lambda: self.workload.finished(self.cluster, name))
+        wrong = self.workload.wrong_words(self.cluster, name)
+        if wrong:
+            self._broken(f"{name}: {wrong} words have a wrong count")
+        self._judge()
+        for each in (name, guest):
+            self._must(f"killing {each}", lambda each=each: self._gone(each))
+
+    # -- faults -------------------------------------------------------------------------------------------
+    def _maybe_fault(self) -> Fault | None:
+        return self.random.choice(self.faults) if self.random.random() < 0.5 else None
+
+    def _ask(self, verb: str, *arguments: str, under: Fault | None) -> None:
+        """Ask for something, and inject a fault while it is being done."""
+        with subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "storm_dagster",
+                verb,
+                "--json",
+                "--home",
+                str(self.cluster.home),
+                *arguments,
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as asked:
+            if under is not None:
+                time.sleep(self.random.uniform(0, 3))
+                self._inject(under)
+            try:
+                out, err = asked.communicate(timeout=400)
+            except subprocess.TimeoutExpired:
+                asked.kill()
+                out, err = asked.communicate()
+                self._broken(f"{verb} {' '.join(arguments[:2])} did not answer within 400 s")
+                return
+        self.report.answers[f"{verb}: {asked.returncode}"] += 1
+        if asked.returncode not in _TYPED_EXITS:
+            self._broken(f"{verb} ended with {asked.returncode}: {(out or err).strip()[-300:]}")
+
+    def _inject(self, fault: Fault) -> None:
+        with fault.inject(FaultContext(self.cluster, self.random)) as hit:
+            if hit is not None:
+                self.report.injected[fault.name] += 1
+                self.say(f"{fault.name}: {hit}")
+
+    def _guest_work(self, guest: str) -> list[str]:
+        """A verb on the guest, or its submission when it does not exist."""
+        if not self._exists(guest):
+            return ["submit", *self.workload.submit_arguments(guest, workers=1)]
+        return self.random.choice(
+            [
+                ["rebalance", guest, "-w", "0", "-n", str(self.random.randint(1, 3))],
+                ["rebalance", guest, "-w", "1", "--reassign"],
+                ["restart", guest],
+                ["deactivate", guest],
+                ["activate", guest],
+                ["kill", guest, "-w", "0"],
+            ]
+        )
+
+    # -- and what must hold afterwards --------------------------------------------------------------------
+    def _recover(self, name: str) -> None:
+        began = time.monotonic()
+
+        def running() -> bool:
+            shown = self.cluster.show(name)
+            return bool(shown["tasks"]) and all(task["status"] == "running" for task in shown["tasks"])
+
+        if self._must(f"all tasks of {name} running", running):
+            self.report.recovery_secs.append(time.monotonic() - began)
+
+    def _judge(self) -> None:
+        """``doctor --invariants``: what stays broken is a violation."""
+        done = self.cluster.cli("doctor", "--invariants", check=False, timeout=200)
+        try:
+            document = json.loads(done.out)
+        except ValueError:
+            self._broken(f"doctor --invariants said {done.out[-300:]!r} {done.err[-300:]!r}")
+            return
+        for violation in document.get("violations", ()):
+            self._broken(f"{violation['invariant']} {violation['thing']}: {violation['reason']}")
+        if "error" in document:
+            self._broken(f"doctor --invariants: {document['error']['message']}")
+
+    def _exists(self, name: str) -> bool:
+        return eventually(
+            lambda: (any(row["name"] == name for row in self.cluster.topologies()),),
+            _HEAL_SECS,
+            "an answer of nimbus",
+            ignore=(StormDagsterError,),
+            interval=0.5,
+        )[0]
+
+    def _submit_again(self, name: str) -> bool:
+        done = self.cluster.cli("submit", *self.workload.submit_arguments(name), check=False, timeout=400)
+        self.report.answers[f"submit: {done.code}"] += 1
+        return self._exists(name)
+
+    def _gone(self, name: str) -> bool:
+        if self._exists(name):
+            self.cluster.cli("kill", name, "-w", "0", check=False, timeout=200)
+        return not self._exists(name)
+
+    def _must(self, what: str, holds: Callable[[], bool]) -> bool:
+        try:
+            eventually(holds, _HEAL_SECS, what, ignore=(StormDagsterError,), interval=0.5)
+        except AssertionError as error:
+            self._broken(str(error))
+            return False
+        return True
+
+    def _broken(self, what: str) -> None:
+        self.report.violations.append(what)
+        self.say(f"VIOLATION {what}")

@@ -1,0 +1,71 @@
+"""A word count whose exact result is known, and what is asked of the cluster while it counts."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from storm_dagster.api.state import TaskState
+from storm_dagster.testing.cluster import LocalCluster
+
+__all__ = ["WordCount"]
+
+
+class WordCount:
+    """Runs ``examples/wordcount.py``; ``files`` and ``limit`` bound the lines, ``rate`` is per second."""
+
+    def __init__(self, target: Path, *, files: int = 12, limit: int = 4_000, rate: int = 400) -> None:
+        self.target, self.files, self.limit, self.rate = target, files, limit, rate
+        self.expected = self._count()
+
+    def _count(self) -> Counter[str]:
+        """The counts, computed without the cluster."""
+        spec = importlib.util.spec_from_file_location(self.target.stem, self.target)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return Counter(
+            word for _, line in module.read_lines(self.files, self.limit) for word in module.words_of(line)
+        )
+
+    def submit_arguments(self, name: str, workers: int = 4) -> list[str]:
+        """What follows ``storm-dagster submit``."""
+        pairs = {
+            "topology.workers": workers,
+            "wordcount.files": self.files,
+            "wordcount.limit": self.limit,
+            "wordcount.lines.per.second": self.rate,
+            # Messages time out soon, so that what a dead worker held is replayed within a round.
+            "topology.message.timeout.secs": 8,
+        }
+        conf = [part for key, value in pairs.items() for part in ("--conf", f"{key}={value}")]
+        return [str(self.target), "--name", name, *conf]
+
+    def progress(self, cluster: LocalCluster, name: str) -> tuple[int, int]:
+        """(lines acked, lines in all)."""
+        pairs = [
+            (int(s.get("done", 0)), int(s.get("total", 0))) for s in self._states(cluster, name, "lines")
+        ]
+        return sum(done for done, _ in pairs), sum(total for _, total in pairs)
+
+    def finished(self, cluster: LocalCluster, name: str) -> bool:
+        """Whether every line was counted."""
+        done, total = self.progress(cluster, name)
+        return total > 0 and done == total
+
+    def wrong_words(self, cluster: LocalCluster, name: str) -> int:
+        """How many words have another count than they should."""
+        found: Counter[str] = Counter()
+        for state in self._states(cluster, name, "count"):
+            found.update(dict(state.items()))
+        return sum(1 for word in found.keys() | self.expected.keys() if found[word] != self.expected[word])
+
+    def _states(self, cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
+        for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
+            state = TaskState(path)
+            try:
+                yield state
+            finally:
+                state.close()

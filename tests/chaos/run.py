@@ -1,0 +1,70 @@
+"""``make chaos``: faults on a real local cluster, drawn by a seed; and the long programme of the operations.
+
+    python tests/chaos/run.py --rounds 3            or --minutes 20, --seed N, --faults "worker killed,leader killed"
+
+Prints each fault, then one JSON document: faults injected, answers, recovery, violations. Exit 1 with a violation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from storm_dagster.testing.chaos.faults import all_faults
+from storm_dagster.testing.chaos.programme import Programme
+from storm_dagster.testing.chaos.workload import WordCount
+from storm_dagster.testing.cluster import LocalCluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--minutes", type=float, default=None)
+    parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
+    parser.add_argument("--faults", default=None, help=f"comma separated, of: {', '.join(all_faults())}")
+    parser.add_argument("--supervisors", type=int, default=3)
+    parser.add_argument("--nimbuses", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=4000, help="lines of each word count")
+    parser.add_argument("--home", type=Path, default=None, help="keep the cluster's files there")
+    options = parser.parse_args()
+    faults = dict(all_faults())
+    if options.faults:
+        faults = {name: faults[name] for name in options.faults.split(",")}
+    began = time.monotonic()
+
+    def say(line: str) -> None:
+        print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
+
+    home = options.home or Path(tempfile.mkdtemp(prefix="storm-dagster-chaos-"))
+    say(f"seed {options.seed}; cluster in {home}")
+    workload = WordCount(ROOT / "examples" / "wordcount.py", limit=options.limit)
+    sound = False
+    try:
+        with LocalCluster(
+            home / "home", supervisors=options.supervisors, slots=4, nimbuses=options.nimbuses
+        ) as cluster:
+            programme = Programme(cluster, workload, seed=options.seed, say=say, faults=faults)
+            rounds = options.rounds if options.rounds or options.minutes else 1
+            report = programme.run(
+                rounds=rounds, seconds=None if options.minutes is None else 60 * options.minutes
+            )
+        sound = not report.violations
+        print(json.dumps({**report.to_document(), "seconds": round(time.monotonic() - began, 1)}, indent=2))
+    finally:
+        if sound and options.home is None:
+            shutil.rmtree(home, ignore_errors=True)
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
