@@ -210,6 +210,55 @@ def test_a_launch_has_its_limit_and_a_new_placement_a_new_one() -> None:
     assert clock.kinds(122, again) == []
 
 
+def starting(view: ClusterView, *nodes: str, token: str = "x") -> ClusterView:
+    """``view`` with the workers on ``nodes`` not running all their tasks yet."""
+    topology = view.topologies["t-1-1"]
+    live = {
+        slot: worker.model_copy(update={"status": "starting", "token": token}) if slot[0] in nodes else worker
+        for slot, worker in topology.live_workers.items()
+    }
+    return replace(view, topologies={"t-1-1": replace(topology, live_workers=live)})
+
+
+def test_a_worker_that_never_reports_its_tasks_is_dead_after_the_launch_window() -> None:
+    """8.10: it is there and beats, but a task of it never came up."""
+    clock = Clock()
+    clock.at(0, starting(cluster(TWO), "s2"))
+    seen = clock.at(120, starting(cluster(TWO, beats=21), "s2"))
+    assert not seen.causes and "has not reported its tasks for 120 s" in seen.waiting[0]
+    assert clock.kinds(121, starting(cluster(TWO, beats=22), "s2")) == [("never_ran", "s2")]
+    # Another process has its own time.
+    assert clock.kinds(122, starting(cluster(TWO, beats=23), "s2", token="y")) == []
+    # One that ran, and starts another task later, as well.
+    assert clock.kinds(130, cluster(TWO, beats=24)) == []
+    assert clock.kinds(250, starting(cluster(TWO, beats=25), "s2")) == []
+
+
+def test_a_cluster_that_was_started_as_a_whole_gets_a_launch_window() -> None:
+    """Nothing of before is there when its daemons and workers come up again, one after the other."""
+    clock = Clock()
+    clock.at(0, cluster(TWO, count=50))
+    nothing = cluster(TWO, gone={("s1", 1), ("s2", 1)}, lost={"s1", "s2"})
+    assert clock.kinds(5, nothing) == []
+    half = cluster(TWO, gone={("s1", 1), ("s2", 1)}, lost={"s2"}, count=1)
+    assert clock.kinds(8, half) == []
+    assert clock.kinds(100, cluster(TWO, lost={"s2"}, gone={("s2", 1)}, beats=21, count=9)) == []
+    # A host that does not come back within the window is lost.
+    late = cluster(TWO, lost={"s2"}, gone={("s2", 1)}, beats=22, count=10)
+    assert ("lost_host", "s2") in clock.kinds(126, late)
+
+
+def test_a_cluster_that_was_started_between_two_looks_gets_a_launch_window_too() -> None:
+    clock = Clock()
+    clock.at(0, cluster(TWO, count=50))
+    half = cluster(TWO, gone={("s1", 1), ("s2", 1)}, lost={"s2"}, count=1)
+    assert clock.kinds(15, half) == []
+    # Without a restart the same sight is a lost host.
+    other = Clock()
+    other.at(0, cluster(TWO, count=50))
+    assert ("lost_host", "s2") in other.kinds(15, cluster(TWO, gone={("s2", 1)}, lost={"s2"}, count=51))
+
+
 @pytest.mark.parametrize("status", ["KILLED", "REBALANCING"])
 def test_statuses_that_are_not_healed(status: str) -> None:
     clock = Clock()

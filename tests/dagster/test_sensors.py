@@ -189,6 +189,29 @@ def test_a_restart_in_place_is_an_observation_and_no_run(world) -> None:
     assert not evaluate(world, "heartbeat_sensor", result.cursor).asset_events
 
 
+def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(world) -> None:
+    for number in (3, 4):
+        world.supervisor(f"s{number}")
+    running(world, "wc", workers=4)
+    healthy = evaluate(world, "heartbeat_sensor")
+    assert "4 workers of 1 topologies live on 4 supervisors" in healthy.skip_reason.skip_message
+    for number in (1, 2, 3):
+        lose_host(world, f"s{number}")
+    alarmed = evaluate(world, "heartbeat_sensor", healthy.cursor)
+    assert not alarmed.run_requests
+    assert "healing pauses: 3 of 4 workers on 3 supervisors vanished" in alarmed.skip_reason.skip_message
+    (event,) = alarmed.asset_events
+    assert event.asset_key == keys.SUPERVISORS and event.description.startswith("ALARM")
+    # It is said once, and its end as well.
+    assert not evaluate(world, "heartbeat_sensor", alarmed.cursor).asset_events
+    for number in (1, 2, 3):
+        world.supervisor(f"s{number}")
+    world.run_workers("wc")
+    over = evaluate(world, "heartbeat_sensor", alarmed.cursor)
+    assert [event.description for event in over.asset_events] == ["healing goes on"]
+    assert not over.run_requests
+
+
 def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world) -> None:
     running(world, "wc")
     defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=40.0)

@@ -1,0 +1,308 @@
+"""What heals what, on a whole cluster: drains, frozen workers and hosts, mass loss, a cluster without Dagster, a restart."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from storm_dagster.api import TaskState
+from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.testing.cluster import LocalCluster
+from storm_dagster.testing.waiting import eventually
+
+pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(900)]
+
+WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
+SLOW = Path(__file__).parent / "topologies" / "slow.py"
+FILES, LIMIT = 12, 5_000
+CONF = {"nimbus.monitor.backstop.secs": 5, "supervisor.worker.timeout.secs": 6}
+
+
+@pytest.fixture(scope="module")
+def expected() -> Counter[str]:
+    """The counts, computed without us."""
+    spec = importlib.util.spec_from_file_location("wordcount", WORDCOUNT)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    return Counter(word for _, line in example.read_lines(FILES, LIMIT) for word in example.words_of(line))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    home = tmp_path_factory.mktemp("recovery") / "home"
+    with LocalCluster(home, supervisors=4, slots=2, conf=CONF) as made:
+        yield made
+
+
+def submit(cluster: LocalCluster, name: str, *, rate: int = 250) -> dict[str, Any]:
+    cluster.cli(
+        "submit", str(WORDCOUNT), "--name", name, "--conf", "topology.workers=4",
+        "--conf", f"wordcount.files={FILES}", "--conf", f"wordcount.limit={LIMIT}",
+        "--conf", f"wordcount.lines.per.second={rate}", "--conf", "topology.message.timeout.secs=8",
+    )  # fmt: skip
+    return cluster.wait_running(name)
+
+
+def states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
+    for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
+        state = TaskState(path)
+        try:
+            yield state
+        finally:
+            state.close()
+
+
+def progress(cluster: LocalCluster, name: str) -> tuple[int, int]:
+    """(lines acked, lines in all)."""
+    pairs = [(int(s.get("done", 0)), int(s.get("total", 0))) for s in states(cluster, name, "lines")]
+    return sum(done for done, _ in pairs), sum(total for _, total in pairs)
+
+
+def some(cluster: LocalCluster, name: str, lines: int = 200) -> None:
+    eventually(lambda: progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1)
+
+
+def exact(cluster: LocalCluster, name: str, expected: Counter[str]) -> None:
+    """Every word is counted, once."""
+
+    def finished() -> bool:
+        done, total = progress(cluster, name)
+        return total > 0 and done == total
+
+    eventually(finished, 180, f"all lines of {name}", interval=0.2)
+    found: Counter[str] = Counter()
+    for state in states(cluster, name, "count"):
+        found.update(dict(state.items()))
+    assert found == expected
+
+
+def pids(document: dict[str, Any]) -> dict[str, int]:
+    return {f"{worker['node']}:{worker['port']}": worker["pid"] for worker in document["workers"]}
+
+
+def gone(pid: int) -> bool:
+    """Ended, or only waiting for its stopped parent to notice."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def ask_dagster(cluster: LocalCluster, query: str) -> Any:
+    dagster = cluster.endpoints.dagster
+    assert dagster is not None
+    url = f"{dagster.url.rstrip('/')}/graphql"
+    return httpx.post(url, json={"query": query}, timeout=30, trust_env=False).json()["data"]
+
+
+def heal_runs(cluster: LocalCluster) -> list[str]:
+    """Run ids of all reassignments."""
+    query = (
+        '{ runsOrError(filter: {pipelineName: "reassign_topologies"}) { ... on Runs { results { runId } } } }'
+    )
+    return [run["runId"] for run in ask_dagster(cluster, query)["runsOrError"]["results"]]
+
+
+def daemons(cluster: LocalCluster, *roles: str, ids: set[str] | None = None) -> list[RunFile]:
+    return [p for p in cluster.processes() if p.role in roles and (ids is None or p.id in ids)]
+
+
+def freeze(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        process.suspend()
+
+
+def thaw(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        process.resume()
+
+
+def family(record: RunFile) -> list[psutil.Process]:
+    """The process and its children, workers excepted (they lead sessions of their own)."""
+    process = psutil.Process(record.pid)
+    session = os.getsid(record.pid)
+    return [process, *(c for c in process.children(recursive=True) if os.getsid(c.pid) == session)]
+
+
+def hosts(cluster: LocalCluster, document: dict[str, Any], nodes: set[str]) -> list[psutil.Process]:
+    """Supervisors and workers of those nodes: what stands still when their machines do."""
+    supervisors = [psutil.Process(p.pid) for p in daemons(cluster, "supervisor", ids=nodes)]
+    return supervisors + [psutil.Process(w["pid"]) for w in document["workers"] if w["node"] in nodes]
+
+
+def owners(cluster: LocalCluster, name: str) -> bool:
+    """Whether every task runs, each in exactly one live worker."""
+    document = cluster.show(name)
+    tasks = [task for worker in document["workers"] if worker["pid"] for task in worker["tasks"]]
+    running = all(task["status"] == "running" for task in document["tasks"])
+    return running and sorted(tasks) == sorted(task["id"] for task in document["tasks"])
+
+
+def settled(cluster: LocalCluster, name: str, *, without: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    def moved() -> bool:
+        document = cluster.show(name)
+        return owners(cluster, name) and not {task["node"] for task in document["tasks"]} & without
+
+    eventually(moved, 150, f"{name} running elsewhere", ignore=(StormDagsterError,), interval=0.2)
+
+
+def tally(cluster: LocalCluster) -> tuple[int, int, int]:
+    (state,) = [
+        (int(s.get("sent", 0)), int(s.get("acked", 0)), int(s.get("failed", 0)))
+        for s in states(cluster, "slow", "numbers")
+    ]
+    return state
+
+
+def test_deactivate_and_kill_let_what_is_in_flight_finish(cluster: LocalCluster) -> None:
+    cluster.cli("submit", f"{SLOW}:Slow", "--name", "slow")
+    eventually(lambda: tally(cluster)[1] > 500, 60, "tuples on their way", ignore=(ValueError,))
+    cluster.cli("deactivate", "slow")
+    eventually(lambda: tally(cluster)[0] == tally(cluster)[1], 30, "everything that was sent acked")
+    sent, _, failed = tally(cluster)
+    assert failed == 0
+    with pytest.raises(Conflict):
+        # Inactive ones stay inactive through a rebalance, and two changes at once are refused.
+        cluster.cli("rebalance", "slow", "-n", "2", "-w", "5", "--no-wait")
+        eventually(lambda: cluster.show("slow")["status"] == "REBALANCING", 60, "the rebalance")
+        cluster.cli("activate", "slow")
+    eventually(lambda: cluster.show("slow")["status"] == "INACTIVE", 60, "the end of the rebalance")
+    settled(cluster, "slow")
+    assert len(cluster.show("slow")["workers"]) == 2 and tally(cluster) == (sent, sent, 0)
+    cluster.cli("activate", "slow")
+    eventually(lambda: tally(cluster)[1] > sent + 500, 60, "more tuples")
+    cluster.cli("kill", "slow", "-w", "3")
+    sent, acked, failed = tally(cluster)
+    assert (acked, failed) == (sent, 0), "a drained topology loses nothing"
+
+
+def test_a_frozen_worker_is_replaced(cluster: LocalCluster, expected: Counter[str]) -> None:
+    before = submit(cluster, "hung")
+    some(cluster, "hung")
+    master = next(task for task in before["tasks"] if task["component"] == "__topology_master")
+    # The worker of the topology master: it is healed as well.
+    victim = next(worker for worker in before["workers"] if master["id"] in worker["tasks"])
+    os.kill(victim["pid"], signal.SIGSTOP)
+    slot = f"{victim['node']}:{victim['port']}"
+    eventually(
+        lambda: pids(cluster.show("hung")).get(slot) not in (None, victim["pid"]),
+        120, "another worker in its slot", ignore=(StormDagsterError,), interval=0.2,
+    )  # fmt: skip
+    assert gone(victim["pid"])
+    settled(cluster, "hung")
+    exact(cluster, "hung", expected)
+    cluster.cli("kill", "hung", "-w", "0")
+
+
+def test_a_frozen_host_is_healed_once_and_its_workers_end_when_it_wakes(
+    cluster: LocalCluster, expected: Counter[str]
+) -> None:
+    before = submit(cluster, "frozen")
+    some(cluster, "frozen")
+    runs = set(heal_runs(cluster))
+    node = before["workers"][0]["node"]
+    host = hosts(cluster, before, {node})
+    freeze(host)
+    try:
+        settled(cluster, "frozen", without={node})
+        assert len(set(heal_runs(cluster)) - runs) == 1, "one cause is one run"
+        # The workers wake before their supervisor: nobody but they themselves can end them.
+        thaw(host[1:])
+        eventually(lambda: all(gone(process.pid) for process in host[1:]), 60, "their own end")
+        assert owners(cluster, "frozen")
+    finally:
+        thaw(host)
+    exact(cluster, "frozen", expected)
+    assert len(set(heal_runs(cluster)) - runs) == 1
+    cluster.cli("kill", "frozen", "-w", "0")
+
+
+def test_mass_loss_pauses_healing_and_raises_an_alarm(cluster: LocalCluster, expected: Counter[str]) -> None:
+    before = submit(cluster, "mass")
+    some(cluster, "mass")
+    runs = heal_runs(cluster)
+    nodes = sorted({worker["node"] for worker in before["workers"]})[:3]
+    assert len(nodes) == 3
+    lost = hosts(cluster, before, set(nodes))
+    freeze(lost)
+    try:
+        alarm = eventually(lambda: cluster.cli("status")["alarm"], 60, "the alarm", interval=0.5)
+        assert "3 of 4 workers on 3 supervisors vanished" in alarm
+    finally:
+        thaw(lost)
+    # What came back is what was there: nothing moved.
+    eventually(lambda: owners(cluster, "mass"), 60, "all tasks again", ignore=(StormDagsterError,))
+    assert pids(cluster.show("mass")) == pids(before)
+    eventually(lambda: cluster.cli("status")["alarm"] is None, 60, "the end of the alarm", interval=0.5)
+    query = """{ assetOrError(assetKey: {path: ["storm", "cluster", "supervisors"]}) {
+      ... on Asset { assetObservations(limit: 50) { description } } } }"""
+
+    def told() -> bool:
+        seen = ask_dagster(cluster, query)["assetOrError"]["assetObservations"]
+        texts = [event["description"] or "" for event in seen]
+        return any("ALARM" in text for text in texts) and "healing goes on" in texts
+
+    eventually(told, 60, "the alarm and its end at the asset", interval=0.5)
+    assert heal_runs(cluster) == runs
+    exact(cluster, "mass", expected)
+    cluster.cli("kill", "mass", "-w", "0")
+
+
+def test_without_dagster_the_leader_heals_and_obeys(cluster: LocalCluster, expected: Counter[str]) -> None:
+    before = submit(cluster, "alone")
+    some(cluster, "alone")
+    runs = heal_runs(cluster)
+    roles = ("dagster-daemon", "dagster-webserver", "dagster-code")
+    dagster = [process for record in daemons(cluster, *roles) for process in family(record)]
+    node = before["workers"][0]["node"]
+    host = hosts(cluster, before, {node})
+    freeze(dagster)
+    try:
+        log = cluster.home / "logs" / "nimbus-n1.log"
+        eventually(lambda: "the leader reassigns dead tasks itself" in log.read_text(), 60, "the backstop")
+        freeze(host)
+        settled(cluster, "alone", without={node})
+        with pytest.raises(Unavailable):
+            cluster.cli("rebalance", "alone", "-n", "2")
+        assert cluster.cli("deactivate", "alone")["run_id"] is None
+        assert cluster.cli("activate", "alone")["run_id"] is None
+    finally:
+        thaw(dagster)
+        thaw(host)
+    exact(cluster, "alone", expected)
+    query = """{ assetOrError(assetKey: {path: ["storm", "assignment"]}) {
+      ... on Asset { assetMaterializations(limit: 50) { description } } } }"""
+
+    def told() -> bool:
+        seen = ask_dagster(cluster, query)["assetOrError"]["assetMaterializations"]
+        return any("reassigned by the leader" in (event["description"] or "") for event in seen)
+
+    eventually(told, 90, "what the leader did, in Dagster", ignore=(httpx.HTTPError,), interval=0.5)
+    assert heal_runs(cluster) == runs, "Dagster, back again, has nothing to heal"
+    cluster.cli("kill", "alone", "-w", "0")
+
+
+def test_a_cluster_that_is_stopped_and_started_goes_on_where_it_was(
+    cluster: LocalCluster, expected: Counter[str]
+) -> None:
+    before = submit(cluster, "again")
+    some(cluster, "again")
+    runs = heal_runs(cluster)
+    cluster.stop()
+    cluster.start()
+    settled(cluster, "again")
+    after = {task["id"]: (task["node"], task["port"]) for task in cluster.show("again")["tasks"]}
+    assert after == {task["id"]: (task["node"], task["port"]) for task in before["tasks"]}
+    exact(cluster, "again", expected)
+    assert heal_runs(cluster) == runs, "a start is no loss"
