@@ -250,6 +250,48 @@ class Cluster(RuleBasedStateMachine):
             self.players[self.players.index(player)] = None
         self.expect_typed(player)
 
+    @precondition(lambda self: not any(self.players))
+    @rule(
+        pinned=st.booleans(),
+        names=st.tuples(names, names),
+        verbs=st.tuples(
+            *[st.sampled_from(["submit", "submit", "kill", "rebalance", "update", "restart", "finish"])] * 2
+        ),
+        first=actors,
+        tokens=st.permutations(TOKENS),
+        workers=st.integers(1, 3),
+    )
+    def race(
+        self,
+        pinned: bool,
+        names: tuple[str, str],
+        verbs: tuple[str, str],
+        first: int,
+        tokens: list[str],
+        workers: int,
+    ) -> None:
+        """Both decide on the same view before either writes; then one after the other writes."""
+        for actor in (0, 1):
+            name = names[actor]
+            match verbs[actor]:
+                case "submit":
+                    self.submit(actor, pinned, name, tokens[actor], workers)
+                case "kill":
+                    self.kill(actor, pinned, name, 0)
+                case "rebalance":
+                    self.rebalance(actor, pinned, name, workers + 1, 2, False, 0)
+                case "update":
+                    self.update(actor, pinned, name, tokens[actor], workers)
+                case "restart":
+                    self.restart(actor, pinned, name)
+                case _:
+                    self.finish_due(actor, pinned)
+            if self.players[actor] is not None:
+                self.advance(actor, "commit")
+        for actor in (first, 1 - first):
+            if self.players[actor] is not None:
+                self.advance(actor, "end")
+
     @precondition(lambda self: any(self.players))
     @rule(actor=actors)
     def crash(self, actor: int) -> None:
