@@ -1,0 +1,130 @@
+"""Two operators at once, the blacklist, and requests that cannot be."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import (
+    Conflict,
+    Fenced,
+    InvalidRequest,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+)
+from storm_dagster.operations import lifecycle
+from storm_dagster.operations.blacklist import change_blacklist
+from storm_dagster.operations.rebalance import finish_rebalance, rebalance
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+pytestmark = pytest.mark.zookeeper
+
+
+def together(*actions: Callable[[], Any]) -> list[Any]:
+    """Run all at once; what each returned or raised."""
+    barrier = threading.Barrier(len(actions))
+    results: list[Any] = [None] * len(actions)
+
+    def run(index: int, action: Callable[[], Any]) -> None:
+        barrier.wait(30)
+        try:
+            results[index] = action()
+        except StormDagsterError as error:
+            results[index] = error
+
+    threads = [threading.Thread(target=run, args=pair) for pair in enumerate(actions)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return results
+
+
+def test_two_rebalances_at_once_are_one_and_a_conflict(world: Any) -> None:
+    topology_id = world.submit("wc", conf={"topology.workers": 2})
+    world.run_workers(topology_id)
+    other = world.context(cluster=StormClusterState.open(world.conf))
+    for workers in (3, 4, 1):
+        results = together(
+            lambda n=workers: rebalance(world.context(), "wc", workers=n, wait_secs=1000, stay=False),
+            lambda n=workers: rebalance(other, "wc", executors={"split": n + 3}, wait_secs=1000, stay=False),
+        )
+        kinds = sorted(type(result).__name__ for result in results)
+        assert kinds == ["Conflict", "RebalanceReport"], results
+        base = world.cluster.load_view().topologies[topology_id].base
+        assert base.status == "REBALANCING"
+        finish_rebalance(world.context(), topology_id)
+        world.run_workers(topology_id)
+    other.cluster.disconnect()
+
+
+def test_a_kill_wins_over_everything_that_comes_at_the_same_time(world: Any) -> None:
+    others = [world.context(cluster=StormClusterState.open(world.conf)) for _ in range(3)]
+    verbs: list[Callable[[Any, str], Any]] = [
+        lifecycle.deactivate,
+        lambda ctx, name: rebalance(ctx, name, workers=3, wait_secs=0),
+        lifecycle.activate,
+    ]
+    for number in range(4):
+        name = f"wc{number}"
+        world.run_workers(world.submit(name, conf={"topology.workers": 2}))
+        killed, *results = together(
+            lambda name=name: lifecycle.kill(world.context(), name, 1000),
+            *(
+                lambda ctx=ctx, verb=verb, name=name: verb(ctx, name)
+                for ctx, verb in zip(others, verbs, strict=True)
+            ),
+        )
+        assert killed.status == "KILLED"
+        # Each of the others came before it, or is told that the topology is killed.
+        for result in results:
+            assert not isinstance(result, Exception) or isinstance(result, Conflict | NotAlive), result
+        topology = world.cluster.load_view().topology_named(name)
+        assert topology.base.status == "KILLED"
+        lifecycle.remove(world.context(), topology.id)
+    for ctx in others:
+        ctx.cluster.disconnect()
+
+
+def test_a_rebalance_with_more_than_there_is_says_what_there_is_and_changes_nothing(world: Any) -> None:
+    topology_id = world.submit("wc", conf={"topology.workers": 2})
+    before = world.cluster.load_view().topologies[topology_id]
+    with pytest.raises(Unavailable, match=r"needs 13 slots, 8 are free .s1: 4, s2: 4."):
+        rebalance(world.context(), "wc", workers=12, executors={"count": 12}, wait_secs=0)
+    after = world.cluster.load_view().topologies[topology_id]
+    assert (after.base_at, after.assignment_at) == (before.base_at, before.assignment_at)
+
+
+def test_the_blacklist_is_changed_by_two_at_once_and_nothing_is_lost(world: Any) -> None:
+    other = world.context(cluster=StormClusterState.open(world.conf))
+    together(
+        *(lambda n=n: change_blacklist(world.context() if n % 2 else other, add=[f"h{n}"]) for n in range(8))
+    )
+    assert world.cluster.blacklist() == {f"h{n}" for n in range(8)}
+    assert change_blacklist(world.context(), remove=[f"h{n}" for n in range(8)], add=["s1"]) == ("s1",)
+    version = world.cluster.state.get_version(paths.BLACKLIST)
+    change_blacklist(world.context(), add=["s1"], remove=["never"])
+    assert world.cluster.state.get_version(paths.BLACKLIST) == version, "nothing changed, nothing is written"
+    topology_id = world.submit("wc", conf={"topology.workers": 2})
+    placed = world.cluster.load_view().topologies[topology_id].assignment
+    assert {worker.node for worker in placed.workers} == {"s2"}
+    other.cluster.disconnect()
+
+
+@pytest.mark.parametrize("host", ["", "a b", "h\n", "x" * 300, 3, None, "../x/"])
+def test_wrong_hosts_are_refused(world: Any, host: Any) -> None:
+    with pytest.raises(InvalidRequest):
+        change_blacklist(world.context(), add=[host])
+
+
+def test_a_deposed_leader_changes_no_blacklist(world: Any) -> None:
+    old = world.context(epoch=world.cluster.epoch()[0])
+    world.lead("127.0.0.1:1")
+    with pytest.raises(Fenced):
+        change_blacklist(old, add=["h1"])
+    assert world.cluster.blacklist() == frozenset()
