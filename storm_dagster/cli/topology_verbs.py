@@ -63,18 +63,24 @@ def show(invocation: Invocation, name: str) -> None:
     click.echo(f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}")
     print_table(
         "workers",
-        ["node", "host:port", "pid", "uptime", "tasks"],
+        ["node", "host:port", "pid", "uptime", "version", "tasks"],
         [
             (
                 worker["node"],
                 f"{worker['host']}:{worker['port']}",
                 worker["pid"],
                 human_seconds(worker["uptime_secs"]),
+                worker.get("version"),
                 ", ".join(map(str, worker["tasks"])),
             )
             for worker in document["workers"]
         ],
     )
+    upgrade = document.get("upgrade")
+    if upgrade is not None:
+        click.echo(f"upgrade to {upgrade['code']}" + (" is rolled back" if upgrade["rollback"] else ""))
+        for worker, state in sorted(upgrade["workers"].items()):
+            click.echo(f"  {worker}  {state}")
     columns = ("emitted", "executed", "acked", "failed", "execute_ms", "complete_ms")
     print_table(
         "tasks",

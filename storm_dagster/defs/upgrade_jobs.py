@@ -16,7 +16,7 @@ from storm_dagster.defs.nimbus_resource import NimbusResource, upload_of
 from storm_dagster.defs.operating import Handles, operations
 from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.operations import lifecycle
-from storm_dagster.operations.gray_upgrade import UpgradeReport
+from storm_dagster.operations.upgrade_facts import UpgradeReport
 from storm_dagster.operations.upgrade_progress import Progress, await_batch, await_rollback
 
 __all__ = ["build_upgrade_jobs"]

@@ -21,8 +21,8 @@ from storm_dagster.model.run_file import boot_id
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import cleaner, healing, lifecycle
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.gray_upgrade import advance_upgrades
 from storm_dagster.operations.reports import ReassignReport
+from storm_dagster.operations.upgrade_ending import advance_upgrades
 
 __all__ = ["LeaderDuties"]
 

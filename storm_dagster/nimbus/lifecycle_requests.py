@@ -19,9 +19,10 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import lifecycle
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.explaining import moves_document
-from storm_dagster.operations.gray_upgrade import UpgradeReport, check_request
+from storm_dagster.operations.gray_upgrade import check_request
 from storm_dagster.operations.rebalance import rebalance
 from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.upgrade_facts import UpgradeReport
 
 __all__ = ["VERBS", "LifecycleRequests"]
 

@@ -58,14 +58,15 @@ def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> Non
                     f"module {module!r} of {what} is no valid Python ({error}): mend it and pack it again"
                 ) from None
             return
+    if elsewhere or any(path.parent.glob(f"{path.name}.*")) or path.is_dir():
+        return  # Another interpreter, a compiled module, a namespace package: only its worker can tell.
     top = module.partition(".")[0]
-    if elsewhere or any(root.glob(f"{top}.*")) or (root / top).is_dir():
-        return  # A compiled module, a namespace package, another interpreter: only its worker can tell.
-    try:
-        found = importlib.util.find_spec(top)
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
-        raise InvalidTopology(
-            f"module {module!r} of {what} is neither in the archive nor installed: pack it, or name it rightly"
-        )
+    if not (root / top / "__init__.py").is_file():
+        try:
+            if importlib.util.find_spec(top) is not None:
+                return
+        except (ImportError, ValueError):
+            pass
+    raise InvalidTopology(
+        f"module {module!r} of {what} is neither in the archive nor installed: pack it, or name it rightly"
+    )

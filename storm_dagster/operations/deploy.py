@@ -6,15 +6,18 @@ transaction ends the one and publishes the other. There is never a moment withou
 
 from __future__ import annotations
 
-from storm_dagster.model.errors import Conflict
+from storm_dagster.core.submission import message_timeout_secs, total_conf
+from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.model.names import ACKER, code_key, conf_key, jar_key
 from storm_dagster.model.topology import decode_topology
 from storm_dagster.model.view import TopologyView
-from storm_dagster.operations.context import OperationsContext, topology_by_name
+from storm_dagster.operations.archive_check import check_uploaded_archive
+from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.draining import drain, undo_drain
 from storm_dagster.operations.publishing import activate_topology, publish_assignment, stage_assignment
 from storm_dagster.operations.reports import LifecycleReport
-from storm_dagster.operations.staging import StagingRecord, read_record, read_token, write_part
+from storm_dagster.operations.staging import StagingRecord, read_record, read_token, read_topology, write_part
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submission import SUBMIT, stage_code, stage_conf, stage_tasks
 from storm_dagster.operations.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
@@ -22,6 +25,7 @@ from storm_dagster.operations.sweeping import DELETE_CODE, SWEEP, delete_code, s
 __all__ = ["delete_replaced", "restart", "update"]
 
 UPDATE = operation("update", SUBMIT, SWEEP, DELETE_CODE)
+_LONGEST_DRAIN_SECS = 30.0
 RESTART = operation("restart", UPDATE)
 
 
@@ -45,11 +49,15 @@ def update(
 ) -> LifecycleReport:
     """Hot deploy: run the uploaded topology in the place of the one of that name, under a new id.
 
-    Whatever is wrong with the new one is raised before the old one is touched. Errors as of :func:`restart`,
-    and those of a submission.
+    Whatever is wrong with the new one, its archive included, is raised before the old one is touched. Then the old
+    one's spouts fall silent, what is under way finishes (at most the message timeout, 30 s), and one transaction
+    swaps them; when that fails the old one goes on. Errors as of :func:`restart`, and those of a submission.
     """
     if not _is_published(ctx, token):
         _prepare(ctx, _replaceable(ctx, name), token, handle, allow_degraded)
+        record = read_record(ctx, token)
+        conf, spec = read_topology(ctx, token)
+        check_uploaded_archive(ctx, record.archive, spec, total_conf(ctx.values(), conf))
     return _replace(ctx, token)
 
 
@@ -89,13 +97,37 @@ def _prepare(
 
 
 def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
-    published = publish_assignment(ctx, token=token)
+    old = read_record(ctx, token).replaces
+    drained = _drain(ctx, old)
+    began = ctx.monotonic()
+    try:
+        published = publish_assignment(ctx, token=token)
+    except StormDagsterError:
+        if old is not None:
+            undo_drain(ctx, old)
+        raise
     report = activate_topology(ctx, token=token)
     # A repetition after a crash sweeps what the first one published over and did not come to sweep.
-    replaced = published.replaced or (read_record(ctx, token).replaces if published.already else None)
+    replaced = published.replaced or (old if published.already else None)
     if replaced is not None:
         delete_replaced(ctx, replaced)
-    return LifecycleReport(report.topology_id, report.name, report.status, changed=True)
+    return LifecycleReport(
+        report.topology_id,
+        report.name,
+        report.status,
+        changed=True,
+        drain_secs=drained,
+        swap_secs=ctx.monotonic() - began,
+    )
+
+
+def _drain(ctx: OperationsContext, old: str | None) -> float:
+    """Let the old topology finish what it has in hand, once everything else stands ready; the seconds it took."""
+    topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
+    if old is None or topology is None or not topology.live_workers:
+        return 0.0
+    conf = load_runnable(ctx, topology.code_dir).conf
+    return drain(ctx, old, min(float(message_timeout_secs(conf)), _LONGEST_DRAIN_SECS))
 
 
 def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:

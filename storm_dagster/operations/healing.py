@@ -16,12 +16,12 @@ from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
-from storm_dagster.operations.gray_upgrade import roll_back_if_upgraded
 from storm_dagster.operations.publishing import write_reasons
 from storm_dagster.operations.records_io import append_assignment, append_backup
 from storm_dagster.operations.reports import ReassignReport
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.upgrade_ending import roll_back_if_upgraded
 
 __all__ = ["Observation", "observe", "reassign"]
 

@@ -14,21 +14,21 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import Action, announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.deploy import restart, update
-from storm_dagster.operations.gray_upgrade import (
-    COMPLETE_UPGRADE,
-    FINISH_ROLLBACK,
-    ROLL_BACK,
-    advance_upgrades,
-    complete_upgrade,
-    gray_upgrade,
-    roll_back,
-)
+from storm_dagster.operations.gray_upgrade import gray_upgrade
 from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY, finish_activation
 from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, finish_rebalance
 from storm_dagster.operations.reports import LifecycleReport
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
 from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.upgrade_ending import (
+    COMPLETE_UPGRADE,
+    FINISH_ROLLBACK,
+    ROLL_BACK,
+    advance_upgrades,
+    complete_upgrade,
+    roll_back,
+)
 
 __all__ = [
     "FinishReport",

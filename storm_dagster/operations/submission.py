@@ -63,6 +63,7 @@ __all__ = [
     "stage_code",
     "stage_conf",
     "stage_tasks",
+    "take_over",
 ]
 
 STAGE_CONF = shared_steps(
@@ -154,6 +155,27 @@ def stage_conf(
         warnings=tuple(warnings),
         replaces=replaces,
     )
+
+
+def take_over(ctx: OperationsContext, token: str) -> bool:
+    """For a stage that runs again in another process: the current epoch, what is staged validated again.
+
+    Nothing happens, and ``False`` is returned, when the staging is of the current epoch. Errors as of
+    :func:`stage_conf`.
+    """
+    record = read_record(ctx, token)
+    if record.epoch == ctx.current_epoch():
+        return False
+    stage_conf(
+        ctx,
+        name=record.name,
+        token=token,
+        handle=record.handle,
+        inactive=record.wanted_status == "INACTIVE",
+        allow_degraded=record.allow_degraded,
+        replaces=record.replaces,
+    )
+    return True
 
 
 def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:

@@ -10,7 +10,8 @@ from storm_dagster.core.gray_upgrade import upgrade_document
 from storm_dagster.model.errors import Conflict, InvalidTopology, NotAlive, StormDagsterError
 from storm_dagster.model.records import TopologyStatus
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.gray_upgrade import UpgradeReport, advance_upgrades
+from storm_dagster.operations.upgrade_ending import advance_upgrades
+from storm_dagster.operations.upgrade_facts import UpgradeReport
 
 __all__ = ["Progress", "await_batch", "await_rollback"]
 

@@ -10,19 +10,27 @@ import zmq
 from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.view import TopologyView
-from storm_dagster.model.wire import encode_request
+from storm_dagster.model.wire import LevelChange, encode_request
 from storm_dagster.operations.worker_curve import secure_client
 
 __all__ = ["ask_topology_master", "ask_worker"]
 
-Question = Literal["stats", "stacks", "ping"]
+Question = Literal["stats", "stacks", "ping", "log_levels"]
 
 
 def ask_worker(
-    host: str, port: int, token: str, op: Question, timeout: float = 2.0, link_key: str = ""
+    host: str,
+    port: int,
+    token: str,
+    op: Question,
+    timeout: float = 2.0,
+    link_key: str = "",
+    *,
+    levels: dict[str, LevelChange] | None = None,
 ) -> dict[str, Any]:
     """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of its topology.
 
+    ``levels`` go with ``log_levels``: changes of loggers by name.
     Raises :class:`Unavailable` when it does not answer within ``timeout`` seconds.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -32,7 +40,7 @@ def ask_worker(
     try:
         secure_client(socket, link_key)
         socket.connect(f"tcp://{host}:{port}")
-        socket.send(encode_request(op, token))
+        socket.send(encode_request(op, token, levels))
         if not socket.poll(int(timeout * 1000)):
             raise Unavailable(
                 f"the worker at {host}:{port} did not answer {op!r} within {timeout:g} s: it is starting, paused or hung"

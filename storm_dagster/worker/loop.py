@@ -21,6 +21,7 @@ from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, Worke
 from storm_dagster.worker.contract import Placement
 from storm_dagster.worker.engine import NativeEngine
 from storm_dagster.worker.lease import Lease
+from storm_dagster.worker.log_levels import LogLevels
 from storm_dagster.worker.transport import Transport
 
 __all__ = ["Loop"]
@@ -58,6 +59,7 @@ class Loop:
         self.unknown_frames = 0
         """Frames dropped because their sender is no live worker of the topology."""
         self.bad_frames = 0
+        self.log_levels = LogLevels()
         self._actions: deque[Callable[[], Any]] = deque()
         self._held: deque[tuple[float, Frame]] = deque()
         self._report_secs = float(conf.get("task.heartbeat.frequency.secs") or 3)
@@ -272,6 +274,7 @@ class Loop:
             self.look_again()
         self._next_report = now + self._report_secs
         self._count += 1
+        self.log_levels.expire(time.monotonic())
         if engine.master is not None:
             engine.master.receive(self.report())
             return
@@ -295,6 +298,9 @@ class Loop:
             document: Any = self._stats_document()
         elif request.op == "stacks":
             document = {"stacks": stacks()}
+        elif request.op == "log_levels":
+            self.log_levels.apply(request.levels, time.monotonic())
+            document = {"levels": self.log_levels.document(time.monotonic())}
         else:
             document = {"pid": os.getpid(), "status": self.status()}
         self.transport.reply(envelope, msgspec.json.encode(document))

@@ -26,6 +26,7 @@ from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode,
 from storm_dagster.operations.context import Planner
 from storm_dagster.operations.staging import upload_key
 from storm_dagster.spark.server import spark_connect_command, spark_environment
+from storm_dagster.testing.archives import packed
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -78,7 +79,7 @@ class World:
     def upload(self, handle: str, topology: Any = WORD_COUNT, conf: Any = None) -> str:
         self.blobs.put(upload_key(handle, "topology"), json.dumps(topology).encode())
         self.blobs.put(upload_key(handle, "conf"), json.dumps(conf or {}).encode())
-        self.blobs.put(upload_key(handle, "archive"), b"archive")
+        self.blobs.put(upload_key(handle, "archive"), packed(modules=["wc"]))
         return handle
 
     def run(

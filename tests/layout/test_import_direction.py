@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "http": {"model", "core"},
     "spark": {"model", "core"},
     "packaging": {"model", "api"},
-    "operations": {"model", "core", "zk", "blobstore", "spark"},
+    "operations": {"model", "core", "zk", "blobstore", "spark", "packaging"},
     "nimbus": {"model", "core", "zk", "blobstore", "http", "spark", "operations", "packaging"},
     "supervisor": {"model", "core", "zk", "blobstore", "http", "spark", "operations", "packaging"},
     "worker": {"model", "core", "zk", "blobstore", "spark", "operations", "api"},

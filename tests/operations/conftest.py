@@ -19,6 +19,7 @@ from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode,
 from storm_dagster.operations import submission
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.staging import upload_key
+from storm_dagster.testing.archives import packed
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 WORD_COUNT: dict[str, Any] = {
@@ -42,6 +43,9 @@ WORD_COUNT: dict[str, Any] = {
         },
     },
 }
+
+
+ARCHIVE = packed("archive")
 
 
 class Crash(BaseException):
@@ -85,7 +89,7 @@ class World:
         self.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
     def upload(
-        self, handle: str, topology: Any = WORD_COUNT, conf: Any = None, archive: bytes | None = b"archive"
+        self, handle: str, topology: Any = WORD_COUNT, conf: Any = None, archive: bytes | None = ARCHIVE
     ) -> str:
         self.blobs.put(upload_key(handle, "topology"), json.dumps(topology).encode())
         self.blobs.put(upload_key(handle, "conf"), json.dumps(conf if conf is not None else {}).encode())

@@ -26,6 +26,7 @@ from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, rebalance
 from storm_dagster.operations.steps import all_operations, no_observer
 from storm_dagster.testing.acting import Actor, finish_due, submit
+from storm_dagster.testing.archives import packed
 
 pytestmark = pytest.mark.zookeeper
 
@@ -171,7 +172,9 @@ def replacing(verb: str) -> Callable[[Any], Scene]:
         old_code = world.blobs.meta(jar_key(old)).sha256
         options: dict[str, Any] = {"token": "next"}
         if verb == "update":
-            options["handle"] = world.upload("h2", conf={"topology.workers": 2}, archive=b"newer archive")
+            options["handle"] = world.upload(
+                "h2", conf={"topology.workers": 2}, archive=packed("newer archive")
+            )
 
         def completed() -> None:
             new = named(world)

@@ -19,6 +19,7 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import jar_key
 from storm_dagster.operations import lifecycle, rebalance
+from storm_dagster.testing.archives import packed
 
 pytestmark = pytest.mark.zookeeper
 
@@ -194,7 +195,7 @@ def test_a_restart_is_a_new_topology_with_the_same_code_and_parallelism(world: A
     (topology,) = world.cluster.load_view().topologies.values()
     assert topology.base.executors["count"] == 3
     assert topology.base.workers == 2
-    assert world.blobs.read(jar_key(topology.id)) == b"archive"
+    assert world.blobs.read(jar_key(topology.id)) == packed("archive")
     assert not world.blobs.exists(jar_key(old))
     assert world.cluster.assignment_ids() == [topology.id]
 
@@ -239,12 +240,12 @@ def test_a_restart_interrupted_at_any_point_ends_in_one_topology(
 def test_a_hot_deploy_takes_the_place_in_one_step(world: Any) -> None:
     old = world.submit("wc")
     before = world.cluster.load_view()
-    world.upload("new", archive=b"new code")
+    world.upload("new", archive=packed("new code"))
     report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
     after = world.cluster.load_view()
     assert list(after.topologies) == [report.topology_id] and report.topology_id != old
     assert after.assignments_version == before.assignments_version + 1
-    assert world.blobs.read(jar_key(report.topology_id)) == b"new code"
+    assert world.blobs.read(jar_key(report.topology_id)) == packed("new code")
     assert not world.cluster.state.exists(paths.tasks(old))
     assert lifecycle.update(world.context(), "wc", token="t2", handle="new").topology_id == report.topology_id
 
@@ -252,16 +253,19 @@ def test_a_hot_deploy_takes_the_place_in_one_step(world: Any) -> None:
 @pytest.mark.parametrize(
     ("topology", "conf", "archive"),
     [
-        ({"spouts": {}}, {}, b"x"),
-        (None, {"topology.workers": 0}, b"x"),
-        (None, {"topology.workers": 99, "topology.spout.parallelism": {"lines": 99}}, b"x"),
+        ({"spouts": {}}, {}, packed("x")),
+        (None, {"topology.workers": 0}, packed("x")),
+        (None, {"topology.workers": 99, "topology.spout.parallelism": {"lines": 99}}, packed("x")),
         (None, {}, None),
+        (None, {}, b"no archive at all"),
+        (None, {}, packed("x", ["wc.spouts"])),
+        (None, {}, packed("x\nthis is no Python")),
     ],
 )
 def test_a_hot_deploy_that_is_wrong_leaves_the_old_one_running(
     world: Any, topology: Any, conf: Any, archive: bytes | None
 ) -> None:
-    """J5: broken topology, wrong conf, too large, no archive."""
+    """J5: broken topology, wrong conf, too large, no archive, a broken one, modules that are missing or no Python."""
     old = world.submit("wc")
     before = world.cluster.load_view().topologies[old]
     options = {} if topology is None else {"topology": topology}
@@ -271,7 +275,7 @@ def test_a_hot_deploy_that_is_wrong_leaves_the_old_one_running(
     view = world.cluster.load_view()
     assert list(view.topologies) == [old]
     assert view.topologies[old].base_at == before.base_at
-    assert world.blobs.read(jar_key(old)) == b"archive"
+    assert world.blobs.read(jar_key(old)) == packed("archive")
 
 
 def test_a_hot_deploy_uses_the_slots_of_the_old_one(world: Any) -> None:

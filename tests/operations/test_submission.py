@@ -21,6 +21,7 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import jar_key
 from storm_dagster.operations import lifecycle, submission
 from storm_dagster.operations.staging import read_token
+from storm_dagster.testing.archives import packed
 
 pytestmark = pytest.mark.zookeeper
 
@@ -53,7 +54,7 @@ def test_a_submission_ends_active_with_every_task_placed(world: Any) -> None:
     assert sorted(topology.assignment.task_slots()) == [1, 2, 3, 4, 5, 6, 7]
     assert len(topology.assignment.workers) == 2
     assert topology.beats.topology_master == 6
-    assert world.blobs.read(jar_key(topology_id)) == b"archive"
+    assert world.blobs.read(jar_key(topology_id)) == packed("archive")
     for path in (
         paths.task_errors(topology_id),
         paths.gray_upgrade(topology_id, "upgrading_workers"),
@@ -105,7 +106,7 @@ def test_a_repetition_never_replaces_the_code_that_runs(world: Any) -> None:
     report = submission.stage_conf(ctx, name="wc", token="t1", handle="other")
     assert report.published
     submission.stage_code(ctx, token="t1")
-    assert world.blobs.read(jar_key(topology_id)) == b"archive"
+    assert world.blobs.read(jar_key(topology_id)) == packed("archive")
 
 
 def test_a_late_repetition_does_not_bring_a_killed_topology_back(world: Any) -> None:
@@ -283,7 +284,7 @@ def test_a_supervisor_that_went_is_planned_around(world: Any) -> None:
     assert {worker.node for worker in report.assignment.workers} == {"s1", "s2"} - {node}
 
 
-def test_many_clients_with_one_name_and_one_wins(world: Any, zk_conf: Any) -> None:
+def test_many_clients_with_one_name_and_one_wins(world: Any) -> None:
     """J7: through sessions of their own, at the same time."""
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -291,7 +292,7 @@ def test_many_clients_with_one_name_and_one_wins(world: Any, zk_conf: Any) -> No
     lock = threading.Lock()
 
     def client(number: int) -> None:
-        cluster = StormClusterState.open(zk_conf)
+        cluster = StormClusterState.open(world.conf)
         try:
             world.submit("wc", f"client-{number}", ctx=world.context(cluster=cluster))
             outcome = "won"
@@ -311,13 +312,13 @@ def test_many_clients_with_one_name_and_one_wins(world: Any, zk_conf: Any) -> No
     assert visible(world) == {"wc": "ACTIVE"}
 
 
-def test_many_topologies_at_once_are_all_placed_apart(world: Any, zk_conf: Any) -> None:
+def test_many_topologies_at_once_are_all_placed_apart(world: Any) -> None:
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     failures: list[BaseException] = []
 
     def client(number: int) -> None:
-        cluster = StormClusterState.open(zk_conf)
+        cluster = StormClusterState.open(world.conf)
         try:
             world.submit(f"wc{number}", ctx=world.context(cluster=cluster))
         except BaseException as error:
