@@ -53,6 +53,8 @@ REBALANCE_JOB = "rebalance_topology"
 
 TOKEN_TAG = "storm/token"
 """Run tag: the client token of the submission that the run belongs to."""
+STAGED_BY_TAG = "storm/staged_by"
+"""Run tag: the run whose epoch the staging has. In a re-execution it is another run's, until it takes over."""
 TOPOLOGY_TAG = "storm/topology"
 """Run tag: the topology's name."""
 

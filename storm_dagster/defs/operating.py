@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ import dagster as dg
 
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.keys import TOKEN_TAG
+from storm_dagster.defs.keys import STAGED_BY_TAG, TOKEN_TAG
 from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, NotAlive
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.staging import newest_token_key, read_record
+from storm_dagster.operations.submission import take_over
 
 __all__ = ["Handles", "operations", "run_token", "tag_run", "token_for"]
 
@@ -51,23 +52,31 @@ def operations(
 
 def run_token(context: dg.AssetExecutionContext) -> str | None:
     """The submission that the run belongs to, by its tag, which an earlier step of it may have set."""
+    return _tags_of(context).get(TOKEN_TAG)
+
+
+def _tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:
     run = context.instance.get_run_by_id(context.run.run_id)
-    return (run.tags if run is not None else context.run.tags).get(TOKEN_TAG)
+    return run.tags if run is not None else context.run.tags
 
 
 def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
-    """Remember the token at the run, for its later steps, its re-executions, and people who search."""
-    if run_token(context) != token:
-        context.instance.add_run_tags(context.run.run_id, {TOKEN_TAG: token})
+    """Remember at the run its token, and that it staged the submission: for its later steps, its
+    re-executions, and people who search."""
+    wanted = {TOKEN_TAG: token, STAGED_BY_TAG: context.run.run_id}
+    if wanted.items() - _tags_of(context).items():
+        context.instance.add_run_tags(context.run.run_id, wanted)
 
 
 def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: str) -> str:
     """The token whose staging this step works on: the run's, else the newest of the topology's name.
 
-    :class:`NotAlive` when nothing is staged under the name, :class:`InvalidRequest` when the run's token
-    belongs to another topology.
+    A run that did not stage it itself (a re-execution from a later stage, or a stage alone) takes it over:
+    the current epoch, once. :class:`NotAlive` when nothing is staged under the name, :class:`InvalidRequest`
+    when the run's token belongs to another topology.
     """
-    token = run_token(context)
+    tags = _tags_of(context)
+    token = tags.get(TOKEN_TAG)
     if token is None:
         try:
             token = ops.blobs.read(newest_token_key(name)).decode()
@@ -81,4 +90,8 @@ def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: s
             f"token {token!r} belongs to topology {record.name!r}, this run's partition is {name!r}: "
             f"launch it for partition {record.name!r}"
         )
+    if tags.get(STAGED_BY_TAG) != context.run.run_id:
+        if take_over(ops, token):
+            context.log.info("another leader since %s was staged: it was validated again", token)
+        tag_run(context, token)
     return token
