@@ -152,7 +152,7 @@ def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer samples")
-    parser.add_argument("--only", choices=["submit", "recovery", "throughput", "latency", "assignment"])
+    parser.add_argument("--only", choices=["submit", "recovery", "throughput", "latency", "assignment", "cache"])
     options = parser.parse_args()
     samples, seconds = (2, 4.0) if options.quick else (7, 15.0)
     print("| figure | reference | ours |\n|---|---|---|", flush=True)
@@ -162,6 +162,14 @@ def main() -> None:
         "throughput": lambda cluster: measure_throughput(cluster, seconds),
         "latency": measure_latency,
     }
+    if options.only in (None, "cache"):
+        # Without a cluster: a ZooKeeper server of its own, full of topologies.
+        from cache import report as cache_report
+
+        for figure, reference, ours in cache_report(quick=options.quick):
+            row(figure, reference, ours)
+        if options.only:
+            return
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         LocalCluster(Path(folder) / "home") as cluster,

@@ -21,7 +21,6 @@ from storm_dagster.operations.inimbus import INimbus
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_dagster.zk.view_loading import load_view
 
 __all__ = ["Identity", "Nimbus"]
 
@@ -106,7 +105,7 @@ class Nimbus:
         """The cluster as it is now, for documents and pages: rarely changing nodes come from the cache."""
         if self.reads is None:
             return self.cluster.load_view()
-        return load_view(self.reads, self.cluster.cluster_id())
+        return self.reads.load_view(self.cluster.cluster_id())
 
     def peers(self) -> list[Peer]:
         """Every other nimbus that is alive, the leader included."""

@@ -17,10 +17,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from storm_dagster.model.view import Versioned
+from storm_dagster.model.records import decode_record
+from storm_dagster.model.view import ClusterView, Versioned
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.disk_cache import DiskCache
+from storm_dagster.zk.view_loading import load_view
 
 __all__ = ["CacheFigures", "CachedReads"]
 
@@ -31,6 +34,7 @@ _RARELY_CHANGING = re.compile(r"/(topology|tasks|assignments|workers)/[^/]+(/[^/
 _RARELY_CHANGING_LISTS = re.compile(r"/workers/[^/]+")
 _MOST_BYTES = 32 << 20
 _MOST_CHANGES = 100_000
+_MOST_DECODED = 50_000
 _BARRIER_SECS = 1.0
 
 _Value = tuple[bytes, Versioned] | None
@@ -69,8 +73,27 @@ class CachedReads(ZooKeeperClusterState):
         self._changes: dict[str, int] = {}
         self._interruptions = 0
         self.figures = CacheFigures()
+        self._decoded: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
         self.register(self._on_change)
         self.add_listener(self._on_interruption)
+
+    def load_view(self, cluster_id: str) -> ClusterView:
+        """The whole cluster (:func:`~storm_dagster.zk.view_loading.load_view`); what did not change is not
+        decoded again.
+        """
+        return load_view(self, cluster_id, decode=self._decode)
+
+    def _decode(self, cls: type[Any], raw: bytes, path: str) -> Any:
+        known = self._decoded.get(path)
+        if known is not None and known[0] == raw and type(known[1]) is cls:
+            return known[1]
+        record = decode_record(cls, raw, path)
+        with self._guard:
+            self._decoded[path] = (raw, record)
+            self._decoded.move_to_end(path)
+            while len(self._decoded) > _MOST_DECODED:
+                self._decoded.popitem(last=False)
+        return record
 
     # -- invalidation -----------------------------------------------------------------------------------
 

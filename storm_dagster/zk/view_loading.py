@@ -30,13 +30,16 @@ _log = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", bound=Record)
 _Found = tuple[bytes, Versioned] | None
+Decode = Callable[[type[Any], bytes, str], Any]
+"""As :func:`decode_record`: class, bytes and path to a record, or ``Corrupt``."""
 
 
 class _Loading:
     """One load: what was read, and what turned out to be damaged."""
 
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, decode: Decode) -> None:
         self.state = state
+        self._decode = decode
         self.corrupt: dict[str, str] = {}
         self.held: set[tuple[str, int]] = set()
 
@@ -45,7 +48,7 @@ class _Loading:
         if found is None or not found[0]:
             return None
         try:
-            return decode_record(cls, found[0], path)
+            return self._decode(cls, found[0], path)
         except Corrupt as error:
             self.note(path, error)
             return None
@@ -68,7 +71,7 @@ class _Loading:
                 whole, at = again
             else:
                 at = found[1]
-            return decode_record(Assignment, whole, path), at
+            return self._decode(Assignment, whole, path), at
         except Corrupt as error:
             self.note(path, error)
             return None
@@ -123,7 +126,10 @@ class _Loading:
 
 
 def load_view(
-    state: ClusterState, cluster_id: str, before_watch: Callable[[str], None] | None = None
+    state: ClusterState,
+    cluster_id: str,
+    before_watch: Callable[[str], None] | None = None,
+    decode: Decode = decode_record,
 ) -> ClusterView:
     """One read of everything, in a handful of round trips whatever the size of the cluster.
 
@@ -131,7 +137,8 @@ def load_view(
     view that changed while it was read fails its compare and set. Nodes that vanish between a list and
     the read are left out. With ``before_watch`` every list, base, heartbeat record and the turnstile are
     watched, after ``before_watch(path)`` was called for each. Raises ``Unavailable`` when the root is gone
-    and ``Conflict`` when it belongs to another cluster than ``cluster_id``.
+    and ``Conflict`` when it belongs to another cluster than ``cluster_id``. ``decode`` may return a record that was
+    made of the same bytes before: records are immutable.
     """
     watch = before_watch is not None
     announce = before_watch or (lambda path: None)
@@ -152,7 +159,7 @@ def load_view(
     supervisor_ids, topology_ids = (
         found or [] for found in state.find_children_many([paths.SUPERVISORS, paths.TOPOLOGY], watch)
     )
-    loading = _Loading(state)
+    loading = _Loading(state, decode)
     parts = _read_topologies(state, topology_ids, watch, announce)
     supervisors = {}
     for supervisor_id, found in zip(
