@@ -6,8 +6,6 @@ Medians; no figure is asserted. ``make bench ARGS=--quick`` takes fewer samples.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import statistics
 import sys
 import tempfile
@@ -20,7 +18,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from multilang_chain import sentences_per_second
 
-from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 
@@ -84,31 +81,6 @@ def measure_submit(cluster: LocalCluster, samples: int) -> None:
     )
 
 
-def measure_recovery(cluster: LocalCluster, samples: int) -> None:
-    """A worker killed with -9 until its tasks run again."""
-    submit(cluster, "recover", "topology.workers=2", "bench.rate=10")
-    taken = []
-    for number in range(samples):
-        workers = cluster.show("recover")["workers"]
-        victim = workers[number % len(workers)]
-        began = time.monotonic()
-        os.kill(victim["pid"], signal.SIGKILL)
-
-        def again(victim: dict[str, Any] = victim) -> bool:
-            document = cluster.show("recover")
-            pids = {(w["node"], w["port"]): w["pid"] for w in document["workers"]}
-            fresh = pids.get((victim["node"], victim["port"])) not in (None, victim["pid"])
-            return fresh and all(task["status"] == "running" for task in document["tasks"])
-
-        eventually(again, 60, "the worker again", ignore=(StormDagsterError,), interval=0.02)
-        taken.append(time.monotonic() - began)
-        time.sleep(1)
-        if number % len(workers) == len(workers) - 1 and number + 1 < samples:
-            time.sleep(60)  # a second crash within a minute would wait out its back-off
-    kill(cluster, "recover")
-    row("worker kill -9 -> its tasks run again", "Storm: 30-40 s", f"{statistics.median(taken):.2f} s")
-
-
 def measure_rate(cluster: LocalCluster, seconds: float, *conf: str) -> float:
     """Sentences counted per second."""
     submit(cluster, "rate", *conf)
@@ -158,7 +130,6 @@ def main() -> None:
     print("| figure | reference | ours |\n|---|---|---|", flush=True)
     parts: dict[str, Callable[[LocalCluster], None]] = {
         "submit": lambda cluster: measure_submit(cluster, samples),
-        "recovery": lambda cluster: measure_recovery(cluster, 2 if options.quick else 6),
         "throughput": lambda cluster: measure_throughput(cluster, seconds),
         "latency": measure_latency,
     }
@@ -168,6 +139,15 @@ def main() -> None:
 
         for figure, reference, ours in cache_report(quick=options.quick):
             row(figure, reference, ours)
+        if options.only:
+            return
+    if options.only in (None, "recovery"):
+        # On a cluster of its own: a host of it is taken away.
+        from recovery import report as recovery_report
+
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            for figure, reference, ours in recovery_report(Path(folder), quick=options.quick):
+                row(figure, reference, ours)
         if options.only:
             return
     with (
