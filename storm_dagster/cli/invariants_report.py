@@ -9,6 +9,7 @@ from storm_dagster.cli.options import Invocation
 from storm_dagster.cli.output import Steps, print_json, print_table
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Corrupt, Unavailable
+from storm_dagster.model.security import Security
 
 __all__ = ["report_invariants"]
 
@@ -38,7 +39,10 @@ def report_invariants(invocation: Invocation, settle_secs: float) -> int:
                 raise Unavailable("no nimbus has led this cluster yet: start one with `storm-dagster nimbus`")
             return known[1].http
 
-        with NimbusBlobClient(leader_url) as blobs, Steps("looking", quiet=invocation.json) as steps:
+        with (
+            NimbusBlobClient(leader_url, security=Security.of(invocation.conf)) as blobs,
+            Steps("looking", quiet=invocation.json) as steps,
+        ):
             ctx = OperationsContext(
                 cluster=cluster,
                 blobs=blobs,

@@ -14,10 +14,13 @@ import httpx
 import pytest
 
 from storm_dagster.cli.dev.process_table import family, processes
+from storm_dagster.model import paths
 from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 # An address where nothing listens: then dev starts no Spark of its own, which these tests do not need.
@@ -74,6 +77,28 @@ def test_doctor_finds_it_well(cluster: LocalCluster) -> None:
     findings = cluster.cli("doctor", check=False).document["findings"]
     # Spark was left out on purpose.
     assert [row["check"] for row in findings if row["state"] == "broken"] == ["Spark"]
+
+
+def test_doctor_asks_whether_the_invariants_hold(cluster: LocalCluster) -> None:
+    sound = cluster.cli("doctor", "--invariants", "--settle", "1")
+    assert sound["ok"] and sound["violations"] == [] and sound["looks"] >= 2
+    assert set(sound["rules"].values()) == {f"I{number}" for number in range(1, 9)}
+    base = StormBase(
+        name="ghost", launch_time_secs=0, status="ACTIVE", workers=1, executors={"a": 1}, token="nobody"
+    )
+    path = paths.topology("ghost-1-1700000000")
+    with StormClusterState.open(cluster.conf.values) as state:
+        state.state.create_node(path, encode_record(base))
+        try:
+            done = cluster.cli("doctor", "--invariants", "--settle", "1", check=False)
+        finally:
+            state.state.delete_node(path)
+    assert done.code == 6 and not done.document["ok"]
+    found = {(row["invariant"], row["rule"]): row for row in done.document["violations"]}
+    assert {("I3", "base_implies_published"), ("I4", "blobs_present")} <= found.keys()
+    ghost = found["I3", "base_implies_published"]
+    assert ghost["thing"] == "topology ghost-1-1700000000"
+    assert "no task table and no assignment" in ghost["reason"] and "submit it again" in ghost["remedy"]
 
 
 def test_a_second_dev_is_refused(cluster: LocalCluster) -> None:
