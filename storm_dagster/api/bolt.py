@@ -43,6 +43,10 @@ class Bolt(Component):
         """Handle one tuple."""
         raise TypeError(f"{type(self).__name__} does not define process(self, tup)")
 
+    def named(self, tup: Tuple) -> dict[str, Any]:
+        """The values of a received tuple by field."""
+        return dict(zip(self.context.source_fields(tup.component, tup.stream), tup.values, strict=False))
+
     def process_tick(self, tup: Tuple) -> Any:
         """Called every ``topology.tick.tuple.freq.secs`` seconds when that is set."""
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.api.specs import Inputs, Spec, _json_map
+from storm_dagster.api.streams import Outputs
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.names import check_component_id
 from storm_dagster.model.topology import ComponentSpec, TopologySpec
@@ -33,7 +34,7 @@ class TopologyBuilder:
         par: int = 1,
         config: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
-        outputs: Sequence[Any] | None = None,
+        outputs: Outputs = None,
     ) -> Spec:
         """Add a spout: a class, a :class:`Spec`, or ``"module:Class"``. The spec can be used as an input."""
         return self._add("spout", component_id, component, None, par, config, args, outputs)
@@ -46,7 +47,7 @@ class TopologyBuilder:
         par: int = 1,
         config: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
-        outputs: Sequence[Any] | None = None,
+        outputs: Outputs = None,
     ) -> Spec:
         """Add a bolt; inputs are component ids, specs or their streams, as in ``Component.spec``."""
         return self._add("bolt", component_id, component, inputs, par, config, args, outputs)
@@ -60,7 +61,7 @@ class TopologyBuilder:
         par: int,
         config: Mapping[str, Any] | None,
         args: Mapping[str, Any] | None,
-        outputs: Sequence[Any] | None,
+        outputs: Outputs,
     ) -> Spec:
         if component_id in self._specs:
             raise InvalidTopology(f"component id {component_id!r} is used twice: rename one of the two")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.specs import Inputs, Spec
+from storm_dagster.api.streams import Outputs
 from storm_dagster.model.errors import InvalidRequest
 
 __all__ = ["Collector", "Component", "log", "logger"]
@@ -50,8 +51,8 @@ class Collector(Protocol):
 class Component:
     """Base of :class:`Spout` and :class:`Bolt`; not used directly."""
 
-    outputs: ClassVar[Sequence[Any] | None] = None
-    """Field names of the default stream, or a list of :class:`Stream`."""
+    outputs: ClassVar[Outputs] = None
+    """Field names of the default stream, a map from field names to types, or a list of :class:`Stream`."""
     config: ClassVar[Mapping[str, Any] | None] = None
     """Component conf; a spec's ``config`` lies over it."""
     blocking: ClassVar[bool] = False
@@ -72,7 +73,7 @@ class Component:
         inputs: Inputs = None,
         par: int = 1,
         config: Mapping[str, Any] | None = None,
-        outputs: Sequence[Any] | None = None,
+        outputs: Outputs = None,
         args: Mapping[str, Any] | None = None,
     ) -> Spec:
         """The component as part of a topology.

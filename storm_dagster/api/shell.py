@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from storm_dagster.api.component import Component
 from storm_dagster.api.specs import Inputs, Spec
+from storm_dagster.api.streams import Outputs
 from storm_dagster.model.errors import InvalidTopology
 
 __all__ = ["ShellBolt", "ShellSpout"]
@@ -27,7 +28,7 @@ class _Shell(Component):
         inputs: Inputs = None,
         par: int = 1,
         config: Mapping[str, Any] | None = None,
-        outputs: Sequence[Any] | None = None,
+        outputs: Outputs = None,
     ) -> Spec:
         """The program as part of a topology; ``command`` and ``script`` default to the class's own.
 

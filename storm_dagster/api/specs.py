@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Union
 
-from storm_dagster.api.streams import Grouping, code_name, stream_specs
+from storm_dagster.api.streams import Grouping, Outputs, code_name, stream_specs
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import (
     DEFAULT_STREAM,
@@ -61,7 +61,7 @@ class Spec:
         inputs: Inputs = None,
         par: int = 1,
         config: Mapping[str, Any] | None = None,
-        outputs: Sequence[Any] | None = None,
+        outputs: Outputs = None,
     ) -> None:
         self.kind = kind
         self.name = name

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.names import check_stream_id
-from storm_dagster.model.topology import DEFAULT_STREAM, GroupingSpec, StreamSpec
+from storm_dagster.model.topology import DEFAULT_STREAM, FIELD_TYPES, GroupingSpec, StreamSpec
 
-__all__ = ["Grouping", "Stream", "code_name", "stream_specs"]
+__all__ = ["Grouping", "Outputs", "Stream", "code_name", "stream_specs"]
+
+
+Outputs = Sequence[Any] | Mapping[str, Any] | None
+"""Field names, a map from field names to types (of one default stream), or streams."""
 
 
 def code_name(target: Any, what: str) -> str:
@@ -43,12 +47,23 @@ def code_name(target: Any, what: str) -> str:
 class Stream:
     """One output stream: its fields, its name, and whether the emitter chooses the receiving task."""
 
-    __slots__ = ("direct", "fields", "name")
+    __slots__ = ("direct", "fields", "name", "types")
 
-    def __init__(self, fields: Iterable[str] = (), name: str = DEFAULT_STREAM, direct: bool = False) -> None:
+    def __init__(
+        self,
+        fields: Iterable[str] | Mapping[str, Any] = (),
+        name: str = DEFAULT_STREAM,
+        direct: bool = False,
+    ) -> None:
+        """``fields``: names, or a map from names to types (``str``, ``int``, ``float``, ``bool``, ``bytes``,
+        ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed streams are checked when
+        they are emitted."""
         if isinstance(fields, str):
             raise InvalidTopology(f"stream {name!r}: fields must be a list of names, got the text {fields!r}")
         self.fields = tuple(fields)
+        self.types = (
+            tuple(_type_name(kind, name) for kind in fields.values()) if isinstance(fields, Mapping) else ()
+        )
         self.name = name
         self.direct = bool(direct)
         wrong = [field for field in self.fields if not isinstance(field, str) or not field]
@@ -70,7 +85,7 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, StreamS
         raise InvalidTopology(
             f"{owner}: outputs must be a list of names or streams, got the text {outputs!r}"
         )
-    given = list(outputs)
+    given: list[Any] = [Stream(outputs)] if isinstance(outputs, Mapping) else list(outputs)
     streams = [item for item in given if isinstance(item, Stream)]
     if given and not streams:
         streams = [Stream(fields=given)]
@@ -80,8 +95,17 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, StreamS
     for stream in streams:
         if stream.name in found:
             raise InvalidTopology(f"{owner} declares stream {stream.name!r} twice: give each its own name")
-        found[stream.name] = StreamSpec(fields=stream.fields, direct=stream.direct)
+        found[stream.name] = StreamSpec(fields=stream.fields, direct=stream.direct, types=stream.types)
     return found
+
+
+def _type_name(kind: Any, stream: str) -> str:
+    name = "any" if kind in (object, Any) else getattr(kind, "__name__", str(kind))
+    if name not in FIELD_TYPES:
+        raise InvalidTopology(
+            f"stream {stream!r}: {kind!r:.60} is no type of a field, use one of {', '.join(FIELD_TYPES)}"
+        )
+    return name
 
 
 class Grouping:

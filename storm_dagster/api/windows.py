@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from storm_dagster.api.batching import GatheringBolt
 from storm_dagster.api.specs import Inputs, Spec
-from storm_dagster.api.streams import Stream
+from storm_dagster.api.streams import Outputs, Stream
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidTopology
 
@@ -144,7 +144,7 @@ class WindowedBolt(GatheringBolt):
         inputs: Inputs = None,
         par: int = 1,
         config: Mapping[str, Any] | None = None,
-        outputs: Sequence[Any] | None = None,
+        outputs: Outputs = None,
         args: Mapping[str, Any] | None = None,
         window: Window | None = None,
     ) -> Spec:
@@ -160,8 +160,8 @@ class WindowedBolt(GatheringBolt):
         made.config = {key: value for key, value in made.config.items() if value is not None}
         late = made.config.get(f"{_PREFIX}late.tuple.stream")
         if late is not None:
-            given = list(made.outputs or ())
-            streams = given if all(isinstance(item, Stream) for item in given) else [Stream(given)]
+            given: Any = made.outputs or ()
+            streams = list(given) if all(isinstance(item, Stream) for item in given) else [Stream(given)]
             made.outputs = [*streams, Stream(LATE_FIELDS, name=late)]
         return made
 

@@ -16,6 +16,7 @@ from storm_dagster.model.errors import InvalidTopology
 
 __all__ = [
     "DEFAULT_STREAM",
+    "FIELD_TYPES",
     "ComponentObject",
     "ComponentSpec",
     "GroupingSpec",
@@ -54,11 +55,17 @@ class ComponentObject(_Frozen):
         return self
 
 
+FIELD_TYPES = ("str", "int", "float", "bool", "bytes", "list", "dict", "datetime", "any")
+"""Types that a field may declare; ``float`` takes integers too, every type but ``any`` refuses ``None``."""
+
+
 class StreamSpec(_Frozen):
     """Fields of one output stream; ``direct`` streams are sent to one chosen task."""
 
     fields: tuple[str, ...] = ()
     direct: bool = False
+    types: tuple[str, ...] = ()
+    """One of :data:`FIELD_TYPES` for each field, or nothing at all: then values are not checked."""
 
 
 class GroupingSpec(_Frozen):

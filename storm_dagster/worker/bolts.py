@@ -157,7 +157,7 @@ class BoltRunner(Runner):
                 stats.acked += len(batch) - bad
             return bad
 
-        sends = guarded(emit, self.conf, component, task_id)
+        sends = guarded(emit, self.conf, self.part, component, task_id, 1)
         bolt._collector = BoltCollector(self, sends, ack, fail)
         bolt.context, bolt.conf = self.context, self.conf
         # Straight to the closure, unless the class has an emit of its own.

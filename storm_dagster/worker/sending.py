@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,11 +11,22 @@ import msgspec
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.topology import ComponentSpec, StreamSpec
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.worker.routes import Route
 from storm_dagster.worker.tree import Ledger, Tree, leaves, next_edge, next_tuple_id
 
-__all__ = ["check_travels", "check_values", "deliver", "guarded", "remote", "route_of", "spread", "why_not"]
+__all__ = [
+    "check_travels",
+    "check_types",
+    "check_values",
+    "deliver",
+    "guarded",
+    "remote",
+    "route_of",
+    "spread",
+    "why_not",
+]
 
 _log = logging.getLogger("storm_dagster.component")
 _encode = msgspec.msgpack.Encoder().encode
@@ -66,17 +78,51 @@ def why_not(error: Exception) -> str:
     )
 
 
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (float, int),
+    "bool": bool,
+    "bytes": (bytes, bytearray, memoryview),
+    "list": (list, tuple),
+    "dict": dict,
+    "datetime": datetime.datetime,
+    "any": object,
+}
+
+
+def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component: str) -> None:
+    """``InvalidRequest`` unless each value is of the type that its field declares."""
+    for field, kind, value in zip(stream.fields, stream.types, values, strict=False):
+        if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind in ("int", "float")):
+            raise InvalidRequest(
+                f"component {component!r} emits {value!r:.60} ({type(value).__name__}) as field {field!r} of stream "
+                f"{name!r}, which is declared {kind}: convert it, or declare another type"
+            )
+
+
 def guarded(
-    emit: Callable[..., Any], conf: Mapping[str, Any], component: str, task: int
+    emit: Callable[..., Any],
+    conf: Mapping[str, Any],
+    part: ComponentSpec,
+    component: str,
+    task: int,
+    stream_at: int,
 ) -> Callable[..., Any]:
-    """``emit``, or what also logs (``topology.debug``) and checks that values could travel, when the conf asks."""
+    """``emit``, or what also logs (``topology.debug``), checks the types of typed streams, and that values could
+    travel, when the conf or the component asks. ``stream_at``: place of the stream among its arguments."""
     debug, check = conf.get("topology.debug"), conf.get("topology.testing.always.try.serialize")
-    if not (debug or check):
+    typed = {name: stream for name, stream in part.outputs.items() if stream.types}
+    if not (debug or check or typed):
         return emit
 
     def careful(tup: Any, *rest: Any, **named: Any) -> Any:
+        given = rest[stream_at - 1] if len(rest) >= stream_at else named.get("stream")
+        stream = str(given or "default")
+        if stream in typed:
+            check_types(tup, typed[stream], stream, component)
         if check:
-            check_travels(tup, str(named.get("stream") or "default"), component)
+            check_travels(tup, stream, component)
         sent = emit(tup, *rest, **named)
         if debug:
             _log.info("%s-%d emits %r %s", component, task, tup, {**dict(enumerate(rest)), **named} or "")

@@ -14,7 +14,7 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.worker.bolts import count_inputs
 from storm_dagster.worker.multilang import LOG_LEVELS, ShellProcess, handshake
 from storm_dagster.worker.runner import Runner
-from storm_dagster.worker.sending import check_values, route_of, spread
+from storm_dagster.worker.sending import check_types, check_values, route_of, spread
 from storm_dagster.worker.spouts import SpoutBase
 from storm_dagster.worker.tree import anchor_tree
 
@@ -234,6 +234,7 @@ class ShellBoltRunner(ShellRunner):
         values, direct = message["tuple"], message.get("task") or None
         route = route_of(self.routes, stream, self.component)
         check_values(values, route)
+        check_types(values, self.part.outputs[stream], stream, self.component)
         if self.debug:
             _log.info("%s-%d emits %r %s", self.component, self.task_id, values, stream)
         route.emitted += 1

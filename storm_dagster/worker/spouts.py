@@ -107,7 +107,7 @@ class SpoutBase(Runner):
                     ledger.done(tree)
             return sent
 
-        return guarded(emit, self.conf, component, task_id)
+        return guarded(emit, self.conf, self.part, component, task_id, 2)
 
     def verdicts(self, now: float, tell: Callable[[bool, Any], None]) -> bool:
         """Hand all verdicts to ``tell(acked, tuple id)``; trees that are too old are failed. Whether any were."""

@@ -21,7 +21,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.drivers import attach_drivers
 from storm_dagster.worker.runner import Runner, make_component
-from storm_dagster.worker.sending import check_travels, check_values, route_of
+from storm_dagster.worker.sending import check_travels, check_types, check_values, route_of
 from storm_dagster.worker.tree import joint_anchor
 
 __all__ = ["PULSE", "STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
@@ -179,6 +179,9 @@ class ThreadMixin(Runner):
     def checked(self, tup: Any, stream: str | None) -> list[Any]:
         """The values, checked in the caller's thread so that the caller gets the error."""
         check_values(tup, route_of(self.routes, stream or "default", self.component))
+        declared = self.part.outputs[stream or "default"]
+        if declared.types:
+            check_types(tup, declared, stream or "default", self.component)
         if self.conf.get("topology.testing.always.try.serialize"):
             check_travels(tup, stream or "default", self.component)
         if self.debug:

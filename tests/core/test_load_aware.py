@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storm_dagster.core.load_aware import LoadAwareShuffle, smooth_turns
@@ -31,6 +31,7 @@ def test_a_busy_target_is_left_alone_at_once_and_comes_back_slowly() -> None:
     assert Counter(shuffle.choose([]) for _ in range(100))["a"] == 50
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=8).filter(any))
 def test_turns_are_spread_by_weight(weights: list[int]) -> None:
     total = sum(weights)
@@ -41,6 +42,7 @@ def test_turns_are_spread_by_weight(weights: list[int]) -> None:
             assert abs(turns[:until].count(index) - until * weight / total) < len(weights)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), max_size=60))
 def test_somebody_always_gets_the_tuple(rounds: list[list[float]]) -> None:
     shuffle = LoadAwareShuffle([1, 2, 3])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Bolt, Grouping, Spout, Stream, Topology, TopologyBuilder, Tuple
+from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
@@ -249,3 +250,35 @@ def test_tuples_for_a_task_that_never_starts_time_out_and_are_replayed() -> None
         tries = len(harness.errors)
         assert 3 <= tries <= 6, "tried again, less and less often"
         assert all(str(error) == "prepare" for _, error in harness.errors)
+
+
+class Typed(Bolt):
+    outputs = {"word": str, "count": int, "share": float, "rest": object}
+
+    def process(self, tup: Tuple) -> None:
+        named = self.named(tup)
+        self.emit(["word", named["n"], 1, None])
+
+
+class TypedBlocking(Typed):
+    blocking = True
+
+
+class TypedStreams(Topology):
+    numbers = Numbers.spec()
+    typed = Typed.spec(inputs=[numbers])
+    blocking = TypedBlocking.spec(inputs=[numbers])
+
+
+def test_values_of_typed_streams_are_checked() -> None:
+    given = {"numbers": [[1], ["2"], [True], [None]]}
+    result = run_topology(TypedStreams, given)
+    assert result.acked["numbers"] == [0] and sorted(result.failed["numbers"]) == [1, 2, 3]
+    texts = [str(error) for _, error in result.errors]
+    for component in ("typed", "blocking"):
+        assert (
+            f"component '{component}' emits '2' (str) as field 'count' of stream 'default', which is declared int: "
+            "convert it, or declare another type"
+        ) in texts
+    with pytest.raises(InvalidTopology, match="no type of a field"):
+        Stream({"word": complex})

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable
 
 from storm_dagster.core.scheduling.build import user_workers
+from storm_dagster.core.windowing import window_shape
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_schema import check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
@@ -46,6 +47,8 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
     for component_id, kind, part in spec.components():
         check_component_id(component_id)
         _check_component(component_id, kind, part)
+        if any(key.startswith("topology.bolts.") and value is not None for key, value in part.conf.items()):
+            window_shape({**conf, **part.conf}, f"{kind} {component_id!r}")
     for component_id, part in spec.bolts.items():
         _check_inputs(spec, component_id, part)
 

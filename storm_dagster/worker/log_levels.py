@@ -1,0 +1,73 @@
+"""Levels of this worker's loggers, changed while it runs (Storm's dynamic log levels)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storm_dagster.model.log_levels import LEVELS, ROOT, level_name
+from storm_dagster.model.wire import LevelChange, LevelName
+
+__all__ = ["LogLevels"]
+
+_log = logging.getLogger(__name__)
+_MOST = 200
+
+
+@dataclass(frozen=True)
+class _Changed:
+    level: LevelName
+    back: int
+    """What the logger returns to: the level that was asked for, or the one that it had."""
+    until: float | None
+
+
+class LogLevels:
+    """What was changed, and what it was before. For one thread: the worker's loop."""
+
+    def __init__(self) -> None:
+        self._changed: dict[str, _Changed] = {}
+
+    def apply(self, changes: Mapping[str, LevelChange], now: float) -> None:
+        """Set the levels, for ``secs`` when that is not 0; a change without a level takes an earlier one back."""
+        for name, change in changes.items():
+            earlier = self._changed.pop(name, None)
+            if change.level is None:
+                if earlier is not None:
+                    self._set(name, earlier.back)
+                continue
+            if len(self._changed) >= _MOST:
+                _log.warning("level of %s is not changed: %d are already", name, _MOST)
+                continue
+            before = earlier.back if earlier is not None else _logger(name).level
+            back = before if change.reset is None else LEVELS[change.reset]
+            until = now + change.secs if change.secs > 0 else None
+            self._changed[name] = _Changed(change.level, back, until)
+            self._set(name, LEVELS[change.level])
+
+    def expire(self, now: float) -> None:
+        """Take back what was changed for a time that is over."""
+        for name, changed in list(self._changed.items()):
+            if changed.until is not None and now >= changed.until:
+                del self._changed[name]
+                self._set(name, changed.back)
+
+    def document(self, now: float) -> dict[str, LevelChange]:
+        """What differs from the conf now; ``secs`` is what is left."""
+        return {
+            name: LevelChange(
+                level=changed.level,
+                secs=0 if changed.until is None else max(1, round(changed.until - now)),
+                reset=level_name(changed.back),
+            )
+            for name, changed in self._changed.items()
+        }
+
+    def _set(self, name: str, level: int) -> None:
+        _logger(name).setLevel(level)
+        _log.info("level of logger %s is %s", name, logging.getLevelName(level))
+
+
+def _logger(name: str) -> logging.Logger:
+    return logging.getLogger() if name == ROOT else logging.getLogger(name)
