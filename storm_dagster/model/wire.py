@@ -16,6 +16,8 @@ __all__ = [
     "Bundle",
     "Frame",
     "Group",
+    "LevelChange",
+    "LevelName",
     "Request",
     "TaskReport",
     "WorkerReport",
@@ -95,11 +97,28 @@ class Frame(msgspec.Struct, array_like=True):
     """(task of the sender, seconds of work that wait for it, at most 1), for load-aware shuffling."""
 
 
-class Request(msgspec.Struct, forbid_unknown_fields=True):
+LevelName = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "OFF"]
+"""Storm's names; their numbers are in :mod:`storm_dagster.model.log_levels`."""
+
+
+class LevelChange(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """A change of one logger's level (:mod:`storm_dagster.model.log_levels`)."""
+
+    level: LevelName | None = None
+    """``None`` takes an earlier change back."""
+    secs: int = 0
+    """How long; 0: until the worker ends."""
+    reset: LevelName | None = None
+    """The level afterwards, when it is not to be the earlier one."""
+
+
+class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A question to a worker. ``token`` is the worker's own start token, which stands in its ZooKeeper node."""
 
-    op: Literal["stats", "stacks", "ping"]
+    op: Literal["stats", "stacks", "ping", "log_levels"]
     token: str
+    levels: dict[str, LevelChange] = {}
+    """With ``log_levels``: changes by logger; the answer holds what is changed then."""
 
 
 _frame_encoder = msgspec.msgpack.Encoder()
@@ -113,9 +132,13 @@ decode_frame = _frame_decoder.decode
 """The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
 
 
-def encode_request(op: Literal["stats", "stacks", "ping"], token: str) -> bytes:
+def encode_request(
+    op: Literal["stats", "stacks", "ping", "log_levels"],
+    token: str,
+    levels: dict[str, LevelChange] | None = None,
+) -> bytes:
     """A request as it travels."""
-    return msgspec.json.encode(Request(op, token))
+    return msgspec.json.encode(Request(op, token, levels or {}))
 
 
 def decode_request(raw: bytes) -> Request:

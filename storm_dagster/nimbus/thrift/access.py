@@ -32,6 +32,7 @@ _TOPOLOGY = frozenset(
         *("killTopology", "killTopologyWithOpts", "activate", "deactivate", "rebalance"),
         *("getTopologySummary", "getTopologySummaryByName", "getTopologyInfo", "getTopologyInfoWithOpts"),
         *("getTopologyInfoByName", "getTopologyInfoByNameWithOpts", "getTopologyPageInfo"),
+        *("setLogConfig", "getLogConfig", "getComponentPendingProfileActions"),
         *("getComponentPageInfo", "getTopologyConf", "getTopology", "getUserTopology"),
     }
 )

@@ -17,7 +17,7 @@ from storm_dagster.model.errors import (
     error_from_document,
 )
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.security import public_conf
+from storm_dagster.model.security import Security, public_conf
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
@@ -31,6 +31,7 @@ from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, TopologySubmissi
 from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.to_storm import topology_struct
 from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
+from storm_dagster.nimbus.thrift.workers import WorkerLogLevels
 from storm_dagster.operations.context import topology_by_name
 
 __all__ = ["REFUSED", "NimbusHandler"]
@@ -38,10 +39,7 @@ __all__ = ["REFUSED", "NimbusHandler"]
 _SUPERVISORS = "supervisors and workers speak to ZooKeeper here, and not to nimbus"
 REFUSED: Mapping[str, str] = {
     "setWorkerProfiler": "workers here are no JVMs: dump their stacks with the `workers` resource in Dagster",
-    "getComponentPendingProfileActions": "workers here are no JVMs, and nothing is pending",
     "uploadNewCredentials": "credentials are not kept: put them where the workers find them, and `storm-dagster restart`",
-    "setLogConfig": "log levels are part of the conf: set them with an update of the topology",
-    "getLogConfig": "log levels are part of the conf: read it with getTopologyConf",
     "debug": "tuples are not sampled: set topology.debug with an update of the topology",
     "getOwnerResourceSummaries": "topologies have no owners without users",
     "getSupervisorAssignments": _SUPERVISORS,
@@ -66,6 +64,7 @@ class NimbusHandler:
         self._lifecycle = LifecycleRequests(nimbus)
         self._submission = TopologySubmission(nimbus, pending, self._lifecycle)
         self._summaries = Summaries(nimbus, reader)
+        self._levels = WorkerLogLevels(Security.of(nimbus.conf))
         self._pages = Pages(reader, self._summaries)
         expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
         self._archives = Uploading(nimbus, expiry_secs=expiry, what="file upload")
@@ -279,6 +278,24 @@ class NimbusHandler:
         if user and not _USER.fullmatch(user):
             raise Refused(f"{user!r:.80} is no user name: letters, digits and any of _.@-")
         return load_idl().TopologyHistoryInfo(topo_ids=sorted(self._reader.view().topologies))
+
+    # -- running workers -----------------------------------------------------------------------------------
+
+    def setLogConfig(self, name: str | None, config: Any) -> None:
+        """Change levels of loggers in the workers of a topology, by id or name."""
+        self._nimbus.status.require()
+        self._levels.change(topology_by_name(self._reader.view(), _text(name)), config)
+
+    def getLogConfig(self, name: str | None) -> Any:
+        """What is changed, and how long it stays so."""
+        return self._levels.config(topology_by_name(self._reader.view(), _text(name)))
+
+    def getComponentPendingProfileActions(
+        self, topology_id: str | None, component_id: str | None, action: int | None
+    ) -> list[Any]:
+        """None: workers are no JVMs, and what can be asked of them is answered at once."""
+        self._by_id(topology_id)
+        return []
 
     def _by_id(self, topology_id: str | None) -> TopologyView:
         view = self._reader.view()

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storm_dagster.model.errors import KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, StormDagsterError, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.submitting import Submissions
 
@@ -53,7 +53,26 @@ class PendingSubmissions:
         self._nimbus = nimbus
         self._submissions = submissions
         self._launching: set[str] = set()
+        self._names: set[str] = set()
+        """Names of submissions that are being taken or launched."""
         self._lock = threading.Lock()
+
+    def reserve(self, name: str) -> None:
+        """Keep the name for one submission until it is launched or dropped; :class:`AlreadyAlive` when it is kept.
+
+        Of many callers with one name exactly one is told that it was taken, however slow Dagster is.
+        """
+        with self._lock:
+            if name in self._names:
+                raise AlreadyAlive(
+                    f"topology {name!r} is being submitted already: wait until that has ended, or choose another name"
+                )
+            self._names.add(name)
+
+    def release(self, name: str) -> None:
+        """The name is free for others, as far as this is concerned; repeatable."""
+        with self._lock:
+            self._names.discard(name)
 
     def add(self, pending: Pending) -> None:
         """Store the record: from here on the submission survives this nimbus."""
@@ -97,9 +116,12 @@ class PendingSubmissions:
 
     def drop(self, pending: Pending) -> None:
         """Forget it, with everything that was stored for it."""
-        self._nimbus.uploads.cancel(pending.handle)
-        with self._lock:
-            self._launching.discard(pending.key)
+        try:
+            self._nimbus.uploads.cancel(pending.handle)
+        finally:
+            with self._lock:
+                self._launching.discard(pending.key)
+                self._names.discard(pending.name)
 
     def _run(self, pending: Pending, launch: _Launch) -> None:
         try:
@@ -134,6 +156,7 @@ class PendingSubmissions:
             _log.info("the record %s stays for another look: %s", pending.key, error)
         with self._lock:
             self._launching.discard(pending.key)
+            self._names.discard(pending.name)
 
     def _look(self) -> None:
         for key in self._nimbus.blobs.keys(_PREFIX):

@@ -77,11 +77,16 @@ class TopologySubmission:
         deadline = time.monotonic() + ANSWER_SECS - 0.5
         self._nimbus.status.require()
         checked = self._check(name, location, json_conf, topology, options)
-        handle = self._store(checked)
-        if checked.deploy is None:
-            self._submit(checked, handle, deadline)
-        else:
-            self._deploy(checked, checked.deploy, handle, deadline)
+        if checked.deploy is not None:
+            self._deploy(checked, checked.deploy, self._store(checked), deadline)
+            return
+        self._pending.reserve(checked.name)
+        try:
+            handle = self._store(checked)
+        except BaseException:
+            self._pending.release(checked.name)
+            raise
+        self._submit(checked, handle, deadline)
 
     def _check(
         self, name: str | None, location: str | None, json_conf: str | None, topology: Any, options: Any

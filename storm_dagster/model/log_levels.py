@@ -1,0 +1,42 @@
+"""Levels of loggers by Storm's names, for changes in running workers."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.wire import LevelName
+
+__all__ = ["LEVELS", "ROOT", "check_level", "level_name"]
+
+LEVELS: dict[LevelName, int] = {
+    "ALL": 1,
+    "TRACE": 5,
+    "DEBUG": 10,
+    "INFO": 20,
+    "WARN": 30,
+    "ERROR": 40,
+    "FATAL": 50,
+    "OFF": 100,
+}
+"""Storm's name -> the number in Python's logging."""
+
+ROOT = "ROOT"
+"""The name under which Storm's clients speak of the root logger."""
+
+
+def check_level(name: object) -> LevelName:
+    """Storm's name of a level, in upper case; :class:`InvalidRequest` for anything else."""
+    text = str(name or "").upper()
+    text = {"WARNING": "WARN", "CRITICAL": "FATAL"}.get(text, text)
+    if text not in LEVELS:
+        raise InvalidRequest(f"{name!r:.40} is no level of a logger: use one of {', '.join(LEVELS)}")
+    return cast(LevelName, text)
+
+
+def level_name(number: int) -> LevelName:
+    """The name of a number, or of the next one above it."""
+    for name, value in LEVELS.items():
+        if value >= number:
+            return name
+    return "OFF"
