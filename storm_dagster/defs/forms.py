@@ -94,7 +94,7 @@ class GrayUpgradeConfig(dg.Config):
     )
     component: str = Field(default="", description="Only workers that run tasks of this component.")
     workers: list[str] = Field(
-        default_factory=list,
+        default=[],
         description="Exactly these workers, each as host:port; then nothing else counts.",
     )
     conf: dict = Field(default={}, description="Topology conf that overrides the new code's own.")

@@ -1,0 +1,388 @@
+"""Gray upgrades on a real cluster state: begun, continued, completed, expired, rolled back (cases G, design 8.12)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from storm_dagster.core.causes import Cause
+from storm_dagster.core.gray_upgrade import Move, Selection, SlotRun, code_for, next_move, pick
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, NotAlive
+from storm_dagster.model.names import conf_key, jar_key
+from storm_dagster.model.records import GrayWorker
+from storm_dagster.operations import healing, lifecycle
+from storm_dagster.operations.cleaner import clean
+from storm_dagster.operations.gray_upgrade import check_request
+from storm_dagster.operations.rebalance import rebalance
+from storm_dagster.operations.upgrade_ending import advance_upgrades
+from storm_dagster.testing.archives import packed
+from storm_dagster.zk.gray_upgrades import write_move, write_pick
+
+pytestmark = pytest.mark.zookeeper
+
+CONF = {"topology.workers": 3, "topology.master.single.worker": True}
+ONE = Selection(number=1)
+
+
+class Upgraded:
+    """A topology, and stand-ins for its supervisors and its topology master."""
+
+    def __init__(self, world: Any) -> None:
+        self.world = world
+        self.id = world.submit("wc", conf=CONF)
+        self.runs = {worker.address: self.id for worker in self.assignment.workers}
+        """``host:port`` -> the code that its process runs."""
+
+    @property
+    def topology(self) -> Any:
+        return self.world.cluster.load_view().topologies[self.id]
+
+    @property
+    def assignment(self) -> Any:
+        return self.topology.assignment
+
+    @property
+    def state(self) -> Any:
+        return self.world.cluster.read_upgrade(self.id)
+
+    def upload(self, handle: str = "new", **more: Any) -> str:
+        return self.world.upload(handle, conf={**CONF, **more.pop("conf", {})}, archive=packed("new"), **more)
+
+    def begin(self, selection: Selection = ONE, **more: Any) -> Any:
+        handle = self.upload(**{key: more.pop(key) for key in ("conf", "topology") if key in more})
+        return lifecycle.gray_upgrade(self.world.context(), "wc", selection, handle=handle, **more)
+
+    def pick(self) -> None:
+        """The topology master's turn."""
+        batch = pick(self.state, self.assignment, self.topology.tasks)
+        assert batch is not None
+        write_pick(
+            self.world.cluster.state,
+            self.id,
+            self.state,
+            batch,
+            epoch=self.world.cluster.epoch()[0],
+            assignment_version=self.topology.assignment_at.version,
+        )
+
+    def supervise(self) -> None:
+        """The supervisors' turn: processes are brought in line, then what became of them is written."""
+        for worker in self.assignment.workers:
+            code, hurry = code_for(worker, self.assignment, self.state)
+            if hurry:
+                self.runs[worker.address] = code
+            run = SlotRun(worker.port, self.id, self.runs[worker.address], 0.0, running=True)
+            move = next_move(
+                worker.address,
+                self.state,
+                self.assignment.code_dir,
+                run,
+                boot_id="b",
+                boot_now=1.0,
+                launch_secs=120,
+            )
+            if move is not None:
+                write_move(self.world.cluster.state, self.id, self.state, move)
+
+    def batch(self) -> None:
+        self.pick()
+        self.supervise()
+
+    def advance(self, **context: Any) -> list[str]:
+        return [report.outcome for report in advance_upgrades(self.world.context(**context))]
+
+    def on(self, code: str) -> set[str]:
+        return {address for address, runs in self.runs.items() if runs == code}
+
+    def clean(self) -> None:
+        """Nothing of an upgrade stands any more."""
+        assert self.topology.base.status == "ACTIVE"
+        state = self.world.cluster.state
+        assert not state.exists(paths.gray_upgrade(self.id, "conf"))
+        for part in ("upgrading_workers", "upgraded_workers"):
+            assert state.find_children(paths.gray_upgrade(self.id, part)) == []
+
+
+@pytest.fixture
+def topology(world: Any) -> Upgraded:
+    return Upgraded(world)
+
+
+def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -> None:
+    """G1, G3, G4: and the record goes, and the new code is the code."""
+    report = topology.begin()
+    new = report.state.record.code_dir
+    assert (report.status, report.outcome) == ("UPGRADING", "begun") and new != topology.id
+    assert topology.assignment.code_dir == topology.id, "nothing runs it yet"
+    topology.batch()
+    first = min(worker.address for worker in topology.assignment.workers if "1" not in worker.tasks)
+    assert len(topology.on(new)) == 1, first
+    assert topology.advance() == []
+    while topology.state.record is not None:
+        lifecycle.gray_upgrade(topology.world.context(), "wc", ONE)
+        topology.batch()
+        topology.advance()
+    topology.clean()
+    assert topology.assignment.code_dir == new
+    assert len(topology.on(new)) == 3 and len(topology.on(topology.id)) == 1, "all but the topology master's"
+    assert topology.world.blobs.read(jar_key(new)) == packed("new")
+    # What needs the code from now on takes the new one.
+    assert lifecycle.restart(topology.world.context(), "wc").topology_id != topology.id
+    (after,) = topology.world.cluster.load_view().topologies.values()
+    assert topology.world.blobs.read(jar_key(after.id)) == packed("new")
+
+
+def test_completing_early_leaves_the_other_workers_alone(topology: Upgraded) -> None:
+    """Seed 004: for those who want only some workers, or one component, upgraded."""
+    new = topology.begin(Selection(component="split", number=1)).state.record.code_dir
+    topology.batch()
+    before = dict(topology.runs)
+    report = lifecycle.complete_upgrade(topology.world.context(), "wc")
+    assert (report.status, report.outcome) == ("ACTIVE", "completed")
+    topology.clean()
+    topology.supervise()
+    assert topology.runs == before and topology.assignment.code_dir == new
+    with pytest.raises(Conflict, match="no upgrade is under way"):
+        lifecycle.complete_upgrade(topology.world.context(), "wc")
+
+
+def test_rolling_back_brings_back_the_exact_former_code(topology: Upgraded) -> None:
+    """G13."""
+    former = {key: topology.world.blobs.meta(key).sha256 for key in topology.world.blobs.keys(topology.id)}
+    new = topology.begin(Selection(number=2)).state.record.code_dir
+    topology.batch()
+    assert len(topology.on(new)) == 2
+    report = lifecycle.roll_back(topology.world.context(), "wc")
+    assert report.status == "ROLLBACK"
+    assert not lifecycle.roll_back(topology.world.context(), "wc").changed
+    assert topology.advance() == [], "not before the workers are back"
+    topology.supervise()
+    assert topology.advance() == ["rolled back"]
+    topology.clean()
+    assert topology.on(topology.id) == set(topology.runs) and topology.assignment.code_dir == topology.id
+    for key, sha256 in former.items():
+        assert topology.world.blobs.meta(key).sha256 == sha256
+    clean(topology.world.context(), grace_secs=0, upload_secs=0)
+    assert not [key for key in topology.world.blobs.keys("") if key.startswith(new)]
+    # And it may be upgraded again.
+    assert topology.begin().outcome == "begun"
+
+
+def test_a_picked_batch_is_rolled_back_before_it_started(topology: Upgraded) -> None:
+    topology.begin(Selection(number=3))
+    topology.pick()
+    lifecycle.roll_back(topology.world.context(), "wc")
+    topology.supervise()
+    assert topology.advance() == ["rolled back"]
+    topology.clean()
+
+
+def test_one_batch_at_a_time_and_one_upgrade_at_a_time(topology: Upgraded) -> None:
+    """G10: and no new code while one is under way."""
+    ctx = topology.world.context()
+    with pytest.raises(InvalidRequest, match="not being upgraded"):
+        lifecycle.gray_upgrade(ctx, "wc", ONE)
+    topology.begin(token="t")
+    assert not topology.begin(token="t").changed, "a repeated call is the same call"
+    with pytest.raises(Conflict, match="is being upgraded already"):
+        topology.begin(token="another")
+    with pytest.raises(Conflict, match="not picked yet"):
+        lifecycle.gray_upgrade(ctx, "wc", ONE)
+    topology.pick()
+    with pytest.raises(Conflict, match="wait until its workers run the new code"):
+        lifecycle.gray_upgrade(ctx, "wc", ONE)
+    topology.supervise()
+    (done,) = topology.state.upgraded
+    with pytest.raises(InvalidRequest, match="run the new code already"):
+        lifecycle.gray_upgrade(ctx, "wc", Selection(workers=(done,)))
+    assert lifecycle.gray_upgrade(ctx, "wc", ONE).outcome == "continued"
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"selection": Selection()}, InvalidRequest, "nothing says which workers"),
+        ({"selection": Selection(workers=("x:1",))}, InvalidRequest, "no worker x:1"),
+        ({"selection": Selection(component="nope")}, InvalidRequest, "no component 'nope'"),
+        ({"conf": {"topology.workers": 0}}, InvalidTopology, "topology.workers"),
+        ({"topology": {"spouts": {}}}, InvalidTopology, "spout"),
+        (
+            {"topology": {"spouts": {"s": {"object": {"python": "wc.spouts:S"}}}, "bolts": {}}},
+            InvalidTopology,
+            "storm-dagster update",
+        ),
+    ],
+)
+def test_what_cannot_be_touches_nothing(topology: Upgraded, given: Any, error: Any, says: str) -> None:
+    before = topology.topology.base_at
+    with pytest.raises(error, match=says):
+        topology.begin(given.pop("selection", ONE), **given)
+    assert topology.topology.base_at == before
+    assert topology.state.record is None
+    assert [key for key in topology.world.blobs.keys("") if key.startswith(f"{topology.id}.")] == []
+
+
+def test_a_broken_archive_touches_nothing(topology: Upgraded) -> None:
+    ctx = topology.world.context()
+    handle = topology.world.upload("broken", conf=CONF, archive=b"no archive")
+    with pytest.raises(InvalidTopology, match="neither zip"):
+        lifecycle.gray_upgrade(ctx, "wc", ONE, handle=handle)
+    with pytest.raises(NotAlive, match="upload 'gone' does not exist"):
+        lifecycle.gray_upgrade(ctx, "wc", ONE, handle="gone")
+    topology.clean()
+
+
+def test_the_selection_may_stand_in_the_new_codes_conf(topology: Upgraded) -> None:
+    """Seed 004: topology.upgrade.worker.num and the like; they are not kept."""
+    keys = {"topology.upgrade": True, "topology.upgrade.worker.num": 2}
+    record = topology.begin(Selection(), conf={**keys, "topology.upgrade.ttl": 60_000}).state.record
+    assert (record.number, record.expires - topology.world.time) == (2, 60)
+    stored = topology.world.blobs.read(conf_key(record.code_dir))
+    assert b"topology.upgrade.worker.num" not in stored and b"topology.upgrade.ttl" in stored
+
+
+def test_only_an_active_topology_with_a_topology_master_on_its_own(world: Any) -> None:
+    """G2, and the statuses."""
+    world.submit("shared")
+    handle = world.upload("h")
+    ctx = world.context()
+    with pytest.raises(InvalidRequest, match=r"topology\.master\.single\.worker=true"):
+        lifecycle.gray_upgrade(ctx, "shared", ONE, handle=handle)
+    lifecycle.deactivate(ctx, "shared")
+    with pytest.raises(Conflict, match="is INACTIVE and cannot be upgraded: activate it first"):
+        check_request(ctx, "shared", ONE, new=True)
+    with pytest.raises(NotAlive):
+        lifecycle.gray_upgrade(ctx, "nobody", ONE, handle=handle)
+
+
+def test_meanwhile_no_other_verb_but_kill(topology: Upgraded) -> None:
+    topology.begin()
+    ctx = topology.world.context()
+    for verb in (
+        lambda: lifecycle.deactivate(ctx, "wc"),
+        lambda: lifecycle.activate(ctx, "wc"),
+        lambda: rebalance(ctx, "wc", workers=2, wait_secs=0),
+        lambda: lifecycle.restart(ctx, "wc"),
+        lambda: lifecycle.update(ctx, "wc", token="u", handle="new"),
+    ):
+        with pytest.raises(Conflict, match="UPGRADING"):
+            verb()
+    lifecycle.kill(ctx, "wc", 0)
+    assert not topology.world.cluster.load_view().topologies
+    assert not topology.world.cluster.state.exists(paths.gray_upgrade(topology.id))
+    assert [key for key in topology.world.blobs.keys("") if key.startswith(topology.id)] == []
+
+
+def test_an_upgrade_expires(topology: Upgraded) -> None:
+    """G11: what was upgraded stays so."""
+    new = topology.begin(conf={"topology.upgrade.ttl": 60_000}).state.record.code_dir
+    topology.batch()
+    topology.world.time += 59
+    assert topology.advance() == []
+    topology.world.time += 1
+    assert topology.advance() == ["expired"]
+    topology.clean()
+    assert topology.assignment.code_dir == new
+
+
+def test_a_worker_that_fails_rolls_the_upgrade_back(topology: Upgraded) -> None:
+    topology.begin(Selection(number=2))
+    topology.batch()
+    (first, *_) = sorted(topology.state.upgraded)
+    failed = GrayWorker(boot_id="b", failed=f"{first}: its worker ended with exit code 1")
+    write_move(topology.world.cluster.state, topology.id, topology.state, Move(first, "failed", failed))
+    assert topology.advance() == ["rolling back"]
+    assert topology.state.record.reason == failed.failed
+    topology.supervise()
+    assert topology.advance() == ["rolled back"]
+    assert topology.on(topology.id) == set(topology.runs)
+
+
+def dead(topology: Upgraded, address: str) -> Cause:
+    worker = next(one for one in topology.assignment.workers if one.address == address)
+    version = topology.topology.assignment_at.version
+    return Cause(topology.id, "wc", version, "dead_worker", worker.node, worker.host, worker.port, worker.ids)
+
+
+def test_an_upgraded_worker_that_is_judged_dead_rolls_the_upgrade_back(topology: Upgraded) -> None:
+    new = topology.begin().state.record.code_dir
+    topology.batch()
+    (upgraded,) = topology.state.upgraded
+    (report,) = healing.reassign(topology.world.context(), [dead(topology, upgraded)])
+    assert report.status == "assigned"
+    assert topology.topology.base.status == "ROLLBACK"
+    assert "did not come back" in topology.state.record.reason
+    assert upgraded not in {worker.address for worker in topology.assignment.workers}
+    # The worker that took its place runs the former code, and the lost one holds nothing up.
+    moved = {worker.address for worker in topology.assignment.workers}
+    assert all(
+        code_for(one, topology.assignment, topology.state)[0] != new for one in topology.assignment.workers
+    )
+    assert topology.advance() == ["rolled back"] and len(moved) == 4
+    topology.clean()
+
+
+def test_another_worker_that_dies_is_placed_anew_with_the_former_code(topology: Upgraded) -> None:
+    topology.begin()
+    topology.batch()
+    (upgraded,) = topology.state.upgraded
+    other = max(
+        one.address for one in topology.assignment.workers if len(one.ids) > 1 and one.address != upgraded
+    )
+    (report,) = healing.reassign(topology.world.context(), [dead(topology, other)])
+    assert report.status == "assigned" and topology.topology.base.status == "UPGRADING"
+    codes = {
+        one.address: code_for(one, topology.assignment, topology.state)[0]
+        for one in topology.assignment.workers
+    }
+    assert [address for address, code in codes.items() if code != topology.id] == [upgraded]
+
+
+def test_nobody_acts_on_an_upgrade_that_has_moved_on(topology: Upgraded) -> None:
+    """Supervisors and the topology master check the record they read, the leader its epoch."""
+    topology.begin(Selection(number=2))
+    topology.pick()
+    read, epoch = topology.state, topology.world.cluster.epoch()[0]
+    lifecycle.roll_back(topology.world.context(), "wc")
+    address = min(read.upgrading)
+    with pytest.raises(Conflict):
+        write_move(topology.world.cluster.state, topology.id, read, Move(address, "upgraded"))
+    topology.supervise()
+    topology.advance()
+    # A later upgrade's versions go on from there: nothing read before is ever valid again.
+    topology.begin(Selection(number=2))
+    with pytest.raises(Conflict):
+        write_move(topology.world.cluster.state, topology.id, read, Move(address, "upgraded"))
+    batch = pick(topology.state, topology.assignment, topology.topology.tasks)
+    assert batch is not None
+    version = topology.topology.assignment_at.version
+    for wrong in ({"epoch": epoch, "assignment_version": version + 1}, {"epoch": epoch - 1}):
+        with pytest.raises((Conflict, Fenced)):
+            write_pick(
+                topology.world.cluster.state,
+                topology.id,
+                topology.state,
+                batch,
+                **{"epoch": epoch, "assignment_version": version, **wrong},
+            )
+    topology.world.lead()
+    with pytest.raises(Fenced):
+        lifecycle.roll_back(topology.world.context(epoch=epoch), "wc")
+
+
+def test_a_new_leader_ends_what_the_old_one_began(topology: Upgraded) -> None:
+    topology.begin(Selection(number=3))
+    topology.batch()
+    topology.world.lead()
+    assert topology.advance() == ["completed"]
+    topology.clean()
+
+
+def test_an_upgrade_whose_record_is_gone_ends(topology: Upgraded) -> None:
+    topology.begin()
+    topology.batch()
+    topology.world.cluster.state.delete_node(paths.gray_upgrade(topology.id, "conf"))
+    assert topology.advance() == ["rolled back"]
+    topology.clean()
