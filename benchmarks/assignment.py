@@ -1,14 +1,19 @@
-"""What the PySpark assignment takes: cold, warm, and for large clusters. Prints rows; asserts no time.
+"""What the PySpark assignment takes, cold and warm, with the plain-Python twin beside it. Asserts no time.
 
-``python benchmarks/assignment.py [--remote sc://host:port] [--large] [--cluster FILE.json]``. Without a
-remote it starts a server of its own. Every result is checked for its invariants outside of the measured time.
+``python benchmarks/assignment.py [--large] [--quick] [--cluster FILE.json] [--markdown FILE]`` prints a markdown
+table; with ``--markdown`` it also replaces the table between the markers of that file. ``--large`` adds a
+million tasks. Every result is checked for its rules, and against the twin, outside of the measured time.
+
+*Cold* is the first placement on a server that has just started: session and assignment. *Warm* is the median
+of the assignment in a session that has placed before. *Fixed* is the share of the warm time that one single
+task takes as well. Memory is the peak of what belongs to each process alone (PSS), while the warm rounds run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import resource
+import re
 import socket
 import statistics
 import sys
@@ -16,15 +21,36 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Event, Thread
 
-from storm_dagster.model.placement import PlacementBatch
+import psutil
+
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
 from storm_dagster.operations.plan_file import parse_plans
 from storm_dagster.spark.pinned import FixedSessionIds
 from storm_dagster.spark.planner import ConnectPlanner
 from storm_dagster.spark.server import SparkServer
 from storm_dagster.testing.placement_clusters import small_topology, supervisor
 from storm_dagster.testing.placement_invariants import placement_faults
+
+MARKERS = ("<!-- assignment: begin -->", "<!-- assignment: end -->")
+HEADER = (
+    "| what is placed | tasks | supervisors | cold s | warm s | tasks/s | fixed | twin s | driver MiB "
+    "| Spark JVM MiB | Python workers MiB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+)
+
+
+def one_task(supervisors: int) -> PlacementBatch:
+    """One topology of a single task."""
+    topology = TopologyToPlace(name="one", tasks={1: "lines"}, parallelism={"lines": 1})
+    return PlacementBatch(
+        supervisors=tuple(supervisor(number, [6900, 6901]) for number in range(supervisors)),
+        topologies=(topology,),
+    )
 
 
 def many_topologies(topologies: int, supervisors: int) -> PlacementBatch:
@@ -56,126 +82,241 @@ def one_topology(tasks: int, workers: int, supervisors: int) -> PlacementBatch:
     )
 
 
-def measure(name: str, planner: ConnectPlanner, build: Callable[[], PlacementBatch], rounds: int) -> float:
-    """Prints the median of the assignment, and tasks per second; returns the median."""
-    batch = build()
-    results = [planner(batch) for _ in range(rounds)]
-    result = results[-1]
-    seconds = [each.assign_secs for each in results]
-    faults = placement_faults(batch, result)
-    tasks = sum(len(topology.tasks) for topology in batch.topologies)
-    median = statistics.median(seconds)
-    spread = f"{min(seconds):.2f}..{max(seconds):.2f}"
-    failed = sum(placement.status == "failed" for placement in result.placements)
-    print(
-        f"{name:58} {median:8.2f} s  ({spread}, n={rounds})  {tasks / median:9,.0f} tasks/s"
-        + (f"  {failed} topologies do not fit" if failed else "")
-        + (f"  BROKEN: {faults[0]}" if faults else ""),
-        flush=True,
-        file=sys.stderr,
+def lost_supervisor(topologies: int, supervisors: int) -> PlacementBatch:
+    """The event after one supervisor of a full cluster is gone: every topology that had a worker there."""
+    before = many_topologies(topologies, supervisors)
+    lost = before.supervisors[0].id
+    placed = {placement.name: placement.workers for placement in plan_placement(before).placements}
+    hurt = {name for name, workers in placed.items() if any(worker.node == lost for worker in workers)}
+    used: dict[str, list[int]] = {}
+    for name, workers in placed.items():
+        for worker in workers if name not in hurt else ():
+            used.setdefault(worker.node, []).append(worker.port)
+    return PlacementBatch(
+        supervisors=tuple(
+            node.model_copy(update={"used": tuple(used.get(node.id, ()))})
+            for node in before.supervisors
+            if node.id != lost
+        ),
+        topologies=tuple(
+            topology.model_copy(
+                update={
+                    "event": "monitor",
+                    "old": placed[topology.name],
+                    "dead": tuple(
+                        task
+                        for worker in placed[topology.name]
+                        if worker.node == lost
+                        for task in worker.tasks
+                    ),
+                }
+            )
+            for topology in before.topologies
+            if topology.name in hurt
+        ),
     )
-    return median
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row."""
+
+    name: str
+    build: Callable[[], PlacementBatch]
+    rounds: int
+    of_tasks: int | None = None
+    """Tasks of the whole cluster, where the event concerns fewer."""
+
+
+CASES = (
+    Case("one task", lambda: one_task(10), 11),
+    Case("one topology of 100 tasks, 4 workers", lambda: many_topologies(1, 10), 11),
+    Case("100 topologies of 100 tasks", lambda: many_topologies(100, 100), 7),
+    Case("1,000 topologies of 100 tasks", lambda: many_topologies(1_000, 1_000), 5),
+    Case("one topology of 100,000 tasks, 4,000 workers", lambda: one_topology(100_000, 4_000, 1_000), 5),
+    Case("one lost supervisor of 1,000, at 100,000 tasks", lambda: lost_supervisor(1_000, 1_000), 7, 100_000),
+)
+LARGE = (Case("10,000 topologies of 100 tasks", lambda: many_topologies(10_000, 10_000), 3),)
+
+
+@contextmanager
+def server_of(memory: str) -> Iterator[str]:
+    """A fresh Spark Connect server; its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-bench-") as folder:
+        with SparkServer(port, Path(folder), memory=memory) as server:
+            yield server.remote
+
+
+class Watch:
+    """Peaks of private memory, in MiB, of this process, of the server's JVM and of its Python workers."""
+
+    def __init__(self) -> None:
+        self.driver = self.jvm = self.python = 0.0
+        self._done = Event()
+        self._thread = Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        me = psutil.Process()
+        while not self._done.wait(0.25):
+            jvm = python = 0.0
+            for process in me.children(recursive=True):
+                try:
+                    name, held = process.name(), process.memory_full_info().pss / 2**20
+                except (psutil.Error, OSError):
+                    continue
+                if name.startswith("java"):
+                    jvm += held
+                elif "python" in name:
+                    python += held
+            self.driver = max(self.driver, me.memory_full_info().pss / 2**20)
+            self.jvm, self.python = max(self.jvm, jvm), max(self.python, python)
+
+
+def planner_of(remote: str) -> ConnectPlanner:
+    """A planner in a session of its own."""
+    return ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=600)
+
+
+def tasks_of(batch: PlacementBatch) -> int:
+    """Tasks in the batch."""
+    return sum(len(topology.tasks) for topology in batch.topologies)
+
+
+def cold_secs(batch: PlacementBatch, memory: str) -> float:
+    """Session and assignment of the first placement on a server that has just started."""
+    with server_of(memory) as remote:
+        planner = planner_of(remote)
+        result = planner(batch)
+        planner.close()
+    return result.session_secs + result.assign_secs
+
+
+def row(
+    case: Case, planner: ConnectPlanner, fixed: float | None, memory: str, cold: bool
+) -> tuple[str, float]:
+    """The markdown row, and the warm seconds."""
+    batch = case.build()
+    first = cold_secs(batch, memory) if cold else None
+    planner(batch)
+    with Watch() as watch:
+        results = [planner(batch) for _ in range(case.rounds)]
+    warm = statistics.median(result.assign_secs for result in results)
+    began = time.monotonic()
+    twin = plan_placement(batch)
+    twin_secs = time.monotonic() - began
+    faults = placement_faults(batch, results[-1])
+    if results[-1].placements != twin.placements:
+        faults.append("the twin placed otherwise")
+    failed = sum(placement.status == "failed" for placement in twin.placements)
+    tasks = tasks_of(batch)
+    name = (
+        case.name
+        + (f" ({failed} do not fit)" if failed else "")
+        + (f" BROKEN: {faults[0]}" if faults else "")
+    )
+    cells = [
+        name,
+        f"{tasks:,}" if case.of_tasks is None else f"{tasks:,} of {case.of_tasks:,}",
+        f"{len(batch.supervisors):,}",
+        "" if first is None else f"{first:.2f}",
+        f"{warm:.2f}",
+        f"{tasks / warm:,.0f}",
+        f"{min(1.0, (fixed if fixed is not None else warm) / warm):.0%}",
+        f"{twin_secs:.3f}",
+        f"{watch.driver:,.0f}",
+        f"{watch.jvm:,.0f}",
+        f"{watch.python:,.0f}",
+    ]
+    return f"| {' | '.join(cells)} |", warm
 
 
 def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]]:
     """(figure, reference, ours) rows of design section 9, on a running server."""
-    planner = ConnectPlanner(remote, FixedSessionIds(str(uuid.uuid4())), deadline_secs=600)
+    planner = planner_of(remote)
     small = many_topologies(1, 2)
-    measure("warming up", planner, lambda: small, 5)
-    warm = measure("warm, one topology of 100 tasks", planner, lambda: small, 5 if quick else 15)
+    for _ in range(5):
+        planner(small)
+    warm = statistics.median(planner(small).assign_secs for _ in range(5 if quick else 15))
     yield "assignment, warm session, one topology", "<= 0.7 s", f"{warm:.2f} s"
-    rows: list[tuple[str, int, Callable[[], PlacementBatch], str]] = [
-        (
-            "assignment of 100,000 tasks on 1,000 supervisors",
-            100_000,
-            lambda: many_topologies(1_000, 1_000),
-            "",
-        ),
+    rows: list[tuple[str, Callable[[], PlacementBatch], str]] = [
+        ("assignment of 100,000 tasks on 1,000 supervisors", lambda: many_topologies(1_000, 1_000), ""),
         (
             "assignment of one topology of 100,000 tasks on 4,000 workers",
-            100_000,
             lambda: one_topology(100_000, 4_000, 1_000),
             "",
         ),
     ]
     if not quick:
-        million = ("assignment of 1,000,000 tasks on 10,000 supervisors", 1_000_000)
-        rows.append((*million, lambda: many_topologies(10_000, 10_000), ", <= 20 s"))
-    for figure, tasks, build, limit in rows:
-        median = measure(figure, planner, build, 2 if quick else 3)
-        yield figure, f">= 50,000 tasks/s{limit}", f"{median:.1f} s, {tasks / median:,.0f} tasks/s"
+        name = "assignment of 1,000,000 tasks on 10,000 supervisors"
+        rows.append((name, lambda: many_topologies(10_000, 10_000), ", <= 20 s, memory <= 4 GiB"))
+    for figure, build, limit in rows:
+        batch = build()
+        with Watch() as watch:
+            median = statistics.median(planner(batch).assign_secs for _ in range(2 if quick else 3))
+        # The server's processes are only seen when they are children of this one.
+        held = f", {watch.driver + watch.jvm + watch.python:,.0f} MiB in all" if watch.jvm else ""
+        yield (
+            figure,
+            f">= 50,000 tasks/s{limit}",
+            f"{median:.1f} s, {tasks_of(batch) / median:,.0f} tasks/s{held}",
+        )
     planner.close(release=True)
 
 
-def cluster_file(path: Path) -> PlacementBatch:
-    """The batch of a plan document."""
+def cluster_case(path: Path) -> Case:
+    """The row of a plan document."""
     (plan,) = parse_plans(json.dumps(json.loads(path.read_text(encoding="utf-8"))))
-    return plan.batch
+    return Case(path.name, lambda: plan.batch, 5)
 
 
-def run(remote: str, arguments: argparse.Namespace) -> None:
-    """All rows on one server."""
-    session_id = str(uuid.uuid4())
-    small = many_topologies(1, 2)
-    for name in ("first job of a fresh server", "a new session", "the same session, another client"):
-        planner = ConnectPlanner(
-            remote, FixedSessionIds(session_id if "same" in name else str(uuid.uuid4())), deadline_secs=600
-        )
-        if "same" in name:
-            ConnectPlanner(remote, FixedSessionIds(session_id), deadline_secs=600)(small)
-        started = time.monotonic()
-        result = planner(small)
-        whole = time.monotonic() - started
-        print(
-            f"{name:58} {whole:8.2f} s  (session {result.session_secs:.2f}, assignment {result.assign_secs:.2f})",
-            flush=True,
-        )
-        planner.close(release="same" not in name)
-    planner = ConnectPlanner(remote, FixedSessionIds(session_id), deadline_secs=600)
-    # A JVM that has just started still compiles: what a cluster of some minutes' age does is measured.
-    measure("the next ten jobs", planner, lambda: small, 10)
-    measure("warm, one topology of 100 tasks", planner, lambda: small, 11)
-    measure(
-        "1,000 topologies of 100 tasks, 1,000 supervisors", planner, lambda: many_topologies(1_000, 1_000), 5
-    )
-    measure(
-        "1 topology of 100,000 tasks on 4,000 workers",
-        planner,
-        lambda: one_topology(100_000, 4_000, 1_000),
-        3,
-    )
-    if arguments.large:
-        measure(
-            "10,000 topologies of 100 tasks, 10,000 supervisors",
-            planner,
-            lambda: many_topologies(10_000, 10_000),
-            2,
-        )
-    for path in arguments.cluster:
-        measure(path.name, planner, lambda path=path: cluster_file(path), 3)
-    planner.close(release=True)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{'peak memory of this process':58} {peak:8.0f} MiB")
+def write_table(path: Path, table: str) -> None:
+    """Replaces what stands between the markers of a document; exits when they are not there."""
+    begin, end = MARKERS
+    text = path.read_text(encoding="utf-8")
+    pattern = re.compile(f"{re.escape(begin)}.*?{re.escape(end)}", re.S)
+    if not pattern.search(text):
+        sys.exit(f"{path} has no lines {begin} and {end}: put the two where the table belongs")
+    path.write_text(pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text), encoding="utf-8")
 
 
 def main() -> None:
     """Parses the command line and runs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--remote", help="a running Spark Connect server")
     parser.add_argument("--large", action="store_true", help="also a million tasks")
+    parser.add_argument("--quick", action="store_true", help="no cold starts")
     parser.add_argument("--cluster", type=Path, action="append", default=[], help="plan documents (JSON)")
-    parser.add_argument("--memory", default="1g", help="heap of the server that is started")
+    parser.add_argument("--markdown", type=Path, help="the document whose table is replaced")
+    parser.add_argument("--memory", default="1g", help="heap of the servers that are started")
     arguments = parser.parse_args()
-    if arguments.remote:
-        run(arguments.remote, arguments)
-        return
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    with tempfile.TemporaryDirectory(prefix="storm-dagster-bench-") as folder:
-        with SparkServer(port, Path(folder), memory=arguments.memory) as server:
-            run(server.remote, arguments)
+    cases = [*CASES, *(LARGE if arguments.large else ()), *map(cluster_case, arguments.cluster)]
+    lines = [HEADER]
+    print(HEADER, flush=True)
+    with server_of(arguments.memory) as remote:
+        planner = planner_of(remote)
+        for _ in range(15):
+            # A JVM that has just started still compiles: what a cluster of some minutes' age does is measured.
+            planner(many_topologies(1, 2))
+        fixed: float | None = None
+        for case in cases:
+            line, warm = row(case, planner, fixed, arguments.memory, not arguments.quick)
+            fixed = warm if fixed is None else fixed
+            lines.append(line)
+            print(line, flush=True)
+        planner.close(release=True)
+    if arguments.markdown:
+        write_table(arguments.markdown, "\n".join(lines))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

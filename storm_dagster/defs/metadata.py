@@ -202,7 +202,13 @@ def assignment_metadata(
         "hosts": len({slot.host for slot in slots}),
         "tasks_per_worker_max": max(sizes, default=0),
         "tasks_per_worker_min": min(sizes, default=0),
+        "balance": balance(sizes),
     }
+
+
+def balance(sizes: Sequence[int]) -> float:
+    """Average tasks of a worker by those of the fullest one: 1.0 is perfectly even, 0.5 twice the average."""
+    return round(sum(sizes) / (len(sizes) * max(sizes)), 4) if any(sizes) else 1.0
 
 
 def nodes_table(versions: Mapping[str, Any]) -> dg.TableMetadataValue:

@@ -45,6 +45,7 @@ def _metadata(report: ReassignReport) -> dict[str, Any]:
         "causes": notes(report.causes),
         "cause_count": len(report.causes),
         "moved_tasks": report.moved,
+        "assign_seconds": round(report.assign_secs, 3),
         "planner": report.planner or "none",
         "why_planner": report.why_planner or "PySpark was in reach",
         "error": report.error or "none",

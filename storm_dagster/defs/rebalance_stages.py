@@ -9,11 +9,12 @@ import dagster as dg
 
 from storm_dagster.defs.forms import RebalanceConfig
 from storm_dagster.defs.keys import ASSIGNMENT
-from storm_dagster.defs.metadata import nodes_table
+from storm_dagster.defs.metadata import nodes_table, table
 from storm_dagster.defs.submission_metadata import placement_metadata, stored_metadata
 from storm_dagster.model import paths
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.explaining import moves_document
 from storm_dagster.operations.rebalance import rebalance
 from storm_dagster.operations.reports import RebalanceReport
 
@@ -33,6 +34,7 @@ def _summary(report: RebalanceReport) -> dict[str, Any]:
         "workers_wanted": report.workers,
         "executors_wanted": dg.MetadataValue.json(dict(report.executors)),
         "moved_tasks": report.moved,
+        "assign_seconds": round(report.assign_secs, 3),
         "tasks_added": encode_ranges(report.tasks_added) or "none",
         "tasks_removed": encode_ranges(report.tasks_removed) or "none",
         "planner": report.planner or "none",
@@ -55,6 +57,16 @@ def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -
     if report.placement is not None:
         components = _components(ops, report.topology_id)
         metadata = {**placement_metadata(report.placement, components, f"{name}: planned"), **metadata}
+        metadata["moves"] = table(
+            [
+                ("task", "int"),
+                ("component", "string"),
+                ("from", "string"),
+                ("to", "string"),
+                ("why", "string"),
+            ],
+            moves_document(report.assignment, report.placement, report.components),
+        )
     return metadata
 
 

@@ -197,6 +197,8 @@ def assignment(
             return _timed(plan_rebalance(ops, name, config), began)
         token = token_for(context, ops, name)
         report = submission.stage_assignment(ops, token=token)
+        for warning in report.placement.warnings:
+            context.log.warning(warning)
         return _timed(planned_metadata(report, _components(ops, token)), began)
 
 

@@ -99,6 +99,7 @@ def placement_metadata(
         "moved_tasks": placement.moved,
         "unassigned_tasks": len(placement.unassigned),
         "unassigned": unassigned_table(placement.unassigned, components),
+        "warnings": notes(placement.warnings),
         "reasons": table(
             [("task", "int"), ("component", "string"), ("why", "string")],
             [

@@ -139,6 +139,7 @@ def _reassign_one(
             assignment=assignment,
             placement=placement,
             version=topology.assignment_at.version + 1,
+            assign_secs=result.assign_secs,
         )
         committed[:] = [report]
         commit(ctx, transaction, "reassign")

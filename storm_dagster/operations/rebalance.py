@@ -194,6 +194,7 @@ def _report(
         tasks_added=tuple(sorted(after.keys() - before.keys())),
         tasks_removed=tuple(sorted(before.keys() - after.keys())),
         components={**before, **after},
+        assign_secs=plan.result.assign_secs,
     )
 
 

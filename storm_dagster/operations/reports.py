@@ -153,6 +153,8 @@ class ReassignReport:
     placement: TopologyPlacement | None = None
     version: int | None = None
     """Data version of the assignment."""
+    assign_secs: float = 0.0
+    """What planning took."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,8 @@ class RebalanceReport:
     tasks_removed: tuple[int, ...] = ()
     components: Mapping[int, str] = field(default_factory=dict)
     """Component of each task before and after."""
+    assign_secs: float = 0.0
+    """What planning took."""
 
 
 @dataclass(frozen=True)
