@@ -93,6 +93,8 @@ class HttpService:
             log_config=None,
             access_log=False,
             server_header=False,
+            # Whoever is on loopback could otherwise name any address as its own.
+            proxy_headers=False,
             lifespan="off",
             limit_concurrency=_MOST_CONNECTIONS,
             timeout_keep_alive=5,

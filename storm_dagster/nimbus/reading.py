@@ -40,13 +40,14 @@ class ClusterReader:
 
     def __init__(self, nimbus: Nimbus, ask: AskTopologyMaster) -> None:
         self._nimbus = nimbus
+        self.security = Security.of(nimbus.conf)
         self._ask = ask
         self._view: tuple[float, ClusterView] | None = None
         self._view_lock = threading.Lock()
         self._stats: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
         self._stats_lock = threading.Lock()
         self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
-        self._http = httpx.Client(timeout=1.0, **Security.of(nimbus.conf).client_options())
+        self._http = httpx.Client(timeout=1.0, **self.security.client_options())
 
     def close(self) -> None:
         """Close the connections."""
@@ -58,7 +59,9 @@ class ClusterReader:
         with self._view_lock:
             now = time.monotonic()
             if self._view is None or now - self._view[0] > _VIEW_SECS:
-                self._view = (now, self._nimbus.shown_view())
+                loaded = self._nimbus.shown_view()
+                # Counted from now on: of a large cluster, reading takes longer than a view is shared.
+                self._view = (time.monotonic(), loaded)
             return self._view[1]
 
     def forget(self) -> None:

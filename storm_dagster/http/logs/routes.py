@@ -15,6 +15,7 @@ from storm_dagster.http.description import Media, Operation, Parameter
 from storm_dagster.http.logs.html import log_page
 from storm_dagster.http.logs.pages import (
     LONGEST_PAGE,
+    PAGE_BYTES,
     check_encoding,
     page_bounds,
     read_page,
@@ -25,7 +26,7 @@ from storm_dagster.http.logs.tree import LogTree
 from storm_dagster.http.questions import asked_flag, asked_int, asked_text, asked_word
 from storm_dagster.http.schemas import ANY, INT, PORT, STR, arr, choice, map_of
 from storm_dagster.http.streams import StreamResponse
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
 __all__ = ["LogRoutes"]
 
@@ -251,11 +252,12 @@ class LogRoutes:
             encoding = check_encoding(asked_text(request, "encoding"))
             stream, size = tree.open(name)
             with stream:
-                first, length = page_bounds(size, asked_int(request, "start"), asked_int(request, "length"))
+                wanted = asked_int(request, "length", PAGE_BYTES) or 0
+                first, length = page_bounds(size, asked_int(request, "start"), wanted)
                 raw = read_page(stream, first, length)
             text = whole_characters(raw, encoding, cut_before=first > 0)
             return HTMLResponse(
-                log_page(path=path, name=name, text=text, start=first, length=max(1, length), size=size),
+                log_page(path=path, name=name, text=text, start=first, length=wanted, size=size),
                 headers=_BYTES,
             )
 
@@ -285,7 +287,10 @@ class LogRoutes:
         return JSONResponse(await run_in_threadpool(names))
 
     def _tree_has_workers(self) -> bool:
-        return any(entry.name == "workers" and entry.is_folder for entry in self._tree.list())
+        try:
+            return any(entry.name == "workers" and entry.is_folder for entry in self._tree.list())
+        except KeyNotFound:
+            return False  # nothing was logged yet
 
     def _whole(self, tree: LogTree, name: str, request: Request) -> Response:
         stream, size = tree.open(name)

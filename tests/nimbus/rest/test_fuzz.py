@@ -1,0 +1,86 @@
+"""Every described route, asked with what schemathesis makes up: nothing breaks, and answers are as described."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import hypothesis
+import pytest
+import schemathesis
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+load_all_checks()
+pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
+
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance, unsupported_method]
+EXAMPLES = {schemathesis.GenerationMode.POSITIVE: 6, schemathesis.GenerationMode.NEGATIVE: 3}
+SETTINGS = hypothesis.settings(
+    phases=[hypothesis.Phase.generate],
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+
+def fuzz(document: dict[str, Any], base_url: str, known: dict[str, Any]) -> int:
+    """Ask every route; how many requests were answered. ``known``: path parameters that mean something."""
+    schema = schemathesis.openapi.from_dict(document)
+    asked = 0
+    for result in schema.get_all_operations():
+        operation = result.ok()
+        for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+            try:
+                strategy = operation.as_strategy(generation_mode=mode)
+            except Exception as error:
+                assert mode is schemathesis.GenerationMode.NEGATIVE, f"{operation.label}: {error}"
+                continue
+
+            # What would end the topology that others look at is asked about made-up ones only.
+            harmless = operation.method.upper() == "GET" or "activate" in operation.path
+            asked += ask_many(strategy, base_url, known if harmless else {}, EXAMPLES[mode])
+    return asked
+
+
+def ask_many(strategy: Any, base_url: str, known: dict[str, Any], examples: int) -> int:
+    asked = 0
+
+    @hypothesis.settings(SETTINGS, max_examples=examples)
+    @hypothesis.given(case=strategy, real=hypothesis.strategies.booleans())
+    def ask(case: Any, real: bool) -> None:
+        nonlocal asked
+        for name, value in known.items():
+            if real and name in (case.path_parameters or {}):
+                case.path_parameters[name] = value
+        response = case.call(base_url=base_url, timeout=30)
+        asked += 1
+        assert response.status_code < 500 or response.status_code == 503, response.text
+        case.validate_response(response, checks=CHECKS)
+
+    try:
+        ask()
+    except hypothesis.errors.Unsatisfiable:
+        # Nothing can be wrong about a request that has neither parameters nor a body.
+        assert asked == 0
+    return asked
+
+
+def test_nimbus_withstands_made_up_requests(stage: Any) -> None:
+    document = stage.http.get("/openapi.json").json()
+    known = {"id": stage.id, "name": "wc", "component": "split", "key": f"{stage.id}-stormconf.ser"}
+    assert fuzz(document, stage.url, known) > 300
+    health = stage.http.get("/healthz").json()
+    assert health["leader"] is True and health["status"] == "ok"
+    assert stage.get(f"/topology/{stage.id}")["id"] == stage.id
+
+
+def test_a_supervisor_withstands_made_up_requests(stage: Any) -> None:
+    document = httpx.get(f"{stage.supervisor}/openapi.json", trust_env=False, timeout=20).json()
+    assert fuzz(document, stage.supervisor, {}) > 50
