@@ -18,6 +18,7 @@ from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.exposure import check_exposure, make_private
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.security import Security
 from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
 
 __all__ = ["COMMANDS"]
@@ -45,6 +46,9 @@ def _home(invocation: Invocation, conf: ClusterConf) -> Path:
     os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
+    if Security.of(conf).secret is not None:
+        # The workers of this host prove themselves to the cluster's Spark by it, without knowing the secret.
+        spark_token(conf, home)
     return home
 
 

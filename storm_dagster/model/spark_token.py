@@ -1,7 +1,8 @@
-"""The token of the embedded Spark Connect server: other users of the machine cannot run code on it.
+"""The token of the embedded Spark Connect server: who does not know it runs no code there.
 
-pyspark sends a token without TLS only to a server that is addressed as ``localhost``; the token is therefore
-used for such URLs alone, and lies in ``HOME/spark.token`` where only the owner reads it.
+It lies in ``HOME/spark.token``, where only the owner reads it: made at random, for servers on loopback, or derived
+from ``storm.secret``, for those of the cluster on whatever host. Clients send it in the header that Spark's
+pre-shared key is looked for in, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """The environment variable by which Spark's server is told its token (never the command line)."""
 
 _FILE = "spark.token"
+_EVERYWHERE = "everywhere"
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 def spark_token(conf: Any, home: Path) -> str:
@@ -30,30 +33,30 @@ def spark_token(conf: Any, home: Path) -> str:
     if security.secret is not None:
         token = security.derived("spark connect").hex()
     elif path.exists():
-        return read_private_file(path, "the Spark token")
+        return read_private_file(path, "the Spark token").partition("\n")[0]
     else:
         token = secrets.token_hex(32)
     temporary = path.with_name(f".{_FILE}.{os.getpid()}.tmp")
     temporary.touch(mode=0o600)
-    temporary.write_text(token + "\n", encoding="ascii")
+    everywhere = "" if security.secret is None else f"{_EVERYWHERE}\n"
+    temporary.write_text(f"{token}\n{everywhere}", encoding="ascii")
     os.replace(temporary, path)
     return token
 
 
 def with_spark_token(url: str, home: Path | None = None) -> str:
-    """A Spark Connect URL with this cluster's token, when it names ``localhost`` and there is one.
+    """A Spark Connect URL with this cluster's token; unchanged without one, or when it proves itself already.
 
-    For opening a session only: the result is a secret, never logged or stored.
+    A random token is for loopback only. For opening a session: the result is a secret, never logged or stored.
     """
-    if (
-        not url.startswith(("sc://localhost:", "sc://localhost/"))
-        or ";token=" in url
-        or SPARK_TOKEN in os.environ
-    ):
-        return url
-    try:
-        token = read_private_file((home or home_dir()) / _FILE, "the Spark token")
-    except InvalidRequest:
+    if not url.startswith("sc://") or any(mark in url for mark in (";token=", ";authorization=")):
         return url
     authority, slash, parameters = url.removeprefix("sc://").partition("/")
-    return f"sc://{authority}/{parameters if slash else ''};token={token}"
+    host = authority.rpartition(":")[0] or authority
+    try:
+        token, _, scope = read_private_file((home or home_dir()) / _FILE, "the Spark token").partition("\n")
+    except InvalidRequest:
+        return url
+    if host not in _LOOPBACK and scope != _EVERYWHERE:
+        return url
+    return f"sc://{authority}/{parameters if slash else ''};authorization=Bearer%20{token}"

@@ -144,7 +144,7 @@ class LogService:
             header = f"topology {live.worker.work.topology_id} worker port {port} pid {live.process.pid}"
             try:
                 spec = WorkerSpec.read(self._home / "workers" / live.worker.id / SPEC)
-                answer = ask_worker(spec.host, port, spec.token, "stacks", _ANSWER_SECS)
+                answer = ask_worker(spec.host, port, spec.token, "stacks", _ANSWER_SECS, spec.link_key)
                 blocks.append(stacks_text(header, answer["stacks"]))
             except (OSError, StormDagsterError) as error:
                 reason = error.message if isinstance(error, StormDagsterError) else "the worker just ended"

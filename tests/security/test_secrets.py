@@ -137,19 +137,21 @@ def test_tls_files_must_belong_together(tmp_path: Path, certificate: Any) -> Non
         Security.of(conf().with_values({**tls, "storm.tls.key": other["storm.tls.key"]}, "t"))
 
 
-def test_the_spark_token_is_private_and_used_for_localhost_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", raising=False)
+def test_the_spark_token_is_private_and_shown_to_the_clusters_servers_only(tmp_path: Path) -> None:
     token = spark_token(conf(), tmp_path)
     assert spark_token(conf(), tmp_path) == token and (tmp_path / "spark.token").stat().st_mode & 0o77 == 0
-    assert with_spark_token("sc://localhost:5", tmp_path) == f"sc://localhost:5/;token={token}"
-    assert with_spark_token("sc://localhost:5/;session_id=a", tmp_path).endswith(
-        f"/;session_id=a;token={token}"
+    shown = f";authorization=Bearer%20{token}"
+    assert with_spark_token("sc://localhost:5", tmp_path) == f"sc://localhost:5/{shown}"
+    assert (
+        with_spark_token("sc://127.0.0.1:5/;session_id=a", tmp_path)
+        == f"sc://127.0.0.1:5/;session_id=a{shown}"
     )
-    for other in ("sc://spark.example:15002", "sc://127.0.0.1:5", "sc://localhost.evil:1"):
+    own = "sc://127.0.0.1:5/;token=mine"
+    for other in ("sc://spark.example:15002", "sc://localhost.evil:1", "sc://127.0.0.1.evil:5", own):
         assert with_spark_token(other, tmp_path) == other
     assert with_spark_token("sc://localhost:5", tmp_path / "nowhere") == "sc://localhost:5"
-    assert (
-        spark_token(conf(storm__secret=SECRET), tmp_path) == Security(SECRET).derived("spark connect").hex()
-    )
+    derived = Security(SECRET).derived("spark connect").hex()
+    assert spark_token(conf(storm__secret=SECRET), tmp_path) == derived
+    assert with_spark_token("sc://spark.example:15002", tmp_path).endswith(f"Bearer%20{derived}")
+    (tmp_path / "spark.token").chmod(0o644)
+    assert with_spark_token("sc://localhost:5", tmp_path) == "sc://localhost:5"

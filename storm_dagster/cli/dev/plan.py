@@ -101,7 +101,7 @@ class ClusterPlan:
     @property
     def spark_remote(self) -> str:
         """The Connect URL of the embedded server, or what the conf names instead of it."""
-        return self.conf.get("spark.remote") or f"sc://localhost:{self.ports.spark}"
+        return self.conf.get("spark.remote") or f"sc://{HOST}:{self.ports.spark}"
 
     @property
     def embeds_spark(self) -> bool:

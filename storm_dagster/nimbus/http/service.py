@@ -31,7 +31,7 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     conf = nimbus.conf
     logs = LogRoutes(
         nimbus.logs,
-        stacks=lambda port: stacks_at(reader.view(), port),
+        stacks=lambda port: stacks_at(reader.view(), port, Security.of(nimbus.conf)),
         conf=lambda: public_conf(conf.values),
         idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
     )

@@ -96,7 +96,7 @@ class TopologyActions:
         view = self._reader.view()
         topology = topology_by_name(view, name)
         host, port = match["host"], int(match["port"])
-        stacks = stacks_of_worker(topology, host, port)
+        stacks = stacks_of_worker(topology, host, port, self._reader.security)
         base = Links.of(view).base(host)
         link = f"{base}/logview?cmd=jstack&workerPort={quote(match['port'])}" if base else ""
         return {"status": "ok", "id": slot, "dumplink": link, "stacks": stacks}
