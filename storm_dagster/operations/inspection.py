@@ -144,11 +144,13 @@ def _unschedulable(
 
 
 def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:
-    state = ctx.cluster.state
+    state = ctx.cluster.read_upgrade(topology_id)
+    if state.record is None:
+        return GrayNodes(False)
+    key = jar_key(state.record.code_dir)
+    code = stored_hashes(ctx.blobs, [key]).get(key)
     return GrayNodes(
-        going_on=bool(state.get_data(paths.gray_upgrade(topology_id, "conf"))),
-        upgrading=frozenset(state.find_children(paths.gray_upgrade(topology_id, "upgrading_workers")) or ()),
-        upgraded=frozenset(state.find_children(paths.gray_upgrade(topology_id, "upgraded_workers")) or ()),
+        True, frozenset(state.upgrading), frozenset(state.upgraded), None if code is None else code[:16]
     )
 
 

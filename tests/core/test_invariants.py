@@ -164,12 +164,11 @@ CASES: dict[str, tuple[str, Facts]] = {
         facts(tokens={"tok": TokenRecord(topology_id=OTHER, name="wc", epoch=1, published=True)}),
     ),
     "no token": ("one_topology_per_token", facts(tokens={})),
-    "two versions without an upgrade": (
+    "an upgraded worker on the former code": (
         "one_version_per_worker",
         facts(
-            topology(
-                live_workers={("s1", 6900): node(6900, "1-2"), ("s1", 6901): node(6901, "3-4", code="bb")}
-            )
+            with_base(status="UPGRADING"),
+            gray={ID: GrayNodes(True, upgraded=frozenset({"h1:6900"}), code="bb")},
         ),
     ),
     "an upgrade without status": ("one_version_per_worker", facts(gray={ID: GrayNodes(True)})),
@@ -178,7 +177,7 @@ CASES: dict[str, tuple[str, Facts]] = {
         "one_version_per_worker",
         facts(
             with_base(status="UPGRADING"),
-            gray={ID: GrayNodes(True, frozenset({"s1:6900"}), frozenset({"s1:6900"}))},
+            gray={ID: GrayNodes(True, frozenset({"h1:6900"}), frozenset({"h1:6900"}))},
         ),
     ),
     "an assignment written for nothing": (
@@ -230,7 +229,7 @@ def test_legal_states_break_nothing() -> None:
             with_base(status="UPGRADING"),
             live_workers={("s1", 6900): node(6900, "1-2", code="bb"), ("s1", 6901): node(6901, "3-4")},
         ),
-        gray={ID: GrayNodes(True, frozenset({"s1:6901"}), frozenset({"s1:6900"}))},
+        gray={ID: GrayNodes(True, frozenset({"h1:6901"}), frozenset({"h1:6900"}), "bb")},
     )
     assert broken(upgrading) == set()
     # Written, and something changed.

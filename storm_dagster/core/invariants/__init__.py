@@ -125,7 +125,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "I7",
         "one_version_per_worker",
-        "Each worker runs one version, and all run the same when no upgrade goes on.",
+        "Each worker runs one version: the new one when it is upgraded; an upgrade and its status go together.",
         "`storm-dagster restart NAME`",
         state_rules.one_version_per_worker,
     ),

@@ -36,11 +36,13 @@ class WorkerPid:
 
 @dataclass(frozen=True)
 class GrayNodes:
-    """What stands below ``/gray_upgrade/<id>``: whether there is an upgrade, and the slots (``node:port``) of it."""
+    """What stands below ``/gray_upgrade/<id>``: whether there is an upgrade, and the workers (``host:port``) of it."""
 
     going_on: bool
     upgrading: frozenset[str] = frozenset()
     upgraded: frozenset[str] = frozenset()
+    code: str | None = None
+    """SHA-256 of the new archive, first 16 hex digits."""
 
 
 @dataclass(frozen=True)

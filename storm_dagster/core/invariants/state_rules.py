@@ -158,15 +158,16 @@ def one_version_per_worker(facts: Facts) -> Found:
             )
         if gray is not None and (both := gray.upgrading & gray.upgraded):
             yield title(topology), f"workers {', '.join(sorted(both))} are upgrading and upgraded at once"
-        if topology.base.status in _UPGRADING:
-            continue
-        codes: dict[str, list[str]] = {}
-        for (node, port), worker in sorted(topology.live_workers.items()):
-            if worker.code:
-                codes.setdefault(worker.code, []).append(f"{node}:{port}")
-        if len(codes) > 1:
-            shown = "; ".join(f"{code}: {', '.join(slots)}" for code, slots in sorted(codes.items()))
-            yield title(topology), f"its workers run {len(codes)} versions without an upgrade ({shown})"
+        # A worker that was not picked may run any former version: it gets the newest at its next start.
+        for worker in topology.assignment.workers if topology.assignment and gray and gray.going_on else ():
+            live = topology.live_workers.get(worker.slot)
+            if live is None or not live.code or gray is None or not gray.code:
+                continue
+            if worker.address in gray.upgraded and live.code != gray.code:
+                yield (
+                    title(topology),
+                    f"worker {worker.address} is upgraded but runs {live.code}, not {gray.code}",
+                )
 
 
 # -- I8: nothing is written when nothing changed ------------------------------------------------------------
