@@ -166,6 +166,7 @@ class NimbusHandler:
             deadline, lambda: answers.append(self._lifecycle.act(name, verb, document)), f"{verb} of {name!r}"
         )
         self._confirm(answers[0], verb, deadline - _MARGIN_SECS)
+        self._reader.forget()
 
     def _confirm(self, answer: Mapping[str, Any], verb: str, deadline: float) -> None:
         """Wait a moment for the run, so that a client that looks next sees what it did, or hears why it failed."""

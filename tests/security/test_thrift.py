@@ -1,0 +1,107 @@
+"""The Thrift port of a secured cluster: certificates name users, and without certificates nobody may call."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trustme
+from thriftpy2.protocol import TBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.thrift import TApplicationException
+from thriftpy2.transport import TFramedTransportFactory, TTransportException
+
+from storm_dagster.model.security import Security
+from storm_dagster.nimbus.thrift.idl import load_idl
+from storm_dagster.testing.waiting import eventually
+
+pytestmark = pytest.mark.zookeeper
+
+
+@contextmanager
+def calling(nimbus: Any, keys: dict[str, str] | None) -> Iterator[Any]:
+    client = make_client(
+        load_idl().Nimbus,
+        host="127.0.0.1",
+        port=nimbus.ports["thrift"],
+        proto_factory=TBinaryProtocolFactory(),
+        trans_factory=TFramedTransportFactory(),
+        timeout=20_000,
+        ssl_context=None if keys is None else Security.of(keys).client_context(),
+    )
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def is_served(nimbus: Any, keys: dict[str, str] | None) -> bool:
+    with calling(nimbus, keys) as client:
+        return bool(client.getNimbusConf())
+
+
+def test_a_certificate_names_its_user(
+    start_nimbus: Any, certificate: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    daemon = certificate("daemon")
+    nimbus = start_nimbus(keys=daemon, nimbus__admins=["daemon"], nimbus__users=["alice"])
+    nimbus.await_leading()
+    eventually(lambda: is_served(nimbus, daemon), 30, "the service")
+    refusal = load_idl().AuthorizationException
+    with calling(nimbus, certificate("alice")) as alice:
+        assert alice.getClusterInfo().topologies == []
+        assert alice.isTopologyNameAllowed("x") is True
+        location = alice.beginFileUpload()
+        alice.uploadChunk(location, b"x")
+        for call in (
+            alice.getNimbusConf,
+            lambda: alice.beginCreateBlob("k", None),
+            lambda: alice.getSupervisorPageInfo("s", None, True),
+            lambda: alice.killTopology("x"),
+            lambda: alice.getTopologyConf("x-1-1"),
+        ):
+            with pytest.raises(refusal, match="'alice'"):
+                call()
+    with calling(nimbus, certificate("mallory")) as mallory:
+        for call in (mallory.getClusterInfo, mallory.getLeader, mallory.beginFileUpload):
+            with pytest.raises(refusal, match="'mallory'"):
+                call()
+    audited = [record.message for record in caplog.records if record.name == "storm_dagster.audit"]
+    assert any("getNimbusConf of alice" in line for line in audited)
+    assert any("getLeader of mallory" in line for line in audited)
+
+
+def test_without_a_certificate_of_the_authority_there_is_no_conversation(
+    start_nimbus: Any, certificate: Callable[..., dict[str, str]]
+) -> None:
+    daemon = certificate("daemon")
+    nimbus = start_nimbus(keys=daemon, nimbus__admins=["daemon"])
+    nimbus.await_leading()
+    stranger = certificate("daemon", by=trustme.CA())
+    for keys in (stranger, {"storm.tls.ca": daemon["storm.tls.ca"]}):
+        with pytest.raises((OSError, EOFError, TTransportException)):
+            is_served(nimbus, keys)
+    with socket.create_connection(("127.0.0.1", nimbus.ports["thrift"]), timeout=20) as plain:
+        plain.sendall(b"\0\0\0\x20" + b"\x80\x01\0\x01" + b"\0" * 28)
+        try:
+            while plain.recv(4096):
+                pass
+        except ConnectionError:
+            pass
+    assert is_served(nimbus, daemon)
+
+
+def test_a_secret_alone_closes_the_port_to_everybody(start_nimbus: Any) -> None:
+    nimbus = start_nimbus(storm__secret="a-secret-planted-for-tests-4711")
+    nimbus.await_leading()
+    with calling(nimbus, None) as client:
+        for call in (client.getLeader, client.getClusterInfo, client.beginFileUpload, client.getNimbusConf):
+            with pytest.raises(load_idl().AuthorizationException, match="carry no secret"):
+                call()
+        with pytest.raises(TApplicationException, match="NotAuthenticated"):
+            client.listBlobs("")
