@@ -281,6 +281,41 @@ def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Any, cluster: Any) -> No
     eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
 
 
+def test_a_new_leader_finishes_the_kill_of_the_old_one(nimbuses: Any, cluster: Any) -> None:
+    first = nimbuses.start(nimbus__monitor__backstop__secs=1).await_leading()
+    state = cluster()
+    add_base(state, "wc-1-100")
+    assert post(first, "/v1/topologies/wc/kill", {"wait_secs": 4}).json()["status"] == "KILLED"
+    first.stop()
+    second = nimbuses.start("n2", nimbus__monitor__backstop__secs=1).await_leading()
+    eventually(lambda: second.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
+
+
+def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(nimbuses: Any, cluster: Any) -> None:
+    nimbus = nimbuses.start().await_leading()
+    state = cluster()
+    add_base(state, "wc-1-100")
+    base = state.state.get_data(paths.topology("wc-1-100"))
+    for verb in ("activate", "deactivate", "kill", "restart"):
+        answer = post(nimbus, f"/v1/topologies/wc/{verb}", {"dry_run": True}).json()
+        assert (answer["dry_run"], answer["would"], answer["id"]) == (True, verb, "wc-1-100")
+    for document, says in (
+        ({"dry_run": 1}, "dry_run"),
+        ({"wait_secs": -1}, "wait_secs"),
+        ({"wait_secs": True}, "wait_secs"),
+        ({"workers": 3}, "no field"),
+    ):
+        answered = post(nimbus, "/v1/topologies/wc/kill", document)
+        assert answered.status_code == 400 and says in answered.json()["error"]["message"]
+    assert state.state.get_data(paths.topology("wc-1-100")) == base
+    assert post(nimbus, "/v1/topologies/nope/kill").status_code == 404
+    post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 3600})
+    for verb in ("activate", "deactivate", "rebalance"):
+        answered = post(nimbus, f"/v1/topologies/wc/{verb}")
+        assert answered.status_code == 409, answered.text
+        assert answered.json()["error"]["type"] == "Conflict" and "is KILLED" in answered.text
+
+
 @pytest.mark.dagster
 def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
     dagster_server: Any, nimbuses: Any, cluster: Any
