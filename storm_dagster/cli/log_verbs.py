@@ -1,4 +1,4 @@
-"""``logs`` and ``tail``: the log files of a local cluster."""
+"""``logs`` and ``tail``: the logs of workers, of this machine and of others, and those of local daemons."""
 
 from __future__ import annotations
 
@@ -8,70 +8,83 @@ from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 
+from storm_dagster.cli.log_sources import FileLog, LogSource, SupervisorLog, last_lines
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import plain, print_json
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.security import Security
 
 __all__ = ["COMMANDS"]
 
 
-def _workers(invocation: Invocation, name: str) -> list[dict[str, Any]]:
-    """The logs of a topology's workers on this machine: of its present deployment, else of the newest one."""
+def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict[str, Any]]:
+    """The logs of a topology's workers: of its present deployment, else those here of the newest one.
+
+    Workers of other hosts are read at their supervisors. Each row has ``source``, a :class:`LogSource`.
+    """
     folder = invocation.home / "logs" / "workers"
-    topology_id: str | None = None
-    hosts: dict[int, str] = {}
+    local = str(invocation.conf["storm.local.hostname"])
     try:
         with invocation.nimbus(patience=0.0) as nimbus:
             document = nimbus.get(f"/v1/topologies/{name}")
-        topology_id = document["id"]
-        hosts = {worker["port"]: worker["host"] for worker in document["workers"]}
+            services = {one["id"]: one["http"] for one in nimbus.get("/v1/cluster")["supervisors"]}
     except StormDagsterError:
-        # Killed, or the cluster is down: what it wrote is still there.
-        pattern = re.compile(rf"{re.escape(name)}(-[0-9]+-[0-9]+)?")
-        found = [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
-        if found:
-            topology_id = max(found, key=lambda path: path.stat().st_mtime).name
-    if topology_id is None:
+        return _left_here(folder, name, local)
+    rows: dict[tuple[str, int], dict[str, Any]] = {}
+    for worker in document["workers"]:
+        host, port = worker["host"], worker["port"]
+        path = folder / document["id"] / str(port) / "worker.log"
+        base = services.get(worker["node"])
+        if host == local and path.exists():
+            source: LogSource = FileLog(path)
+        elif base:
+            source = SupervisorLog(http, base, document["id"], port)
+        else:
+            continue
+        rows[host, port] = {"host": host, "port": port, "source": source}
+    for row in _left_here(folder, document["id"], local):
+        # Slots that the topology had before.
+        if all(port != row["port"] for _, port in rows):
+            rows[row["host"], row["port"]] = row
+    return [row for _, row in sorted(rows.items())]
+
+
+def _left_here(folder: Path, name: str, local: str) -> list[dict[str, Any]]:
+    """Logs of this machine: killed, or the cluster is down, what it wrote is still there."""
+    pattern = re.compile(rf"{re.escape(name)}(-[0-9]+-[0-9]+)?")
+    found = [path for path in folder.glob("*") if pattern.fullmatch(path.name)]
+    if not found:
         return []
-    local = str(invocation.conf["storm.local.hostname"])
-    rows = [
-        {"host": hosts.get(int(path.parent.name), local), "port": int(path.parent.name), "log": str(path)}
-        for path in (folder / topology_id).glob("*/worker.log")
+    newest = max(found, key=lambda path: path.stat().st_mtime)
+    return [
+        {"host": local, "port": int(path.parent.name), "source": FileLog(path)}
+        for path in sorted(newest.glob("*/worker.log"))
         if path.parent.name.isdigit()
     ]
-    return sorted(rows, key=lambda row: row["port"])
 
 
-def _last_lines(path: Path, count: int) -> list[str]:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(0, 2)
-            stream.seek(max(0, stream.tell() - 512 * 1024))
-            return stream.read().decode("utf-8", "replace").splitlines()[-count:]
-    except OSError:
-        return []
-
-
-def _follow(files: dict[str, Path], count: int) -> None:
-    """Print the last lines of each file, then whatever is appended, until Ctrl-C."""
+def _follow(sources: dict[str, LogSource], count: int) -> None:
+    """Print the last lines of each log, then whatever is appended, until Ctrl-C."""
     offsets: dict[str, int] = {}
-    for label, path in files.items():
-        for line in _last_lines(path, count):
+    for label, source in sources.items():
+        for line in last_lines(source, count):
             click.echo(plain(f"{label}{line}"))
-        offsets[label] = path.stat().st_size if path.exists() else 0
-    rest: dict[str, bytes] = dict.fromkeys(files, b"")
+        try:
+            offsets[label] = source.size()
+        except OSError:
+            offsets[label] = 0
+    rest: dict[str, bytes] = dict.fromkeys(sources, b"")
     while True:
-        for label, path in files.items():
+        for label, source in sources.items():
             try:
-                size = path.stat().st_size
+                size = source.size()
                 # Smaller than before: rotated, read the new file from its beginning.
                 offsets[label] = 0 if size < offsets[label] else offsets[label]
                 if size == offsets[label]:
                     continue
-                with path.open("rb") as stream:
-                    stream.seek(offsets[label])
-                    read = stream.read(1 << 20)
+                read = source.read(offsets[label])
             except OSError:
                 continue
             offsets[label] += len(read)
@@ -87,25 +100,37 @@ def _follow(files: dict[str, Path], count: int) -> None:
 @click.option("-n", "count", type=click.IntRange(0), default=50, show_default=True, help="Lines of each.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is appended.")
 def logs(invocation: Invocation, name: str, worker: str | None, count: int, follow: bool) -> None:
-    """The logs of the workers of topology NAME (of this machine)."""
-    rows = _workers(invocation, name)
-    if worker is not None:
-        rows = [row for row in rows if worker == f"{row['host']}:{row['port']}"]
-    if not rows:
-        raise InvalidRequest(
-            f"no log of topology {name!r}{' on ' + worker if worker else ''} lies in {invocation.home}: see "
-            "`storm-dagster list`; logs of other hosts are read there"
-        )
-    if invocation.json:
-        print_json({"logs": [{**row, "lines": _last_lines(Path(row["log"]), count)} for row in rows]})
-        return
-    several = len(rows) > 1
-    files = {f"{row['host']}:{row['port']} " if several else "": Path(row["log"]) for row in rows}
-    if follow:
-        _follow(files, count)
-    for label, path in files.items():
-        for line in _last_lines(path, count):
-            click.echo(plain(f"{label}{line}"))
+    """The logs of the workers of topology NAME; those of other hosts come from their supervisors."""
+    options = Security.of(invocation.conf).client_options()
+    with httpx.Client(timeout=10.0, **options) as http:
+        rows = _workers(invocation, name, http)
+        if worker is not None:
+            rows = [row for row in rows if worker == f"{row['host']}:{row['port']}"]
+        if not rows:
+            raise InvalidRequest(
+                f"no log of topology {name!r}{' on ' + worker if worker else ''} lies in {invocation.home} or at its "
+                "supervisors: see `storm-dagster list`"
+            )
+        if invocation.json:
+            print_json({"logs": [_log_row(row, count) for row in rows]})
+            return
+        several = len(rows) > 1
+        sources = {f"{row['host']}:{row['port']} " if several else "": row["source"] for row in rows}
+        if follow:
+            _follow(sources, count)
+        for label, source in sources.items():
+            for line in last_lines(source, count):
+                click.echo(plain(f"{label}{line}"))
+
+
+def _log_row(row: dict[str, Any], count: int) -> dict[str, Any]:
+    source: LogSource = row["source"]
+    return {
+        "host": row["host"],
+        "port": row["port"],
+        "log": source.place,
+        "lines": last_lines(source, count),
+    }
 
 
 @verb("tail")
@@ -120,13 +145,15 @@ def tail(invocation: Invocation, count: int, follow: bool) -> None:
     if not paths:
         raise InvalidRequest(f"{folder} holds no logs: start a cluster with `storm-dagster dev`")
     if invocation.json:
-        print_json({"logs": [{"log": str(path), "lines": _last_lines(path, count)} for path in paths]})
+        print_json(
+            {"logs": [{"log": str(path), "lines": last_lines(FileLog(path), count)} for path in paths]}
+        )
         return
-    files = {f"{path.name:<28} ": path for path in paths}
+    sources: dict[str, LogSource] = {f"{path.name:<28} ": FileLog(path) for path in paths}
     if follow:
-        _follow(files, count)
-    for label, path in files.items():
-        for line in _last_lines(path, count):
+        _follow(sources, count)
+    for label, source in sources.items():
+        for line in last_lines(source, count):
             click.echo(plain(f"{label}{line}"))
 
 

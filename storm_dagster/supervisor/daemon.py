@@ -43,6 +43,7 @@ from storm_dagster.supervisor.housekeeping import (
 from storm_dagster.supervisor.launcher import HEARTBEAT, Launcher, log_path
 from storm_dagster.supervisor.local_state import KnownWorker, LocalState, LocalStateFile, WantedSlot
 from storm_dagster.supervisor.localizer import Localizer
+from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.supervisor.processes import WorkerProcess
 from storm_dagster.supervisor.slots import LiveWorker, SlotTable, WorkerStarter
 from storm_dagster.supervisor.upgrades import Upgrades, started_at
@@ -91,8 +92,10 @@ class Supervisor:
         ports: Sequence[int],
         *,
         starter: WorkerStarter | None = None,
+        logs: LogService | None = None,
     ) -> None:
         self.id = supervisor_id
+        self._log_service = logs
         self._conf = conf
         self._home = home
         self._ports = tuple(sorted(ports))
@@ -181,6 +184,8 @@ class Supervisor:
 
     def serve(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set. The workers go on."""
+        if self._log_service is not None:
+            self._log_service.start(self.table.workers)
         self._link.start()
         if self._health is not None:
             self._health.start()
@@ -199,6 +204,8 @@ class Supervisor:
                 self._wake.wait(self.table.pause(now, longest))
         finally:
             self._stopping.set()
+            if self._log_service is not None:
+                self._log_service.stop()
             if self._health is not None:
                 self._health.close()
             self.table.close()
@@ -249,6 +256,7 @@ class Supervisor:
             memory_mb=self._conf["supervisor.memory.capacity.mb"],
             rack=self._conf["supervisor.rack"],
             restarting=self._restarting,
+            http=self._log_service.url if self._log_service is not None else None,
         )
 
     def _save(self) -> None:
@@ -342,10 +350,12 @@ def run(
         raise InvalidRequest(wrong)
     chosen_id = resolve_supervisor_id(home, supervisor_id)
     with _lock(home / "supervisor" / chosen_id):
-        run_file = RunFile.write(home, "supervisor", chosen_id)
+        logs = LogService(conf, home, chosen_id)
+        run_file = RunFile.write(home, "supervisor", chosen_id, ports={"http": logs.port})
         _log.info("supervisor %s starts, ports %s, boot %s", chosen_id, list(chosen), boot_id())
         try:
-            Supervisor(conf, home, chosen_id, chosen, starter=starter).serve(stop)
+            Supervisor(conf, home, chosen_id, chosen, starter=starter, logs=logs).serve(stop)
         finally:
+            logs.stop()
             run_file.remove(home)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ import httpx
 import pytest
 
 from storm_dagster.nimbus.http.storm.formats import pretty_secs
+from storm_dagster.testing.cluster import run_cli
 
 pytestmark = pytest.mark.zookeeper
 
@@ -227,3 +229,17 @@ def test_a_supervisors_routes(stage: Any) -> None:
         listed = http.get("/logview", params={"cmd": "listDir", "dir": "workers"}).json()
         assert f"workers/{stage.id}" in listed
         assert http.get("/openapi.json").json()["info"]["title"] == "storm_dagster supervisor"
+
+
+def test_logs_of_another_host_come_from_its_supervisor(stage: Any, tmp_path: Path) -> None:
+    ports = [pair["port"] for pair in stage.get(f"/topology-workers/{stage.id}")["hostPortList"]]
+    seeds = f"nimbus.seeds=[{stage.url.removeprefix('http://')}]"
+    # This machine goes by another name than the workers' host.
+    elsewhere = ("-c", seeds, "-c", "storm.local.hostname=localhost")
+    done = run_cli("logs", "wc", "-n", "5", "--json", *elsewhere, home=tmp_path).check()
+    rows = done.document["logs"]
+    assert [row["port"] for row in rows] == ports
+    for row in rows:
+        assert row["lines"] == [f"log of {row['port']}"] and row["log"].startswith(stage.supervisor)
+    one = run_cli("logs", "wc", "--worker", f"127.0.0.1:{ports[0]}", *elsewhere, home=tmp_path).check()
+    assert one.out == f"log of {ports[0]}\n"
