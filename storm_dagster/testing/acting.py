@@ -26,6 +26,7 @@ from typing import Any
 
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.causes import Cause
+from storm_dagster.core.gray_upgrade import Selection
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
@@ -33,7 +34,7 @@ from storm_dagster.operations import healing, lifecycle, submission
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["Actor", "finish_due", "reassign", "submit"]
+__all__ = ["Actor", "finish_due", "reassign", "submit", "upgrade"]
 
 _PATIENCE_SECS = 60.0
 _forking = multiprocessing.get_context("forkserver")
@@ -53,6 +54,11 @@ def submit(ctx: OperationsContext, *, name: str, token: str, handle: str, **opti
 def reassign(ctx: OperationsContext, *, causes: list[dict[str, Any]]) -> None:
     """A reassignment for causes in their JSON form."""
     healing.reassign(ctx, [Cause.from_json(cause) for cause in causes])
+
+
+def upgrade(ctx: OperationsContext, *, name: str, number: int, handle: str | None, token: str) -> None:
+    """One batch of a gray upgrade, its selection in JSON."""
+    lifecycle.gray_upgrade(ctx, name, Selection(number=number), handle=handle, token=token)
 
 
 def finish_due(ctx: OperationsContext) -> None:

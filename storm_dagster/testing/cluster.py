@@ -90,8 +90,11 @@ class LocalCluster:
         slots: int = 4,
         nimbuses: int = 1,
         conf: Mapping[str, Any] | None = None,
+        timeout: float = 240.0,
     ) -> None:
+        """``timeout`` bounds the start, in seconds."""
         self.home = home.absolute()
+        self._timeout = timeout
         self._size = (supervisors, slots, nimbuses)
         self._conf = dict(conf or {})
         self._cluster: ClusterFile | None = None
@@ -102,7 +105,8 @@ class LocalCluster:
         pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
         done = run_cli(
             "dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home),
-            "--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses), *pairs,
+            "--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses),
+            "--timeout", str(self._timeout), *pairs, timeout=self._timeout + 90,
         )  # fmt: skip
         done.check()
         self._cluster = ClusterFile.read(self.home)

@@ -51,7 +51,11 @@ def main() -> int:
     sound = False
     try:
         with LocalCluster(
-            home / "home", supervisors=options.supervisors, slots=4, nimbuses=options.nimbuses
+            home / "home",
+            supervisors=options.supervisors,
+            slots=4,
+            nimbuses=options.nimbuses,
+            timeout=600,
         ) as cluster:
             programme = Programme(cluster, workload, seed=options.seed, say=say, faults=faults)
             rounds = options.rounds if options.rounds or options.minutes else 1
