@@ -68,6 +68,20 @@ def test_the_shared_conf_is_valid() -> None:
     assert [seed.split(":")[0] for seed in conf["nimbus.seeds"]] == ["nimbus1", "nimbus2"]
 
 
+def test_every_service_of_ours_gets_the_secret_and_only_its_user_reads_it() -> None:
+    conf = load_cluster_conf(DOCKER)
+    assert conf["storm.bind.external"] is True
+    (secret,) = COMPOSE["secrets"]
+    assert COMPOSE["secrets"][secret] == {"environment": "STORM_SECRET"}
+    assert conf["storm.secret.file"] == f"/run/secrets/{secret}"
+    uid = re.search(r"useradd .*--uid (\d+)", (DOCKER / "Dockerfile").read_text(encoding="utf-8"))
+    assert uid is not None
+    for name, service in SERVICES.items():
+        if service["image"].startswith("storm-dagster"):
+            (given,) = service["secrets"]
+            assert (given["source"], given["uid"], given["mode"]) == (secret, uid[1], 0o400), name
+
+
 def test_the_image_copies_only_files_that_exist() -> None:
     text = (DOCKER / "Dockerfile").read_text(encoding="utf-8")
     for line in re.findall(r"^COPY (.+)$", text, flags=re.M):
