@@ -19,7 +19,7 @@ from storm_dagster.core.submission import total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade_compatibility import check_compatible
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
 from storm_dagster.model.names import make_code_dir
 from storm_dagster.model.records import GrayUpgrade, encode_record
 from storm_dagster.model.view import ClusterView
@@ -29,7 +29,7 @@ from storm_dagster.operations.code_storage import store_code
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submission import normalised, read_source
-from storm_dagster.operations.turnstile import commit, fenced
+from storm_dagster.operations.turnstile import commit, fenced, take_turns
 from storm_dagster.operations.upgrade_facts import (
     UpgradeFacts,
     UpgradeReport,
@@ -43,7 +43,8 @@ __all__ = ["check_request", "gray_upgrade"]
 
 GRAY_UPGRADE = operation(
     "gray_upgrade",
-    *("sweep.upgraded", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser", "gray_upgrade"),
+    *("sweep.upgraded", "version_number"),
+    *("store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser", "gray_upgrade"),
 )
 CONTINUE_UPGRADE = operation("continue_upgrade", "continue_upgrade")
 
@@ -118,7 +119,7 @@ def _begin(
     # Asked for this time; a restart of the topology is no upgrade.
     conf = {key: value for key, value in conf.items() if key not in _UPGRADE_KEYS}
     sweep_lists(ctx, epoch, topology.id)
-    code_dir = make_code_dir(topology.id, ctx.cluster.next_topology_number())
+    code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
     store_code(
         ctx,
         code_dir,
@@ -155,6 +156,19 @@ def _begin(
         return now.report("begun", status=after.status, state=replace(now.state, record=record))
 
     return with_facts(ctx, topology.id, f"upgrading {name}", attempt)
+
+
+def _next_number(ctx: OperationsContext, epoch: int) -> int:
+    """A number that no other version of any code has: two operators never store under one prefix."""
+
+    def attempt(view: ClusterView) -> int:
+        version = ctx.cluster.state.get_version(paths.COUNTER)
+        if version is None:
+            raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
+        commit(ctx, fenced(ctx, epoch).set(paths.COUNTER, b"", version), "version_number")
+        return version + 1
+
+    return take_turns(ctx, "numbering the new code", attempt)
 
 
 def _check_next_batch(now: UpgradeFacts, name: str, selection: Selection) -> GrayUpgrade:

@@ -18,14 +18,14 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.records_io import append_assignment, append_backup
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile
-from storm_dagster.operations.upgrade_facts import UpgradeFacts, UpgradeReport, sweep_lists, with_facts
+from storm_dagster.operations.upgrade_facts import UpgradeFacts, UpgradeReport, clear_lists_ops, with_facts
 from storm_dagster.zk.gray_upgrades import put_record_ops
 
 __all__ = ["advance_upgrades", "complete_upgrade", "roll_back", "roll_back_if_upgraded"]
 
-COMPLETE_UPGRADE = operation("complete_upgrade", "complete_upgrade", "sweep.upgraded")
+COMPLETE_UPGRADE = operation("complete_upgrade", "complete_upgrade")
 ROLL_BACK = operation("roll_back", "roll_back")
-FINISH_ROLLBACK = operation("finish_rollback", "finish_rollback", "sweep.upgraded")
+FINISH_ROLLBACK = operation("finish_rollback", "finish_rollback")
 
 
 def complete_upgrade(ctx: OperationsContext, name: str) -> UpgradeReport:
@@ -62,6 +62,7 @@ def _end(ctx: OperationsContext, name: str, outcome: str, reason: str) -> Upgrad
         append_assignment(ctx, transaction, assignment, topology.assignment_at)
         append_backup(ctx, transaction, topology.base.name, assignment)
         put_record_ops(transaction, topology.id, now.state, None)
+        clear_lists_ops(ctx, transaction, topology.id)
         announce(ctx, transaction, topology.id, "completeUpgrade")
         commit(ctx, transaction, "complete_upgrade")
         ctx.log.info("the upgrade of %s to %s is %s: %s", topology.id, record.code_dir, outcome, reason)
@@ -69,9 +70,7 @@ def _end(ctx: OperationsContext, name: str, outcome: str, reason: str) -> Upgrad
             now.report(outcome, status=after.status, reason=reason, state=None), assignment=assignment
         )
 
-    report = with_facts(ctx, name, f"ending the upgrade of {name}", attempt)
-    sweep_lists(ctx, epoch, report.topology_id)
-    return report
+    return with_facts(ctx, name, f"ending the upgrade of {name}", attempt)
 
 
 def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> UpgradeReport:
@@ -120,6 +119,7 @@ def _close(ctx: OperationsContext, epoch: int, now: UpgradeFacts, outcome: str, 
     transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
     if now.state.record is not None:
         put_record_ops(transaction, topology.id, now.state, None)
+    clear_lists_ops(ctx, transaction, topology.id)
     commit(ctx, transaction, "finish_rollback")
     ctx.log.info("the upgrade of %s is %s: %s", topology.id, outcome, reason)
     return now.report(outcome, status=after.status, reason=reason, state=None)
@@ -134,9 +134,7 @@ def _finish_rollback(ctx: OperationsContext, topology_id: str) -> UpgradeReport:
             return now.report("unchanged", changed=False)
         return _close(ctx, epoch, now, "rolled back", found.reason)
 
-    report = with_facts(ctx, topology_id, f"ending the rollback of {topology_id}", attempt)
-    sweep_lists(ctx, epoch, report.topology_id)
-    return report
+    return with_facts(ctx, topology_id, f"ending the rollback of {topology_id}", attempt)
 
 
 def roll_back_if_upgraded(

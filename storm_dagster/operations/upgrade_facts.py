@@ -13,11 +13,13 @@ from storm_dagster.model.records import Assignment, TaskTable, TopologyStatus
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.turnstile import commit, fenced, take_turns
+from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.gray_upgrades import listed_nodes
 
-__all__ = ["UpgradeFacts", "UpgradeReport", "read_facts", "sweep_lists", "with_facts"]
+__all__ = ["UpgradeFacts", "UpgradeReport", "clear_lists_ops", "read_facts", "sweep_lists", "with_facts"]
 
 _DELETES_IN_ONE_TRANSACTION = 100
+_DELETES_AT_AN_END = 1000
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,13 @@ def with_facts(
 ) -> UpgradeReport:
     """``attempt`` on fresh facts, again after every lost race."""
     return take_turns(ctx, what, lambda view: attempt(view, read_facts(ctx, view, name)))
+
+
+def clear_lists_ops(ctx: OperationsContext, transaction: Transaction, topology_id: str) -> None:
+    """Append what empties both lists. Of very long ones a rest stays, which means nothing without a record: the next
+    upgrade sweeps it before it begins."""
+    for node in list(listed_nodes(ctx.cluster.state, topology_id))[:_DELETES_AT_AN_END]:
+        transaction.delete(node)
 
 
 def sweep_lists(ctx: OperationsContext, epoch: int, topology_id: str) -> None:

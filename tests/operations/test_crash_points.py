@@ -15,18 +15,24 @@ import pytest
 
 import storm_dagster.operations
 from storm_dagster.core.causes import Cause
+from storm_dagster.core.gray_upgrade import Move, Selection
 from storm_dagster.core.invariants import RULES, violations
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, NotAlive
 from storm_dagster.model.names import jar_key
+from storm_dagster.model.records import GrayWorker
 from storm_dagster.operations import healing, lifecycle
 from storm_dagster.operations.cleaner import clean
+from storm_dagster.operations.draining import drain, undo_drain
 from storm_dagster.operations.inspection import look
 from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, rebalance
 from storm_dagster.operations.steps import all_operations, no_observer
-from storm_dagster.testing.acting import Actor, finish_due, submit
+from storm_dagster.operations.upgrade_ending import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
+from storm_dagster.testing.acting import Actor, finish_due, submit, upgrade
 from storm_dagster.testing.archives import packed
+from storm_dagster.testing.upgrades import UpgradeStandIns
+from storm_dagster.zk.gray_upgrades import write_move
 
 pytestmark = pytest.mark.zookeeper
 
@@ -326,6 +332,176 @@ def due(scene: Scene) -> Scene:
     return scene
 
 
+UPGRADABLE = {"topology.workers": 3, "topology.master.single.worker": True}
+
+
+def upgradable(world: Any) -> UpgradeStandIns:
+    topology_id = world.submit("wc", "t", conf=UPGRADABLE)
+    # What an earlier upgrade of very many workers left.
+    world.cluster.state.create_node(f"{paths.gray_upgrade(topology_id, 'upgraded_workers')}/h:1")
+    return UpgradeStandIns(world.cluster, topology_id)
+
+
+def under_way(world: Any, number: int = 1) -> UpgradeStandIns:
+    """An upgrade with that many workers upgraded."""
+    stand_ins = upgradable(world)
+    handle = world.upload("h2", conf=UPGRADABLE, archive=packed("newer archive"))
+    lifecycle.gray_upgrade(world.context(), "wc", Selection(number=number), handle=handle, token="u")
+    stand_ins.batch()
+    assert len(stand_ins.state.upgraded) == number
+    return stand_ins
+
+
+def whole(world: Any, stand_ins: UpgradeStandIns, status: str) -> Any:
+    """The upgrade; its code and the topology's are there, and the status is that one."""
+    topology, state = stand_ins.topology, stand_ins.state
+    assert topology.base.status == status
+    codes = [topology.code_dir, *([state.record.code_dir] if state.record else [])]
+    assert all(world.blobs.exists(jar_key(code)) for code in codes)
+    return state
+
+
+def upgrading(world: Any) -> Scene:
+    stand_ins = upgradable(world)
+    handle = world.upload("h2", conf=UPGRADABLE, archive=packed("newer archive"))
+    arguments = {"name": "wc", "number": 1, "handle": handle, "token": "u"}
+
+    def completed() -> None:
+        assert whole(world, stand_ins, "UPGRADING").record.number == 1
+        assert stand_ins.topology.code_dir == stand_ins.id, "nothing runs it yet"
+
+    def undone() -> None:
+        assert whole(world, stand_ins, "ACTIVE").record is None
+
+    return Scene(
+        world,
+        "storm_dagster.testing.acting:upgrade",
+        arguments,
+        again=lambda ctx: upgrade(ctx, **arguments),
+        begun=lambda: stand_ins.state.record is not None,
+        completed=completed,
+        undone=undone,
+    )
+
+
+def going_on(world: Any) -> Scene:
+    stand_ins = under_way(world)
+    arguments = {"name": "wc", "number": 1, "handle": None, "token": ""}
+
+    def asked(wanted: bool) -> None:
+        assert whole(world, stand_ins, "UPGRADING").record.continue_ == wanted
+
+    return Scene(
+        world,
+        "storm_dagster.testing.acting:upgrade",
+        arguments,
+        again=lambda ctx: upgrade(ctx, **arguments),
+        begun=lambda: stand_ins.state.record.continue_,
+        completed=lambda: asked(True),
+        undone=lambda: asked(False),
+    )
+
+
+def ended(world: Any, stand_ins: UpgradeStandIns, code: str) -> None:
+    assert whole(world, stand_ins, "ACTIVE").record is None
+    assert stand_ins.topology.code_dir == code
+    for part in ("upgrading_workers", "upgraded_workers"):
+        assert world.cluster.state.find_children(paths.gray_upgrade(stand_ins.id, part)) == []
+
+
+def completing(world: Any, number: int = 1) -> Scene:
+    stand_ins = under_way(world, number)
+    new = stand_ins.state.record.code_dir
+
+    def undone() -> None:
+        assert whole(world, stand_ins, "UPGRADING").record is not None
+
+    return Scene(
+        world,
+        f"{LIFECYCLE}:complete_upgrade",
+        {"name": "wc"},
+        again=lambda ctx: lifecycle.complete_upgrade(ctx, "wc"),
+        begun=lambda: stand_ins.state.record is None,
+        completed=lambda: ended(world, stand_ins, new),
+        undone=undone,
+    )
+
+
+def rolling_back(world: Any) -> Scene:
+    stand_ins = under_way(world, 2)
+
+    def rolled(wanted: bool) -> None:
+        assert whole(world, stand_ins, "ROLLBACK" if wanted else "UPGRADING").record.rollback == wanted
+
+    return Scene(
+        world,
+        f"{LIFECYCLE}:roll_back",
+        {"name": "wc"},
+        again=lambda ctx: lifecycle.roll_back(ctx, "wc"),
+        begun=lambda: stand_ins.state.record.rollback,
+        completed=lambda: rolled(True),
+        undone=lambda: rolled(False),
+    )
+
+
+def rolled_back(world: Any) -> Scene:
+    stand_ins = under_way(world, 2)
+    lifecycle.roll_back(world.context(), "wc")
+    stand_ins.supervise()
+    back = Scene(
+        world,
+        "",
+        {},
+        again=finish_due,
+        begun=lambda: True,
+        completed=lambda: ended(world, stand_ins, stand_ins.id),
+        undone=lambda: None,
+    )
+    return due(back)
+
+
+def due_completion(world: Any) -> Scene:
+    return due(completing(world, 3))
+
+
+def due_roll_back(world: Any) -> Scene:
+    scene = rolling_back(world)
+    topology_id = named(world).id
+    state = world.cluster.read_upgrade(topology_id)
+    failed = Move(min(state.upgraded), "failed", GrayWorker(failed="it ended"))
+    write_move(world.cluster.state, topology_id, state, failed)
+    return due(scene)
+
+
+def draining(undo: bool) -> Callable[[Any], Scene]:
+    def scene(world: Any) -> Scene:
+        topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+        arguments: dict[str, Any] = {"topology_id": topology_id}
+        if undo:
+            drain(world.context(), topology_id, 0)
+        else:
+            arguments["longest_secs"] = 0
+        operate = undo_drain if undo else drain
+
+        def silent(wanted: bool) -> None:
+            base = named(world).base
+            assert (base.status, base.wanted_status) == ("INACTIVE" if wanted else "ACTIVE", "ACTIVE")
+            assert (base.delay_secs is not None) == wanted
+
+        # The leader lets it go on in any case, once its time has passed.
+        return Scene(
+            world,
+            f"storm_dagster.operations.draining:{operate.__name__}",
+            arguments,
+            again=lambda ctx: operate(ctx, **arguments),
+            begun=lambda: True,
+            completed=lambda: silent(False),
+            undone=lambda: None,
+        )
+
+    return scene
+
+
 SCENES: dict[str, list[tuple[Callable[[Any], Scene], tuple[str, ...] | None]]] = {
     "submit": [(submission, None)],
     "kill": [(killing, None)],
@@ -337,7 +513,17 @@ SCENES: dict[str, list[tuple[Callable[[Any], Scene], tuple[str, ...] | None]]] =
     "reassign": [(reassigning, None)],
     "clean": [(cleaning, None)],
     "blacklist": [(blacklisting, None)],
+    "gray_upgrade": [(upgrading, None)],
+    "continue_upgrade": [(going_on, None)],
+    "complete_upgrade": [(completing, None)],
+    "roll_back": [(rolling_back, None)],
+    "finish_rollback": [(rolled_back, None)],
+    "drain": [(draining(False), None)],
+    "undo_drain": [(draining(True), None)],
     "finish_due": [
+        (due_completion, COMPLETE_UPGRADE.steps),
+        (due_roll_back, ROLL_BACK.steps),
+        (rolled_back, FINISH_ROLLBACK.steps),
         (due_rebalance, FINISH_REBALANCE.steps),
         (due_rebalance_that_fits_no_more, ABANDON_REBALANCE.steps),
         (due_activation, ACTIVATE_TOPOLOGY.steps),

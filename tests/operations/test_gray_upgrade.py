@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.causes import Cause
-from storm_dagster.core.gray_upgrade import Move, Selection, SlotRun, code_for, next_move, pick
+from storm_dagster.core.gray_upgrade import Move, Selection, code_for, pick
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, NotAlive
 from storm_dagster.model.names import conf_key, jar_key
@@ -18,6 +18,7 @@ from storm_dagster.operations.gray_upgrade import check_request
 from storm_dagster.operations.rebalance import rebalance
 from storm_dagster.operations.upgrade_ending import advance_upgrades
 from storm_dagster.testing.archives import packed
+from storm_dagster.testing.upgrades import UpgradeStandIns
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 
 pytestmark = pytest.mark.zookeeper
@@ -26,26 +27,16 @@ CONF = {"topology.workers": 3, "topology.master.single.worker": True}
 ONE = Selection(number=1)
 
 
-class Upgraded:
-    """A topology, and stand-ins for its supervisors and its topology master."""
+class Upgraded(UpgradeStandIns):
+    """A topology that may be upgraded, and stand-ins for its supervisors and its topology master."""
 
     def __init__(self, world: Any) -> None:
+        super().__init__(world.cluster, world.submit("wc", conf=CONF))
         self.world = world
-        self.id = world.submit("wc", conf=CONF)
-        self.runs = {worker.address: self.id for worker in self.assignment.workers}
-        """``host:port`` -> the code that its process runs."""
-
-    @property
-    def topology(self) -> Any:
-        return self.world.cluster.load_view().topologies[self.id]
 
     @property
     def assignment(self) -> Any:
         return self.topology.assignment
-
-    @property
-    def state(self) -> Any:
-        return self.world.cluster.read_upgrade(self.id)
 
     def upload(self, handle: str = "new", **more: Any) -> str:
         return self.world.upload(handle, conf={**CONF, **more.pop("conf", {})}, archive=packed("new"), **more)
@@ -54,47 +45,8 @@ class Upgraded:
         handle = self.upload(**{key: more.pop(key) for key in ("conf", "topology") if key in more})
         return lifecycle.gray_upgrade(self.world.context(), "wc", selection, handle=handle, **more)
 
-    def pick(self) -> None:
-        """The topology master's turn."""
-        batch = pick(self.state, self.assignment, self.topology.tasks)
-        assert batch is not None
-        write_pick(
-            self.world.cluster.state,
-            self.id,
-            self.state,
-            batch,
-            epoch=self.world.cluster.epoch()[0],
-            assignment_version=self.topology.assignment_at.version,
-        )
-
-    def supervise(self) -> None:
-        """The supervisors' turn: processes are brought in line, then what became of them is written."""
-        for worker in self.assignment.workers:
-            code, hurry = code_for(worker, self.assignment, self.state)
-            if hurry:
-                self.runs[worker.address] = code
-            run = SlotRun(worker.port, self.id, self.runs[worker.address], 0.0, running=True)
-            move = next_move(
-                worker.address,
-                self.state,
-                self.assignment.code_dir,
-                run,
-                boot_id="b",
-                boot_now=1.0,
-                launch_secs=120,
-            )
-            if move is not None:
-                write_move(self.world.cluster.state, self.id, self.state, move)
-
-    def batch(self) -> None:
-        self.pick()
-        self.supervise()
-
     def advance(self, **context: Any) -> list[str]:
         return [report.outcome for report in advance_upgrades(self.world.context(**context))]
-
-    def on(self, code: str) -> set[str]:
-        return {address for address, runs in self.runs.items() if runs == code}
 
     def clean(self) -> None:
         """Nothing of an upgrade stands any more."""

@@ -1,0 +1,76 @@
+"""Stand-ins for those who carry out a gray upgrade: the topology master, and the supervisors with their processes."""
+
+from __future__ import annotations
+
+from storm_dagster.core.gray_upgrade import SlotRun, code_for, next_move, pick
+from storm_dagster.model.errors import NotAlive
+from storm_dagster.model.view import TopologyView, UpgradeState
+from storm_dagster.zk.gray_upgrades import write_move, write_pick
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["UpgradeStandIns"]
+
+
+class UpgradeStandIns:
+    """One topology of a cluster without daemons. What they decide and write is what the real ones do."""
+
+    def __init__(self, cluster: StormClusterState, topology_id: str) -> None:
+        self.cluster = cluster
+        self.id = topology_id
+        assignment = self.topology.assignment
+        self.runs = {worker.address: self.id for worker in (assignment.workers if assignment else ())}
+        """``host:port`` -> the code that its process runs."""
+
+    @property
+    def topology(self) -> TopologyView:
+        """The topology as it is; :class:`NotAlive` when it is gone."""
+        found = self.cluster.load_view().topologies.get(self.id)
+        if found is None:
+            raise NotAlive(f"topology {self.id} is gone: it has no workers to stand in for")
+        return found
+
+    @property
+    def state(self) -> UpgradeState:
+        """The upgrade as it is."""
+        return self.cluster.read_upgrade(self.id)
+
+    def pick(self) -> None:
+        """The topology master's turn."""
+        topology, state, epoch = self.topology, self.state, self.cluster.epoch()
+        if topology.assignment is None or topology.tasks is None or topology.assignment_at is None:
+            return
+        batch = pick(state, topology.assignment, topology.tasks)
+        if batch is not None and epoch is not None:
+            version = topology.assignment_at.version
+            write_pick(self.cluster.state, self.id, state, batch, epoch=epoch[0], assignment_version=version)
+
+    def supervise(self) -> None:
+        """The supervisors' turn: processes are brought in line, then what became of them is written."""
+        assignment = self.topology.assignment
+        for worker in assignment.workers if assignment is not None else ():
+            assert assignment is not None
+            state = self.state
+            code, hurry = code_for(worker, assignment, state)
+            if hurry:
+                self.runs[worker.address] = code
+            code = self.runs.setdefault(worker.address, code)
+            move = next_move(
+                worker.address,
+                state,
+                assignment.code_dir,
+                SlotRun(worker.port, self.id, code, started=0.0, running=True),
+                boot_id="b",
+                boot_now=1.0,
+                launch_secs=120,
+            )
+            if move is not None:
+                write_move(self.cluster.state, self.id, state, move)
+
+    def batch(self) -> None:
+        """Both turns: the batch that was asked for runs the new code."""
+        self.pick()
+        self.supervise()
+
+    def on(self, code_dir: str) -> set[str]:
+        """``host:port`` of the workers whose process runs that code."""
+        return {address for address, runs in self.runs.items() if runs == code_dir}
