@@ -124,7 +124,9 @@ def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer samples")
-    parser.add_argument("--only", choices=["submit", "recovery", "throughput", "latency", "assignment", "cache"])
+    parser.add_argument(
+        "--only", choices=["submit", "recovery", "throughput", "latency", "assignment", "cache", "nimbus"]
+    )
     options = parser.parse_args()
     samples, seconds = (2, 4.0) if options.quick else (7, 15.0)
     print("| figure | reference | ours |\n|---|---|---|", flush=True)
@@ -138,6 +140,14 @@ def main() -> None:
         from cache import report as cache_report
 
         for figure, reference, ours in cache_report(quick=options.quick):
+            row(figure, reference, ours)
+        if options.only:
+            return
+    if options.only in (None, "nimbus"):
+        # A nimbus and a ZooKeeper server alone.
+        from nimbus_http import report as nimbus_report
+
+        for figure, reference, ours in nimbus_report(quick=options.quick):
             row(figure, reference, ours)
         if options.only:
             return
