@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from storm_dagster.api import TaskState
-from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
@@ -165,8 +165,51 @@ def tally(cluster: LocalCluster) -> tuple[int, int, int]:
     return state
 
 
+def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tmp_path: Path) -> None:
+    content = tmp_path / "content"
+    content.write_bytes(bytes(range(256)) * 400)
+    stored = cluster.cli("blob", "put", "mine", str(content))
+    assert stored["size"] == 102_400
+    assert [blob["key"] for blob in cluster.cli("blob", "list", "min")["blobs"]] == ["mine"]
+    copy = tmp_path / "copy"
+    cluster.cli("blob", "cat", "mine", "-o", str(copy))
+    assert copy.read_bytes() == content.read_bytes()
+    for key, doing in (
+        ("staging.t.record", "put"),
+        ("upload.x.conf", "put"),
+        ("wc-1-100-stormjar.jar", "put"),
+    ):
+        with pytest.raises(InvalidRequest):
+            cluster.cli("blob", doing, key, str(content))
+    assert cluster.cli("blob", "delete", "mine")["deleted"] is True
+    with pytest.raises(Conflict, match="does not exist"):
+        cluster.cli("blob", "delete", "mine")
+    assert cluster.cli("blacklist", "add", "h1", "h2", "--dry-run")["dry_run"] is True
+    assert cluster.cli("blacklist", "list")["hosts"] == []
+    listed = cluster.cli("blacklist", "add", "h1", "h2")["hosts"]
+    assert [row["host"] for row in listed] == ["h1", "h2"] and listed[0]["supervisors"] == []
+    assert [row["host"] for row in cluster.cli("blacklist", "remove", "h1")["hosts"]] == ["h2"]
+    with pytest.raises(InvalidRequest):
+        cluster.cli("blacklist", "add", "../x")
+    cluster.cli("blacklist", "remove", "h2")
+
+
 def test_deactivate_and_kill_let_what_is_in_flight_finish(cluster: LocalCluster) -> None:
-    cluster.cli("submit", f"{SLOW}:Slow", "--name", "slow")
+    topology_id = cluster.cli("submit", f"{SLOW}:Slow", "--name", "slow")["id"]
+    with pytest.raises(Conflict, match="is alive"):
+        cluster.cli("blob", "delete", f"{topology_id}-stormjar.jar")
+    for arguments, kind, says in (
+        (("rebalance", "slow", "-n", "9", "-e", "count=20"), Unavailable, "needs 9 slots, 8 are free"),
+        (("rebalance", "slow", "-e", "nosuch=2"), InvalidRequest, "no component 'nosuch'"),
+        (("rebalance", "slow", "-e", "count=0"), InvalidRequest, "1 or more"),
+        (("rebalance", "slow", "-n", "-1"), InvalidRequest, "-1"),
+        (("kill", "nosuch"), NotAlive, "nosuch"),
+    ):
+        with pytest.raises(kind, match=says):
+            cluster.cli(*arguments)
+    plan = cluster.cli("rebalance", "slow", "-n", "4", "--dry-run")["plan"]
+    assert len(plan["workers"]) == 4 and plan["outcome"] == "planned"
+    assert len(cluster.show("slow")["workers"]) == 3
     eventually(lambda: tally(cluster)[1] > 500, 60, "tuples on their way", ignore=(ValueError,))
     cluster.cli("deactivate", "slow")
     eventually(lambda: tally(cluster)[0] == tally(cluster)[1], 30, "everything that was sent acked")

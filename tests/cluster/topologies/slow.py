@@ -58,7 +58,7 @@ class Count(Bolt):
 class Slow(Topology):
     """numbers -> relay -> count, over three workers."""
 
-    numbers = Numbers.spec(config={"topology.sleep.spout.wait.strategy.time.ms": 1})
+    numbers = Numbers.spec()
     relay = Relay.spec(inputs={numbers: Grouping.SHUFFLE}, par=2)
     count = Count.spec(inputs={relay: Grouping.fields("number")}, par=2)
     config = {"topology.workers": 3, "topology.max.spout.pending": 200, "topology.message.timeout.secs": 10}
