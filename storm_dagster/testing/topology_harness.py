@@ -152,6 +152,7 @@ class TopologyHarness:
             clock=self.clock or time.monotonic,
             epoch=start_ms / 1000 if simulated else None,
         )
+        self.shared.sliced = False
         self.engine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
             spec=spec,

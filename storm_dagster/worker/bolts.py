@@ -182,7 +182,7 @@ class BoltRunner(Runner):
         owns, execute, stats = self.shared.owns, self._execute, self.stats
         clock = time.perf_counter_ns
         begin = clock()
-        until = begin + PASS_NANOS
+        until = begin + PASS_NANOS if self.shared.sliced else 1 << 62
         total = len(batch)
         size = SLICE
         if stats.execute_ns > SLOW_NANOS * stats.timed:

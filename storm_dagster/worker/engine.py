@@ -211,9 +211,10 @@ class NativeEngine:
             except Exception as error:
                 # A custom grouping that cannot be made: the task must not run half wired.
                 runner.report(error, "groupings")
-                runner.status = "starting"
+                runner.wired = False
                 continue
             runner.wire(routes)
+            runner.wired = True
 
     def _linker(self, source: int, links: dict[tuple[int, str], Any]) -> Callable[[int, str], Any]:
         placement = self.placement
@@ -307,7 +308,7 @@ class NativeEngine:
         shared = self.shared
         for runner in self._order:
             shared.at = runner
-            if runner.status == "running" and runner.run(now):
+            if runner.wired and runner.status == "running" and runner.run(now):
                 worked = True
         shared.at = None
         self._loads.look(now, self._order)
@@ -369,7 +370,9 @@ class NativeEngine:
     def statuses(self) -> dict[int, str]:
         """See the contract."""
         # The keeper's thread asks too: list() takes the items in one step.
-        return {task: runner.status for task, runner in list(self.runners.items())}
+        return {
+            task: runner.status if runner.wired else "starting" for task, runner in list(self.runners.items())
+        }
 
     def stats(self) -> dict[str, TaskReport]:
         """See the contract."""

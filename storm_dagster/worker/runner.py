@@ -60,6 +60,9 @@ class Shared:
         self.home_ackers: tuple[int, ...] = ()
         """Indices in ``acker_tasks`` of those in this worker: roots are chosen to belong to them."""
         self.closing = False
+        self.sliced = True
+        """Whether a task's turn ends after some time, so that the others have theirs. The order in which tuples
+        are processed depends on how fast the machine is then, which the test harness does not want."""
         self.at: Runner | None = None
         """The task that the loop is in; read by the watchdog."""
         self.hosts: frozenset[str] = frozenset()
@@ -97,6 +100,8 @@ class Runner:
         self.stats = TaskStats()
         self.stats.routes = self.routes
         self.status: Literal["starting", "running"] = "starting"
+        self.wired = False
+        """Whether it is known where its tuples go; it does not run before."""
         self.ticks = 0
         """What is due: ``TICK_DUE`` and ``PULSE_DUE``."""
         self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None

@@ -200,7 +200,7 @@ class SpoutRunner(SpoutBase):
         next_tuple = self.instance.next_tuple
         routes = tuple(self.routes.values())
         clock = shared.clock
-        until = now + PASS_SECS
+        until = now + PASS_SECS if shared.sliced else float("inf")
         entries = self.pending.entries
         most = self.max_pending or (1 << 60)
         for _ in range(PASS_CALLS):

@@ -263,3 +263,68 @@ def test_async_state_and_ids_without_fields_grouping_are_refused(tmp_path: Path)
             with pytest.raises(TimeoutError):
                 harness.run(timeout=0.3)
             assert isinstance(harness.errors[0][1], InvalidTopology) and words in str(harness.errors[0][1])
+
+
+def test_state_that_would_stay_behind_on_its_host_is_refused(tmp_path: Path) -> None:
+    with TopologyHarness(counting(1), {"words": []}, state_dir=tmp_path, simulated=True) as harness:
+        harness.shared.hosts = frozenset({"alpha", "beta"})
+        with pytest.raises(TimeoutError):
+            harness.run(timeout=0.3)
+        assert "workers run on alpha, beta" in str(harness.errors[0][1])
+        assert "topology.state.shared=true" in str(harness.errors[0][1])
+    shared = {"topology.state.shared": True}
+    with TopologyHarness(counting(1), {"words": [["a"]]}, state_dir=tmp_path, conf=shared) as harness:
+        harness.shared.hosts = frozenset({"alpha", "beta"})
+        assert harness.run().acked["words"] == [0]
+
+
+def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_path: Path) -> None:
+    from storm_dagster.core.keyed_state import Division, Record, encode_value
+    from storm_dagster.model.errors import Unavailable
+    from storm_dagster.worker.state_log import StateLog
+
+    owns = [True]
+    whole = Division(1, True)
+
+    def opened(division: Division, version: int, mine: bool = True) -> StateLog:
+        owner = (lambda: owns[0]) if not mine else (lambda: True)
+        return StateLog(tmp_path, division, 0, (0, version), lambda key, values: values[0], owner)
+
+    def record(value: int) -> Record:
+        return Record(values=[("a", encode_value(value, "a"))])
+
+    old = opened(whole, 1, mine=False)
+    old.append(record(1))
+    owns[0] = False
+    new = opened(whole, 2)
+    assert new.contents.values == {"a": 1}
+    new.append(record(5))
+    with pytest.raises(Unavailable):
+        old.append(record(2))
+    # Even if it believed itself the owner, it would write where nobody reads any more.
+    owns[0] = True
+    old.append(record(3))
+    assert opened(whole, 3).contents.values == {"a": 5}
+    opened(Division(3, True), 4)
+    with pytest.raises(Unavailable, match="newer assignment"):
+        opened(Division(2, True), 3)
+    with pytest.raises(Unavailable, match="another number of tasks"):
+        new.append(record(6))
+
+
+def test_long_logs_are_rewritten(tmp_path: Path) -> None:
+    from storm_dagster.core.keyed_state import Division, Record, encode_value
+    from storm_dagster.worker.state_log import StateLog
+
+    def opened() -> StateLog:
+        return StateLog(tmp_path, Division(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True)
+
+    log = opened()
+    for number in range(60):
+        text = f"{number}" * 50_000
+        log.contents.values["a"] = text
+        log.append(Record(values=[("a", encode_value(text, "a"))]))
+        log.compact()
+    (path,) = tmp_path.glob("*/*.log")
+    assert path.stat().st_size < 2 << 20
+    assert opened().contents.values == {"a": "59" * 50_000}

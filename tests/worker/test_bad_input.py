@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -282,3 +284,35 @@ def test_values_of_typed_streams_are_checked() -> None:
         ) in texts
     with pytest.raises(InvalidTopology, match="no type of a field"):
         Stream({"word": complex})
+
+
+def broken_grouping(context: Any, component: str, stream: str, tasks: list[int]) -> Any:
+    raise LookupError("no table of regions")
+
+
+def wrong_grouping(context: Any, component: str, stream: str, tasks: list[int]) -> Any:
+    return lambda values: 4711
+
+
+class BrokenGrouping(Topology):
+    numbers = Numbers.spec()
+    takes = Takes.spec(inputs={numbers: Grouping.custom("bad_groupings:broken_grouping")})
+
+
+class WrongGrouping(Topology):
+    numbers = Numbers.spec()
+    emits = Emits.spec(inputs=[numbers])
+    takes = Takes.spec(inputs={emits: Grouping.custom("bad_groupings:wrong_grouping")})
+
+
+def test_custom_groupings_that_cannot_be_made_or_choose_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("bad_groupings")
+    module.__dict__.update(broken_grouping=broken_grouping, wrong_grouping=wrong_grouping)
+    monkeypatch.setitem(sys.modules, "bad_groupings", module)
+    with TopologyHarness(BrokenGrouping, {"numbers": [[3]]}, simulated=True) as harness:
+        with pytest.raises(TimeoutError):
+            harness.run(timeout=0.3)
+        assert [(name, str(error)) for name, error in harness.errors] == [("numbers", "no table of regions")]
+    result = run_topology(WrongGrouping, {"numbers": [[3]]})
+    assert result.failed["numbers"] == [0]
+    assert "a custom grouping chose [4711], the target tasks are [2]" in str(result.errors[0][1])
