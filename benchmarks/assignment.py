@@ -231,7 +231,7 @@ def row(
         f"{len(batch.supervisors):,}",
         "" if first is None else f"{first:.2f}",
         f"{warm:.2f}",
-        f"{tasks / warm:,.0f}",
+        f"{tasks / warm:,.0f}" if tasks > warm * 10 else f"{tasks / warm:.1f}",
         f"{min(1.0, (fixed if fixed is not None else warm) / warm):.0%}",
         f"{twin_secs:.3f}",
         f"{watch.driver:,.0f}",

@@ -17,6 +17,7 @@ from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, SUPERVISORS, TOPOLOGY_CODE
 from storm_dagster.defs.metadata import notes
 from storm_dagster.defs.operating import Handles, operations
+from storm_dagster.defs.placement_checks import build_placement_checks
 from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.inspection import code_keys, inspect_cluster, stored_hashes
@@ -131,4 +132,9 @@ def invariants_check(
 
 def build_checks() -> list[dg.AssetChecksDefinition]:
     """All checks."""
-    return [*(_view_check(name) for name in CHECK_ASSETS), blobs_check, invariants_check]
+    return [
+        *(_view_check(name) for name in CHECK_ASSETS),
+        blobs_check,
+        invariants_check,
+        *build_placement_checks(),
+    ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from storm_dagster.core.reassignment import Runnable, assignment_of, new_batch, offered_supervisors
 from storm_dagster.core.submission import topology_master_task, total_conf
 from storm_dagster.core.transitions import apply_event
@@ -62,14 +65,21 @@ def placement_error(name: str, placement: TopologyPlacement) -> StormDagsterErro
     return error if type(error) is not StormDagsterError else Unavailable(message)
 
 
-def write_reasons(ctx: OperationsContext, topology_id: str, result: PlacementResult, name: str) -> None:
-    """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it)."""
+def write_reasons(
+    ctx: OperationsContext,
+    topology_id: str,
+    result: PlacementResult,
+    name: str,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it), and ``more``."""
     placement = result.placement(name)
     document = {
         "topology_id": topology_id,
         "planner": result.planner,
         "assign_secs": result.assign_secs,
         **placement.model_dump(mode="json"),
+        **(more or {}),
     }
     with step(ctx, "store.placement.json"):
         ctx.blobs.put(placement_key(topology_id), encode_json(document))

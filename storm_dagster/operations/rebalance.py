@@ -9,8 +9,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from storm_dagster.core.reassignment import Runnable, assignment_of, rebalance_batch, same_workers
+from storm_dagster.core.reassignment import (
+    Runnable,
+    assignment_of,
+    offered_supervisors,
+    rebalance_batch,
+    same_workers,
+)
 from storm_dagster.core.submission import fixed_task_components, message_timeout_secs, rescale
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
@@ -50,6 +57,8 @@ class _Plan:
     table: TaskTable
     result: PlacementResult
     changed: bool
+    bound: bool
+    """More than sizes decides who moves: wishes, isolation, tasks apart or together."""
 
 
 def _wish_path(topology_id: str) -> str:
@@ -169,7 +178,9 @@ def _plan(
         or wish.workers != topology.base.workers
         or wish.executors != topology.base.executors
     )
-    return _Plan(wish, table, result, differs)
+    (asked,) = batch.topologies
+    bound = bool(asked.user_workers or asked.differ_node or asked.isolation or asked.executors)
+    return _Plan(wish, table, result, differs, bound)
 
 
 def _report(
@@ -250,6 +261,22 @@ def _finished_elsewhere(topology: TopologyView) -> RebalanceReport:
     )
 
 
+def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
+    """What the asset check ``fewest_moves`` judges the rebalance by; nothing where all was placed anew.
+
+    A topology master that is alone may move beside. Where more than sizes decides, nothing is recorded.
+    """
+    if plan.wish.reassign or topology.assignment is None or plan.bound:
+        return {}
+    offered = {
+        f"{part.id}:{port}"
+        for part in offered_supervisors(view, placing=[topology.id])
+        for port in part.ports
+    }
+    before = {f"{worker.node}:{worker.port}": worker.tasks for worker in topology.assignment.workers}
+    return {"moves": {"before": before, "slack": 1}} if before.keys() <= offered else {}
+
+
 def _apply(
     ctx: OperationsContext,
     transaction: Transaction,
@@ -279,7 +306,7 @@ def _apply(
             transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks[1].version)
         append_assignment(ctx, transaction, assignment, topology.assignment_at)
         append_backup(ctx, transaction, after.name, assignment)
-        write_reasons(ctx, topology.id, plan.result, after.name)
+        write_reasons(ctx, topology.id, plan.result, after.name, _moves(view, topology, plan))
         report = replace(
             report, assignment=assignment, version=(report.version if report.version is not None else -1) + 1
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import dagster as dg
@@ -9,7 +10,9 @@ import pytest
 
 from storm_dagster.core.invariants import RULES, Facts
 from storm_dagster.defs.checks import CHECK_ASSETS, view_findings
-from storm_dagster.model.names import jar_key
+from storm_dagster.defs.placement_checks import PLACEMENT_CHECKS
+from storm_dagster.model.names import jar_key, placement_key
+from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -46,11 +49,25 @@ def test_every_check_passes_on_a_sound_cluster(world) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     names = {key.name for key in checks(world)}
-    assert names == {*CHECK_ASSETS, "blobs_present", "invariants"}
+    assert names == {*CHECK_ASSETS, *PLACEMENT_CHECKS, "blobs_present", "invariants"}
     for name in names:
         evaluation = check(world, name)
         assert evaluation.passed, name
         assert evaluation.metadata["topologies"].value == 1
+
+
+def test_a_rebalance_that_moved_too_much_is_found(world) -> None:
+    world.submit("wc", conf={"topology.workers": 2})
+    key = placement_key(world.topology("wc").id)
+    stored = json.loads(world.blobs.read(key))
+    one, other = stored["workers"]
+    # As if the two workers had changed places.
+    before = {f"{a['node']}:{a['port']}": encode_ranges(b["tasks"]) for a, b in ((one, other), (other, one))}
+    world.blobs.put(key, json.dumps({**stored, "moves": {"before": before, "slack": 1}}).encode())
+    evaluation = check(world, "fewest_moves")
+    assert not evaluation.passed
+    assert evaluation.severity is dg.AssetCheckSeverity.WARN
+    assert "moved" in evaluation.metadata["found"].value
 
 
 def test_a_missing_blob_is_found(world) -> None:

@@ -45,7 +45,9 @@ def place_balanced(
 ) -> tuple[list[Bin], list[str]]:
     """Workers for all executors that the event places, and warnings; :class:`NoRoom` when they do not fit.
 
-    Slots that are used are taken out of ``offer``.
+    Slots that are used are taken out of ``offer``. Healing, too, fails when slots are short (design 6.2): nothing is
+    squeezed into fewer workers than were asked for. The dead tasks wait, ``unassigned`` names them with the
+    reason, what lives goes on, and the next attempt places them as soon as there are slots.
     """
     demand = _demand(topology, units, history)
     reserved = max(0, topology.reserve)

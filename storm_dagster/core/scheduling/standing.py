@@ -1,0 +1,79 @@
+"""Whether an assignment that stands keeps the rules by which it was made. Pure; one sentence for each fault.
+
+Healing keeps what lives where it is, so an assignment may lose its evenness, and gets it back at the next
+rebalance. Wishes (user-defined and old workers) may ask for an uneven one: then quotas are not judged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from storm_dagster.core.scheduling.history import read_history
+from storm_dagster.core.scheduling.units import units_of, worker_count
+from storm_dagster.model.placement import TopologyToPlace
+from storm_dagster.model.ranges import decode_ranges
+
+__all__ = ["differ_node_faults", "isolation_faults", "move_faults", "quota_faults"]
+
+
+def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
+    """More workers than asked for, or executors that are not spread evenly over them. ``old`` is what stands."""
+    if topology.user_workers or topology.use_old or topology.differ_node or topology.strategy == "local":
+        return
+    units = units_of(topology)
+    wanted, alone = worker_count(topology.workers, sum(topology.parallelism.values()), topology.single_master)
+    if topology.strategy == "even":
+        wanted, alone = min(topology.workers, len(units)), False
+    workers = [worker for worker in read_history(topology, units).old if worker.units]
+    if len(workers) > wanted:
+        yield f"{topology.name} has {len(workers)} workers and wants {wanted}"
+    masters = [worker for worker in workers if any(unit.is_master for unit in worker.units)]
+    if alone and len(workers) > 1 and any(len(worker.units) > 1 for worker in masters):
+        yield f"{topology.name}: the topology master is not alone in its worker"
+    sizes = [len(worker.units) for worker in workers if not (alone and worker in masters)]
+    if sizes and max(sizes) - min(sizes) > 1:
+        yield f"{topology.name}: workers hold {min(sizes)} to {max(sizes)} executors"
+
+
+def isolation_faults(topology: TopologyToPlace, hosts: Collection[str]) -> Iterator[str]:
+    """Workers outside of ``isolation.scheduler.machines``, while one of these is among the live ``hosts``."""
+    if not set(topology.isolation) & set(hosts):
+        return
+    for worker in topology.old:
+        if worker.host not in topology.isolation:
+            yield f"{topology.name}: {worker.node}:{worker.port} is on {worker.host}, not on its isolation hosts"
+
+
+def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
+    """Supervisors with two executors of a component that has ``task.on.differ.node``."""
+    units = units_of(topology)
+    for component in sorted(set(topology.differ_node)):
+        on_node = Counter(
+            worker.slot[0]
+            for worker in read_history(topology, units).old
+            for unit in worker.units
+            if unit.component == component
+        )
+        for node, count in sorted(on_node.items()):
+            if count > 1:
+                yield f"{topology.name}: {count} executors of {component!r} are on {node}"
+
+
+def move_faults(name: str, moves: Mapping[str, Any], workers: Mapping[str, Collection[int]]) -> Iterator[str]:
+    """A rebalance that moved more tasks than the change of worker sizes makes necessary (design 8.6).
+
+    ``moves`` is what the rebalance recorded: ``before`` (slot -> task ranges) and ``slack`` (tasks that may move
+    for other reasons). ``workers`` is what it led to.
+    """
+    before = {slot: set(decode_ranges(tasks)) for slot, tasks in moves["before"].items()}
+    now = {task: slot for slot, tasks in workers.items() for task in tasks}
+    held = {slot: {task for task in tasks if task in now} for slot, tasks in before.items()}
+    moved = sum(now[task] != slot for slot, tasks in held.items() for task in tasks)
+    had = sorted(map(len, held.values()), reverse=True)
+    has = sorted((len(tasks) for tasks in workers.values()), reverse=True)
+    may_stay = sum(min(pair) for pair in zip(had, has, strict=False))
+    needed = sum(map(len, held.values())) - may_stay
+    if moved > needed + moves["slack"]:
+        yield f"{name}: the last rebalance moved {moved} tasks where {needed + moves['slack']} were enough"

@@ -1,0 +1,105 @@
+"""Rules asked of an assignment that stands: what a planner makes keeps them, what is bent is named."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.scheduling.standing import (
+    differ_node_faults,
+    isolation_faults,
+    move_faults,
+    quota_faults,
+)
+from storm_dagster.model.placement import PlacedWorker, PlacementBatch
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.testing.placement_clusters import generated_batch, small_topology
+
+
+def worker(node: int, port: int, *tasks: int) -> PlacedWorker:
+    return PlacedWorker(node=f"s{node}", host=f"h{node}", port=port, tasks=tasks)
+
+
+def standing(*old: PlacedWorker, **more: Any) -> Any:
+    """split 1-2, count 3-4, acker 5, topology master 6, spout 7."""
+    return small_topology(
+        bolts={"split": (2, ["spout"]), "count": (2, ["split"])},
+        spouts={"spout": 1},
+        event="rebalance",
+        old=old,
+        **more,
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_new_placement_keeps_them(seed: int) -> None:
+    batch = generated_batch(random.Random(seed))
+    hosts = {node.host for node in batch.supervisors}
+    for topology in batch.topologies:
+        fresh = topology.model_copy(update={"event": "new", "old": (), "dead": (), "unstopped": ()})
+        alone = PlacementBatch(supervisors=batch.supervisors, topologies=(fresh,))
+        (placement,) = plan_placement(alone).placements
+        if placement.status == "failed" or topology.user_workers:
+            continue
+        placed = fresh.model_copy(update={"event": "rebalance", "old": placement.workers})
+        assert not list(quota_faults(placed))
+        assert not list(isolation_faults(placed, hosts))
+        assert not list(differ_node_faults(placed))
+
+
+def test_quotas() -> None:
+    uneven = standing(worker(1, 6900, 1, 2, 3, 4, 5), worker(2, 6900, 6, 7), workers=2)
+    assert list(quota_faults(uneven)) == ["wc: workers hold 2 to 5 executors"]
+    many = standing(worker(1, 6900, 1, 2, 3, 4), worker(2, 6900, 5, 6, 7), workers=1)
+    assert list(quota_faults(many)) == ["wc has 2 workers and wants 1"]
+    master = standing(worker(1, 6900, 1, 2, 3), worker(2, 6900, 4, 5, 6, 7), workers=1, single_master=True)
+    assert "wc: the topology master is not alone in its worker" in list(quota_faults(master))
+
+
+def test_isolation() -> None:
+    apart = standing(worker(1, 6900, 1, 2, 3, 4), worker(2, 6900, 5, 6, 7), workers=2, isolation=("h1", "h9"))
+    assert list(isolation_faults(apart, {"h1", "h2"})) == ["wc: s2:6900 is on h2, not on its isolation hosts"]
+    assert list(isolation_faults(apart, {"h2"})) == []
+
+
+def test_tasks_apart() -> None:
+    together = standing(worker(1, 6900, 1, 3, 5), worker(1, 6901, 2, 4, 6, 7), differ_node=("split",))
+    assert list(differ_node_faults(together)) == ["wc: 2 executors of 'split' are on s1"]
+
+
+def test_moves() -> None:
+    moves = {"before": {"s1:1": "1-4", "s2:1": "5-8"}, "slack": 0}
+    fair = {"s1:1": [1, 2, 3], "s2:1": [5, 6, 7], "s3:1": [4, 8]}
+    assert list(move_faults("wc", moves, fair)) == []
+    wasteful = {"s1:1": [5, 6, 7], "s2:1": [1, 2, 3], "s3:1": [4, 8]}
+    assert list(move_faults("wc", moves, wasteful)) == [
+        "wc: the last rebalance moved 8 tasks where 2 were enough"
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32), workers=st.integers(1, 6))
+def test_no_rebalance_of_the_planner_is_wasteful(seed: int, workers: int) -> None:
+    batch = generated_batch(random.Random(seed))
+    for topology in batch.topologies:
+        plain = topology.model_copy(
+            update={
+                "event": "new", "old": (), "dead": (), "unstopped": (), "user_workers": (), "differ_node": (),
+                "isolation": (), "executors": (), "reserve": 0,
+            }
+        )  # fmt: skip
+        alone = PlacementBatch(supervisors=batch.supervisors, topologies=(plain,))
+        (first,) = plan_placement(alone).placements
+        changes = {"event": "rebalance", "reassign": False, "workers": workers, "old": first.workers}
+        again = PlacementBatch(supervisors=batch.supervisors, topologies=(plain.model_copy(update=changes),))
+        (second,) = plan_placement(again).placements
+        if "failed" in (first.status, second.status):
+            continue
+        before = {f"{part.node}:{part.port}": encode_ranges(part.tasks) for part in first.workers}
+        after = {f"{part.node}:{part.port}": part.tasks for part in second.workers}
+        assert not list(move_faults(plain.name, {"before": before, "slack": 1}, after))
