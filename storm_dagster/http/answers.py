@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 MOST_JSON_BYTES = 1 << 20
 """Largest JSON body of a request."""
 _BODY_SECS = 10.0
+"""Longest time that the whole of it may take."""
 
 
 def error_response(error: StormDagsterError) -> JSONResponse:
@@ -45,7 +47,7 @@ async def _unexpected(request: Request, error: Exception) -> Response:
     # The stack goes to the log only: it may hold what a caller must not see.
     _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return JSONResponse(
-        {"error": {"type": "StormDagsterError", "message": "nimbus failed to answer: see its log"}},
+        {"error": {"type": "StormDagsterError", "message": "the service failed to answer: see its log"}},
         status_code=500,
     )
 
@@ -62,8 +64,9 @@ async def bounded_json(request: Request) -> dict[str, Any]:
     raw = bytearray()
     try:
         stream = request.stream()
+        deadline = time.monotonic() + _BODY_SECS
         while True:
-            chunk = await asyncio.wait_for(anext(stream, None), _BODY_SECS)
+            chunk = await asyncio.wait_for(anext(stream, None), max(0.0, deadline - time.monotonic()))
             if chunk is None:
                 break
             raw += chunk

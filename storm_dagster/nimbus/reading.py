@@ -32,6 +32,7 @@ AskTopologyMaster = Callable[[TopologyView], Mapping[str, Any] | None]
 
 _VIEW_SECS = 0.2
 _STATS_SECS = 1.0
+_COPIES_SECS = 2.0
 _MOST_STATS = 256
 
 
@@ -46,6 +47,7 @@ class ClusterReader:
         self._view_lock = threading.Lock()
         self._stats: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
         self._stats_lock = threading.Lock()
+        self._copies: tuple[float, dict[str, int]] = (0.0, {})
         self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
         self._http = httpx.Client(timeout=1.0, **self.security.client_options())
 
@@ -134,11 +136,16 @@ class ClusterReader:
         return load_runnable(self._reading_context(), topology_id)
 
     def replication(self, topology_ids: Iterable[str]) -> dict[str, int]:
-        """Topology id -> how many nimbuses hold the newest code of it."""
+        """Topology id -> how many nimbuses hold the newest code of it; at most 2 s old."""
         ids = list(topology_ids)
+        read_at, known = self._copies
+        if time.monotonic() - read_at < _COPIES_SECS and known.keys() >= set(ids):
+            return {topology_id: known[topology_id] for topology_id in ids}
         registry = BlobRegistry(self._nimbus.cluster, self._nimbus.identity.address)
         found = registry.read(jar_key(topology_id) for topology_id in ids)
-        return {topology_id: len(found[jar_key(topology_id)].newest_holders()) for topology_id in ids}
+        held = {topology_id: len(found[jar_key(topology_id)].newest_holders()) for topology_id in ids}
+        self._copies = (time.monotonic(), held)
+        return held
 
     def placement(self, name: str, task: int | None = None) -> dict[str, Any]:
         """Why each task of a topology is where it is, as the run that published it stored it, and what stands
