@@ -19,7 +19,7 @@ from storm_dagster.operations.publishing import activate_topology, publish_assig
 from storm_dagster.operations.reports import LifecycleReport
 from storm_dagster.operations.staging import StagingRecord, read_record, read_token, read_topology, write_part
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.submission import SUBMIT, stage_code, stage_conf, stage_tasks
+from storm_dagster.operations.submission import SUBMIT, stage_code, stage_conf, stage_tasks, take_over
 from storm_dagster.operations.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
 
 __all__ = ["delete_replaced", "restart", "update"]
@@ -97,6 +97,9 @@ def _prepare(
 
 
 def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
+    if _is_published(ctx, token):
+        # A repetition, maybe under another leader: what is left to do is done in the current epoch.
+        take_over(ctx, token)
     old = read_record(ctx, token).replaces
     drained = _drain(ctx, old)
     began = ctx.monotonic()
