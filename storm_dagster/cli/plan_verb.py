@@ -44,6 +44,8 @@ def _show(document: dict[str, Any]) -> None:
         )
         for task, reason in outcome.get("unassigned", {}).items():
             say(f"  task {task} is unassigned: {reason}")
+        for warning in outcome.get("warnings", []):
+            say(f"  warning: {warning}")
     seconds = document["seconds"]
     click.echo(f"session {seconds['session']:.2f} s, assignment {seconds['assign']:.2f} s")
 
