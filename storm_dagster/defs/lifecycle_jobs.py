@@ -28,6 +28,7 @@ _POLL_SECS = 0.5
 _GRACE_SECS = 2.0
 # A run that waits holds a process: longer delays are left to the leader and lifecycle_sensor.
 _LONGEST_WAIT_SECS = 600
+_LONGEST_START_SECS = 60.0
 
 
 def lifecycle_metadata(report: LifecycleReport, began: float) -> dict[str, Any]:
@@ -37,13 +38,22 @@ def lifecycle_metadata(report: LifecycleReport, began: float) -> dict[str, Any]:
         "status": report.status or "gone",
         "previous": report.previous or "unknown",
         "changed": report.changed,
+        **({"drain_secs": round(report.drain_secs, 3)} if report.drain_secs else {}),
         "seconds": round(time.monotonic() - began, 3),
     }
 
 
-def _observe(context: dg.OpExecutionContext, verb: str, report: LifecycleReport, began: float) -> None:
+def _observe(
+    context: dg.OpExecutionContext,
+    verb: str,
+    report: LifecycleReport,
+    began: float,
+    gap_secs: float | None = None,
+) -> None:
     """Record at the topology's partition what was done to it, and tag the run with its name."""
     metadata = lifecycle_metadata(report, began)
+    if gap_secs is not None:
+        metadata["gap_secs"] = round(gap_secs, 3)
     context.log_event(
         dg.AssetObservation(
             asset_key=ACTIVE_TOPOLOGY,
@@ -150,15 +160,30 @@ def update_topology_op(
             handle=handle,
             allow_degraded=config.allow_degraded,
         )
+        gap = _await_workers(ops, report) if report.drain_secs else None
         found = ops.cluster.read_assignment(report.topology_id)
         table = ops.cluster.read_tasks(report.topology_id)
-    _observe(context, "update", report, began)
+    _observe(context, "update", report, began, gap)
     if found is None or table is None:
         return  # Killed in the meantime.
     shown = stored_metadata(found[0], table.component_of(), report.name)
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
     for key, metadata in ((PUBLISHED_ASSIGNMENT, {**common, **shown}), (ACTIVE_TOPOLOGY, common)):
         context.log_event(dg.AssetMaterialization(asset_key=key, partition=report.name, metadata=metadata))
+
+
+def _await_workers(ops: OperationsContext, report: LifecycleReport) -> float | None:
+    """Seconds from the last tuple of the old topology until every worker of the new one runs; ``None``: not in time."""
+    began = ops.monotonic()
+    while ops.monotonic() - began < _LONGEST_START_SECS:
+        topology = ops.cluster.load_view().topologies.get(report.topology_id)
+        if topology is None or topology.assignment is None:
+            return None
+        slots = {worker.slot for worker in topology.assignment.workers}
+        if slots <= {slot for slot, node in topology.live_workers.items() if node.status == "running"}:
+            return (report.swap_secs or 0.0) + ops.monotonic() - began
+        ops.sleep(_POLL_SECS / 5)
+    return None
 
 
 @dg.job(name="update_topology", description=_UPDATE, executor_def=dg.in_process_executor)
