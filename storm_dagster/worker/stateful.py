@@ -136,7 +136,7 @@ class StateDriver:
         collector.ack = self.hold  # type: ignore[method-assign]
         bolt.process = self.apply  # type: ignore[method-assign]
         self._ids: list[tuple[int, Any]] = []
-        self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 600) * 1000)
+        self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
         self._rotate_at = shared.now_ms() + self._rotate_ms
         self._interval = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000
         self._saved_at = time.monotonic()
