@@ -16,7 +16,7 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.connection import AUTH_XID, PING_XID, ConnectionHandler
 from kazoo.protocol.serialization import Connect
 from kazoo.retry import KazooRetry
-from kazoo.security import make_digest_acl
+from kazoo.security import ACL, make_digest_acl
 
 __all__ = ["CONNECT_SECONDS", "Lease", "boot_clock", "make_client"]
 
@@ -100,6 +100,11 @@ class LeaseConnection(ConnectionHandler):
         return header, buffer, offset
 
 
+def _only_for(auth: str) -> list[ACL]:
+    user, _, password = auth.partition(":")
+    return [make_digest_acl(user, password, all=True)]
+
+
 def make_client(
     hosts: str,
     session_timeout_ms: int,
@@ -121,7 +126,7 @@ def make_client(
         connection_retry=retry,
         randomize_hosts=True,
         auth_data=[("digest", auth)] if auth else None,
-        default_acl=[make_digest_acl(*auth.split(":", 1), all=True)] if auth else None,
+        default_acl=_only_for(auth) if auth else None,
     )
     retry = retry.copy()
     retry.interrupt = client._stopped.is_set

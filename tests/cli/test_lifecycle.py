@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from storm_dagster.api import TaskState
-from storm_dagster.model.errors import AlreadyAlive, InvalidTopology, NotAlive, StormDagsterError
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    InvalidRequest,
+    InvalidTopology,
+    NotAlive,
+    StormDagsterError,
+)
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
 
 WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
 SMALL = ["--conf", "wordcount.files=3", "--conf", "wordcount.limit=300"]
+SECRET, PASSWORD = "planted-secret-of-the-cluster-4711", "planted-zookeeper-password"
 TASK_STATS = {
     *("emitted", "transferred", "executed", "acked", "failed"),
     *("execute_ms", "process_ms", "complete_ms"),
@@ -25,7 +38,14 @@ TASK_STATS = {
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("verbs") / "home") as made:
+    home = tmp_path_factory.mktemp("verbs") / "home"
+    home.mkdir(mode=0o700)
+    # A secured cluster: every verb, run, worker and Spark job below proves itself, and the logs tell all they can.
+    (home / "storm.yaml").touch(mode=0o600)
+    (home / "storm.yaml").write_text(
+        f"storm.secret: {SECRET}\nstorm.zookeeper.auth.payload: storm:{PASSWORD}\nstorm.log.level: DEBUG\n"
+    )
+    with LocalCluster(home) as made:
         yield made
 
 
@@ -53,6 +73,87 @@ def test_it_counts(cluster: LocalCluster) -> None:
 
     eventually(done, 60, "all lines acked", interval=0.2)
     assert cluster.cli("errors", "wc")["errors"] == []
+
+
+def _family(cluster: LocalCluster) -> list[psutil.Process]:
+    found: dict[int, psutil.Process] = {}
+    for record in cluster.processes():
+        try:
+            process = psutil.Process(record.pid)
+            found |= {each.pid: each for each in (process, *process.children(recursive=True))}
+        except psutil.NoSuchProcess:
+            continue
+    return list(found.values())
+
+
+def test_everything_listens_on_loopback_only(cluster: LocalCluster) -> None:
+    """ZooKeeper, Spark, nimbus, supervisors, workers and Dagster, each with every socket it has."""
+    sockets: dict[int, str] = {}
+    for process in _family(cluster):
+        try:
+            links = process.net_connections(kind="inet")
+        except psutil.Error:
+            continue
+        sockets |= {link.laddr.port: link.laddr.ip for link in links if link.status == psutil.CONN_LISTEN}
+    ours = cluster.endpoints
+    expected = {int(ours.zookeeper.rpartition(":")[2]), int(ours.nimbuses[0].thrift.rpartition(":")[2])}
+    expected |= {
+        int(url.rpartition(":")[2]) for url in (ours.nimbuses[0].http, ours.dagster.url, ours.spark.remote)
+    }
+    expected |= {worker["port"] for worker in cluster.show("wc")["workers"]}
+    assert expected <= set(sockets)
+    assert {
+        port: ip for port, ip in sockets.items() if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")
+    } == {}
+
+
+def test_no_secret_is_seen_by_others(cluster: LocalCluster) -> None:
+    token = (cluster.home / "spark.token").read_text().split()[0]
+    for process in _family(cluster):
+        try:
+            line = " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        assert not any(secret in line for secret in (SECRET, PASSWORD, token)), line
+    assert cluster.home.stat().st_mode & 0o077 == 0
+    for path in cluster.home.rglob("*"):
+        try:
+            raw, mode = path.read_bytes() if path.is_file() else b"", path.stat().st_mode
+        except FileNotFoundError:
+            continue  # a heartbeat that was just replaced
+        if path.name in ("storm.yaml", "SPEC.json", "spark.token"):
+            assert mode & 0o077 == 0, path
+        else:
+            assert not any(secret.encode() in raw for secret in (SECRET, PASSWORD, token)), path
+    specs = list(cluster.home.glob("workers/*/SPEC.json"))
+    assert specs and not any(SECRET in spec.read_text() for spec in specs), "user code never gets the secret"
+    for verb in (["conf"], ["conf", "storm.secret"], ["status"], ["show", "wc"]):
+        assert SECRET not in str(cluster.cli(*verb)) and PASSWORD not in str(cluster.cli(*verb))
+
+
+def test_strangers_on_the_same_machine_are_refused(cluster: LocalCluster) -> None:
+    """Another user of the machine reaches loopback too, and knows neither secret nor token."""
+    assert (
+        httpx.get(f"{cluster.endpoints.nimbuses[0].http}/v1/topologies", trust_env=False).status_code == 401
+    )
+    zookeeper = cluster.conf.with_values({"storm.zookeeper.auth.payload": None}, "stranger")
+    with pytest.raises(InvalidRequest, match="credentials"):
+        StormClusterState.open(zookeeper)
+    program = (
+        "from storm_dagster.spark.session import open_connect; import sys;"
+        "print(open_connect(sys.argv[1]).range(3).count())"
+    )
+    for home, expected in ((cluster.home.parent, False), (cluster.home, True)):
+        done = subprocess.run(
+            [sys.executable, "-c", program, str(cluster.endpoints.spark.remote)],
+            env={**os.environ, "STORM_DAGSTER_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (done.stdout.strip() == "3") == expected, done.stderr[-2000:]
+        assert expected or "UNAUTHENTICATED" in done.stderr.upper(), done.stderr[-2000:]
 
 
 def test_the_same_token_is_the_same_topology_and_another_is_refused(cluster: LocalCluster) -> None:
