@@ -212,3 +212,15 @@ def test_logs_of_the_newest_deployment(tmp_path: Path) -> None:
     # Nothing that a program logs drives the terminal.
     assert done.out.splitlines() == ["first", "new", "?[31mred"]
     failed(run_cli("logs", "wc", "--worker", "h:1", "--json", *NOWHERE, home=tmp_path), 2, "InvalidRequest")
+
+
+@pytest.mark.parametrize("args", [["blob", "--json", "cat", "../x"], ["blob", "cat", "../x", "--json"]])
+def test_common_options_stand_before_or_after_a_verb_of_a_thing(args: list[str]) -> None:
+    assert "'../x'" in failed(run_cli(*args), 2, "InvalidRequest")
+
+
+@pytest.mark.parametrize(
+    "args", [["blob", "--json"], ["blacklist", "add", "--json"], ["blob", "nosuch", "--json"]]
+)
+def test_a_verb_of_a_thing_that_is_wrong_says_so(args: list[str]) -> None:
+    failed(run_cli(*args), 2, "InvalidRequest")
