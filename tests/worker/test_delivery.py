@@ -111,7 +111,8 @@ def test_memory_stays_flat_behind_a_slow_bolt_without_acks(rig_of: Callable[...,
         worker["system"]["waiting_tuples"]
         for worker in ask_worker("127.0.0.1", one[1], rig.live()[one].token, "stats")["workers"].values()
     ]
-    assert len(waiting) == 2 and max(waiting) < 20_000
+    # Half a queue, and what was on its way through the sockets when back pressure was heard of.
+    assert len(waiting) == 2 and max(waiting) < 200_000
 
 
 @pytest.mark.zookeeper
