@@ -36,7 +36,7 @@ from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import Pending, PendingSubmissions
 from storm_dagster.operations.documents import encode_json
 
-__all__ = ["ANSWER_SECS", "TopologySubmission", "within"]
+__all__ = ["ANSWER_SECS", "Late", "TopologySubmission", "within"]
 
 _log = logging.getLogger(__name__)
 
@@ -208,8 +208,12 @@ def _no_archive(location: str | None) -> str:
     )
 
 
+class Late(Unavailable):
+    """It was not known in time what became of a change, which goes on all the same."""
+
+
 def within(deadline: float, work: Callable[[], None], what: str) -> None:
-    """Run ``work`` and raise what it raises; :class:`Unavailable` when it is not done by then. It goes on all the same."""
+    """Run ``work`` and raise what it raises; :class:`Late` when it is not done by then. It goes on all the same."""
     failure: list[BaseException] = []
     done = threading.Event()
 
@@ -227,7 +231,7 @@ def within(deadline: float, work: Callable[[], None], what: str) -> None:
     threading.Thread(target=run, name="nimbus-thrift-submit", daemon=True).start()
     if not done.wait(max(0.0, deadline - time.monotonic())):
         late.set()
-        raise Unavailable(
+        raise Late(
             f"{what} is still being started, because Dagster takes its time: look whether the topology appears before trying again"
         )
     if failure:
