@@ -52,6 +52,13 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
 @click.option("--slots", type=click.IntRange(1, 200), default=4, show_default=True, help="Slots of each.")
 @click.option("--nimbuses", type=click.IntRange(1, 9), default=1, show_default=True, help="Nimbuses.")
 @click.option(
+    "--zookeepers",
+    type=click.Choice(["1", "3", "5"]),
+    default="1",
+    show_default=True,
+    help="ZooKeeper servers: of 3, one may die.",
+)
+@click.option(
     "--ports",
     type=click.Choice(["auto", "default"]),
     default="default",
@@ -65,6 +72,7 @@ def dev(
     supervisors: int,
     slots: int,
     nimbuses: int,
+    zookeepers: str,
     ports: Literal["auto", "default"],
     detach: bool,
     timeout: float,
@@ -86,7 +94,7 @@ def dev(
         )
     is_child = REPORT_FD in os.environ
     refuse_live_home(home)
-    options = DevOptions(supervisors, slots, nimbuses, ports, timeout)
+    options = DevOptions(supervisors, slots, nimbuses, ports, timeout, int(zookeepers))
     if invocation.dry_run:
         document = {
             "dry_run": True,
@@ -95,6 +103,7 @@ def dev(
             "supervisors": supervisors,
             "slots": slots,
             "nimbuses": nimbuses,
+            "zookeepers": int(zookeepers),
             "ports": ports,
         }
         if invocation.json:
@@ -108,7 +117,7 @@ def dev(
     if detach and not is_child:
         argv = [sys.executable, "-m", "storm_dagster", "dev", "--home", str(home), "--detach"]
         argv += ["--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)]
-        argv += ["--ports", ports, "--timeout", str(timeout)]
+        argv += ["--zookeepers", zookeepers, "--ports", ports, "--timeout", str(timeout)]
         if invocation.conf_dir is not None:
             argv += ["--conf-dir", str(invocation.conf_dir)]
         for key, value in invocation.overrides.items():
@@ -116,7 +125,15 @@ def dev(
         cluster = start_detached(home, argv)
         _show_ready(invocation, cluster, detached=True)
         return
-    chosen = choose_ports(ports, conf, supervisors=supervisors, slots=slots, nimbuses=nimbuses, home=home)
+    chosen = choose_ports(
+        ports,
+        conf,
+        supervisors=supervisors,
+        slots=slots,
+        nimbuses=nimbuses,
+        zookeepers=int(zookeepers),
+        home=home,
+    )
     plan = ClusterPlan(
         home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides
     )

@@ -63,6 +63,7 @@ class ClusterFile(_Endpoint):
     """The whole file."""
 
     zookeeper: str
+    """``host:port``, those of an ensemble separated by commas."""
     zookeeper_root: str
     nimbuses: tuple[NimbusEndpoint, ...] = ()
     supervisors: tuple[SupervisorEndpoint, ...] = ()

@@ -47,7 +47,7 @@ def _dev_conf(home: Path) -> dict[str, Any]:
 def cluster_addresses(cluster: ClusterFile) -> dict[str, Any]:
     """The conf keys that follow from the addresses of a running local cluster."""
     values: dict[str, Any] = {
-        "storm.zookeeper.servers": [cluster.zookeeper],
+        "storm.zookeeper.servers": cluster.zookeeper.split(","),
         "storm.zookeeper.root": cluster.zookeeper_root,
     }
     if cluster.nimbuses:

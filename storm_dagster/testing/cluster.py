@@ -89,23 +89,25 @@ class LocalCluster:
         supervisors: int = 2,
         slots: int = 4,
         nimbuses: int = 1,
+        zookeepers: int = 1,
         conf: Mapping[str, Any] | None = None,
         timeout: float = 240.0,
     ) -> None:
         """``timeout`` bounds the start, in seconds."""
         self.home = home.absolute()
         self._timeout = timeout
-        self._size = (supervisors, slots, nimbuses)
+        self._size = (supervisors, slots, nimbuses, zookeepers)
         self._conf = dict(conf or {})
         self._cluster: ClusterFile | None = None
 
     def start(self) -> LocalCluster:
         """Start it and wait until everything is ready; the typed error of what failed."""
-        supervisors, slots, nimbuses = self._size
+        supervisors, slots, nimbuses, zookeepers = self._size
         pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
         done = run_cli(
             "dev", "--detach", "--json", "--ports", "auto", "--home", str(self.home),
             "--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses),
+            "--zookeepers", str(zookeepers),
             "--timeout", str(self._timeout), *pairs, timeout=self._timeout + 90,
         )  # fmt: skip
         done.check()

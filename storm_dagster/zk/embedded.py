@@ -14,6 +14,7 @@ import os
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from storm_dagster.model.errors import InvalidRequest, Unavailable
@@ -69,11 +70,13 @@ def zookeeper_command(
     tick_ms: int = 500,
     heap_mb: int = 256,
     durable: bool = True,
+    more: Mapping[str, object] | None = None,
 ) -> list[str]:
     """The command line of a standalone server, after writing its configuration into ``data_dir``.
 
     Sessions of 2 ticks to 60 s are granted. ``durable=False`` leaves out the fsync of the transaction log:
-    the state then survives the end of the process, but not of the machine. Raises ``Unavailable`` when
+    the state then survives the end of the process, but not of the machine. ``more`` are further lines of its
+    configuration (:mod:`storm_dagster.zk.ensemble`). Raises ``Unavailable`` when
     Java or the jars are missing, ``InvalidRequest`` for a port out of range.
     """
     if not 0 < port < 65536:
@@ -97,6 +100,7 @@ def zookeeper_command(
         "autopurge.snapRetainCount": 3,
         "autopurge.purgeInterval": 1,
         "forceSync": "yes" if durable else "no",
+        **(more or {}),
     }
     config = data_dir / "zoo.cfg"
     config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")

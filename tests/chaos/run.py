@@ -2,7 +2,8 @@
 
     python tests/chaos/run.py --rounds 3            or --minutes 20, --seed N, --faults "worker killed,leader killed"
 
-Prints each fault, then one JSON document: faults injected, answers, recovery, violations. Exit 1 with a violation.
+Prints each fault, then a table (faults injected, recovery), answers and violations; with --json one document in place
+of the table. Exit 1 with a violation.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import time
 from pathlib import Path
 
 from storm_dagster.testing.chaos.faults import all_faults
-from storm_dagster.testing.chaos.programme import Programme
+from storm_dagster.testing.chaos.programme import ChaosReport, Programme
 from storm_dagster.testing.chaos.workload import WordCount
 from storm_dagster.testing.cluster import LocalCluster
 
@@ -33,9 +34,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--faults", default=None, help=f"comma separated, of: {', '.join(all_faults())}")
     parser.add_argument("--supervisors", type=int, default=3)
-    parser.add_argument("--nimbuses", type=int, default=2)
+    parser.add_argument("--nimbuses", type=int, default=3)
+    parser.add_argument("--zookeepers", type=int, default=3, choices=(1, 3, 5))
     parser.add_argument("--limit", type=int, default=4000, help="lines of each word count")
     parser.add_argument("--home", type=Path, default=None, help="keep the cluster's files there")
+    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     faults = dict(all_faults())
     if options.faults:
@@ -55,6 +58,7 @@ def main() -> int:
             supervisors=options.supervisors,
             slots=4,
             nimbuses=options.nimbuses,
+            zookeepers=options.zookeepers,
             timeout=600,
         ) as cluster:
             programme = Programme(cluster, workload, seed=options.seed, say=say, faults=faults)
@@ -63,11 +67,30 @@ def main() -> int:
                 rounds=rounds, seconds=None if options.minutes is None else 60 * options.minutes
             )
         sound = not report.violations
-        print(json.dumps({**report.to_document(), "seconds": round(time.monotonic() - began, 1)}, indent=2))
+        seconds = time.monotonic() - began
+        if options.json:
+            print(json.dumps({**report.to_document(), "seconds": round(seconds, 1)}, indent=2))
+        else:
+            show(report, seconds)
     finally:
         if sound and options.home is None:
             shutil.rmtree(home, ignore_errors=True)
     return 0 if sound else 1
+
+
+def show(report: ChaosReport, seconds: float) -> None:
+    """The report as Markdown."""
+    print("| fault | injected | recovery s, median | longest |\n|---|---|---|---|")
+    for row in report.rows():
+        print(f"| {' | '.join(row)} |")
+    answers = ", ".join(f"{answer} ({times})" for answer, times in sorted(report.answers.items()))
+    print(f"\nanswers while faults went on (verb: exit code): {answers}")
+    print(
+        f"seed {report.seed}: {report.rounds} rounds, {report.exact} exact word counts, "
+        f"{sum(report.injected.values())} faults, {len(report.violations)} violations, {seconds:.0f} s"
+    )
+    for violation in report.violations:
+        print(f"VIOLATION {violation}")
 
 
 if __name__ == "__main__":

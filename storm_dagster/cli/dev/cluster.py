@@ -163,12 +163,15 @@ class DevCluster:
         from storm_dagster.zk.embedded import server_answers
 
         self._reporter.begin("zookeeper")
-        zookeeper = self._launch(plan.zookeeper_daemon())
-        self._wait(lambda: server_answers(HOST, plan.ports.zookeeper), "zookeeper", [zookeeper])
+        specs = plan.zookeeper_daemons()
+        servers = [self._launch(spec) for spec in specs]
+        self._wait(
+            lambda: all(server_answers(HOST, spec.ports["client"]) for spec in specs), "zookeeper", servers
+        )
         remembered = self._home / "cluster_id"
         known = remembered.read_text(encoding="ascii").strip() if remembered.exists() else None
         values = {
-            "storm.zookeeper.servers": [plan.zookeeper],
+            "storm.zookeeper.servers": plan.zookeeper.split(","),
             "storm.zookeeper.root": plan.conf["storm.zookeeper.root"],
             "storm.zookeeper.auth.payload": plan.conf["storm.zookeeper.auth.payload"],
         }

@@ -31,6 +31,8 @@ class DevOptions:
     ports: Literal["auto", "default"] = "default"
     timeout: float = 240.0
     """Longest wait for readiness, seconds."""
+    zookeepers: int = 1
+    """Servers of the ZooKeeper ensemble."""
 
 
 def daemon_environment(home: Path, mark: str) -> dict[str, str]:
@@ -95,8 +97,9 @@ class ClusterPlan:
 
     @property
     def zookeeper(self) -> str:
-        """``host:port``."""
-        return f"{HOST}:{self.ports.zookeeper}"
+        """``host:port``, those of an ensemble separated by commas."""
+        clients = [client for client, _, _ in self.ports.ensemble] or [self.ports.zookeeper]
+        return ",".join(f"{HOST}:{port}" for port in clients)
 
     @property
     def spark_remote(self) -> str:
@@ -138,7 +141,7 @@ class ClusterPlan:
 
     def _addresses(self) -> dict[str, Any]:
         values: dict[str, Any] = {
-            "storm.zookeeper.servers": [self.zookeeper],
+            "storm.zookeeper.servers": self.zookeeper.split(","),
             "storm.zookeeper.port": self.ports.zookeeper,
             "nimbus.seeds": [f"{HOST}:{port}" for port in self.ports.http],
             "dagster.graphql.url": f"{self.web_url}/graphql",
@@ -148,17 +151,34 @@ class ClusterPlan:
             values["spark.connect.port"] = self.ports.spark
         return values
 
-    def zookeeper_daemon(self) -> DaemonSpec:
-        """The embedded server; its process is the JVM itself."""
+    def zookeeper_daemons(self) -> list[DaemonSpec]:
+        """The embedded servers; each process is the JVM itself."""
         from storm_dagster.zk.embedded import zookeeper_command
+        from storm_dagster.zk.ensemble import Member, ensemble_command
 
+        if self.ports.ensemble:
+            members = [Member(index + 1, *ports, HOST) for index, ports in enumerate(self.ports.ensemble)]
+            tick_ms = self.conf["storm.zookeeper.tick.time"]
+            return [
+                DaemonSpec(
+                    "zookeeper",
+                    str(index),
+                    tuple(
+                        ensemble_command(
+                            members, member.id, self.home / "zookeeper" / str(member.id), tick_ms=tick_ms
+                        )
+                    ),
+                    {"client": member.client, "peer": member.peer, "election": member.election},
+                )
+                for index, member in enumerate(members)
+            ]
         command = zookeeper_command(
             self.home / "zookeeper",
             self.ports.zookeeper,
             host=HOST,
             tick_ms=self.conf["storm.zookeeper.tick.time"],
         )
-        return DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})
+        return [DaemonSpec("zookeeper", "0", tuple(command), {"client": self.ports.zookeeper})]
 
     def spark_daemon(self) -> DaemonSpec:
         """The embedded Spark Connect server."""

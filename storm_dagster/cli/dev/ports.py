@@ -36,11 +36,14 @@ class Ports:
     supervisor_http: tuple[int, ...]
     slots: tuple[tuple[int, ...], ...]
     """Worker ports of each supervisor."""
+    ensemble: tuple[tuple[int, int, int], ...] = ()
+    """(client, peer, election) of each ZooKeeper server; empty for a single one."""
 
     def all(self) -> list[int]:
         """All of them."""
         single = [self.zookeeper, self.spark, self.webserver, self.code]
         flat = [port for ports in self.slots for port in ports]
+        flat += [port for ports in self.ensemble for port in ports if port != self.zookeeper]
         return [*single, *self.thrift, *self.http, *self.supervisor_http, *flat]
 
 
@@ -56,12 +59,13 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int) -> Ports:
+def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> Ports:
     first = sorted(conf["supervisor.slots.ports"])
     # The conf's ports are those of the first supervisor; further ones on this host follow above them.
     own = [*first, *range(first[-1] + 1, first[-1] + 1 + supervisors * slots)]
+    client = conf["storm.zookeeper.port"]
     return Ports(
-        zookeeper=conf["storm.zookeeper.port"],
+        zookeeper=client,
         spark=conf["spark.connect.port"],
         webserver=_WEB_PORT,
         code=_CODE_PORT,
@@ -71,11 +75,13 @@ def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int) -> 
             conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)
         ),
         slots=tuple(tuple(own[index * slots : (index + 1) * slots]) for index in range(supervisors)),
+        # ZooKeeper's own defaults for the other two.
+        ensemble=tuple((client + i, 2888 + i, 3888 + i) for i in range(zookeepers)) if zookeepers > 1 else (),
     )
 
 
-def _auto(supervisors: int, slots: int, nimbuses: int) -> Ports:
-    wanted = 4 + 2 * nimbuses + supervisors * (1 + slots)
+def _auto(supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> Ports:
+    wanted = 4 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
     if wanted > len(_AUTO) // 2:
         raise InvalidRequest(
             f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots"
@@ -91,8 +97,9 @@ def _auto(supervisors: int, slots: int, nimbuses: int) -> Ports:
             f"fewer than {wanted} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them"
         )
     take = iter(picked)
+    servers = [(next(take), next(take), next(take)) for _ in range(zookeepers)]
     return Ports(
-        zookeeper=next(take),
+        zookeeper=servers[0][0],
         spark=next(take),
         webserver=next(take),
         code=next(take),
@@ -100,6 +107,7 @@ def _auto(supervisors: int, slots: int, nimbuses: int) -> Ports:
         http=tuple(next(take) for _ in range(nimbuses)),
         supervisor_http=tuple(next(take) for _ in range(supervisors)),
         slots=tuple(tuple(sorted(next(take) for _ in range(slots))) for _ in range(supervisors)),
+        ensemble=tuple(servers) if zookeepers > 1 else (),
     )
 
 
@@ -108,14 +116,15 @@ def _remembered(path: Path) -> Ports | None:
         loaded = json.loads(path.read_text(encoding="utf-8"))
         for key in ("thrift", "http", "supervisor_http"):
             loaded[key] = tuple(loaded[key])
-        loaded["slots"] = tuple(tuple(ports) for ports in loaded["slots"])
+        for key in ("slots", "ensemble"):
+            loaded[key] = tuple(tuple(ports) for ports in loaded.get(key, ()))
         return Ports(**loaded)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _shape(ports: Ports) -> tuple[int, int, set[int]]:
-    return len(ports.slots), len(ports.http), {len(slots) for slots in ports.slots}
+def _shape(ports: Ports) -> tuple[int, int, int, set[int]]:
+    return len(ports.slots), len(ports.http), len(ports.ensemble), {len(slots) for slots in ports.slots}
 
 
 def _busy(ports: Iterable[int]) -> list[int]:
@@ -130,6 +139,7 @@ def choose_ports(
     slots: int,
     nimbuses: int,
     home: Path,
+    zookeepers: int = 1,
 ) -> Ports:
     """The ports of a cluster of that size, remembered in ``HOME/ports.json``.
 
@@ -138,7 +148,7 @@ def choose_ports(
     """
     path = home / "ports.json"
     if mode == "default":
-        ports = _default(conf, supervisors, slots, nimbuses)
+        ports = _default(conf, supervisors, slots, nimbuses, zookeepers)
         taken = _busy(ports.all())
         if taken:
             raise Unavailable(
@@ -151,7 +161,7 @@ def choose_ports(
             )
     else:
         known = _remembered(path)
-        ports = _auto(supervisors, slots, nimbuses)
+        ports = _auto(supervisors, slots, nimbuses, zookeepers)
         if known is not None and _shape(known) == _shape(ports) and not _busy(known.all()):
             ports = known
     path.write_text(json.dumps(asdict(ports)) + "\n", encoding="utf-8")

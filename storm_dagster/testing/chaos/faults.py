@@ -17,7 +17,17 @@ import psutil
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster
 
-__all__ = ["Fault", "FaultContext", "all_faults", "fault", "freeze", "frozen_tree", "kill_process"]
+__all__ = [
+    "Fault",
+    "FaultContext",
+    "all_faults",
+    "fault",
+    "followers",
+    "freeze",
+    "frozen_tree",
+    "kill_process",
+    "leader",
+]
 
 
 @dataclass(frozen=True)
@@ -113,7 +123,7 @@ def _quietly(act: Callable[[], object]) -> None:
         return
 
 
-def _leader(cluster: LocalCluster) -> RunFile | None:
+def leader(cluster: LocalCluster) -> RunFile | None:
     """The nimbus that says that it leads; ``None`` while none does."""
     for record in cluster.processes("nimbus"):
         try:
@@ -127,9 +137,10 @@ def _leader(cluster: LocalCluster) -> RunFile | None:
     return None
 
 
-def _followers(cluster: LocalCluster) -> Sequence[RunFile]:
-    leader = _leader(cluster)
-    return [record for record in cluster.processes("nimbus") if leader is None or record.id != leader.id]
+def followers(cluster: LocalCluster) -> Sequence[RunFile]:
+    """The nimbuses that do not lead now."""
+    leading = leader(cluster)
+    return [record for record in cluster.processes("nimbus") if leading is None or record.id != leading.id]
 
 
 def _several_nimbuses(cluster: LocalCluster) -> bool:
@@ -178,20 +189,20 @@ def host_lost(ctx: FaultContext) -> Iterator[str | None]:
 @fault("leader killed")
 def leader_killed(ctx: FaultContext) -> Iterator[str | None]:
     """kill -9 of the leading nimbus."""
-    yield kill_process(_leader(ctx.cluster))
+    yield kill_process(leader(ctx.cluster))
 
 
 @fault("leader frozen")
 def leader_frozen(ctx: FaultContext) -> Iterator[str | None]:
     """SIGSTOP of the leading nimbus beyond its session: it wakes deposed, and nothing of it may land."""
-    yield from freeze(_leader(ctx.cluster), ctx.random.uniform(5, 12))
+    yield from freeze(leader(ctx.cluster), ctx.random.uniform(5, 12))
 
 
 @fault("follower killed", needs=_several_nimbuses)
 def follower_killed(ctx: FaultContext) -> Iterator[str | None]:
     """kill -9 of a nimbus that does not lead."""
-    followers = _followers(ctx.cluster)
-    yield kill_process(ctx.random.choice(list(followers)) if followers else None)
+    found = followers(ctx.cluster)
+    yield kill_process(ctx.random.choice(list(found)) if found else None)
 
 
 @fault("ZooKeeper frozen")

@@ -13,11 +13,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.testing.chaos import ensemble_faults as ensemble_faults
 from storm_dagster.testing.chaos.faults import Fault, FaultContext, all_faults
 from storm_dagster.testing.chaos.workload import WordCount
 from storm_dagster.testing.cluster import LocalCluster
@@ -30,6 +31,8 @@ Say = Callable[[str], None]
 _TYPED_EXITS = frozenset({0, 2, 3, 4, 5})
 """Exit codes that are an answer; 1 is an unexpected error and 6 damage."""
 _HEAL_SECS = 240.0
+_TARGET_SECS = 30.0
+"""How long a fault waits for something that it can hit: right after a submission there is no worker yet."""
 
 
 @dataclass
@@ -44,15 +47,25 @@ class ChaosReport:
     """Broken invariants, wrong counts, lost lines, untyped answers. Must be empty."""
     answers: Counter[str] = field(default_factory=Counter)
     """``verb: exit code`` of what was asked while faults were going on."""
-    recovery_secs: list[float] = field(default_factory=list)
-    """From the end of each fault until all tasks ran again."""
+    recovery_secs: dict[str, list[float]] = field(default_factory=dict)
+    """Fault -> from the end of each until all tasks of the word count were seen running."""
+    exact: int = 0
+    """Word counts whose every word had exactly its count."""
+
+    def rows(self) -> Iterator[tuple[str, str, str, str]]:
+        """The table: fault, how often it hit, recovery (median and longest, seconds)."""
+        for name in sorted(self.injected):
+            taken = sorted(self.recovery_secs.get(name, ()))
+            middle, most = (f"{taken[len(taken) // 2]:.1f}", f"{taken[-1]:.1f}") if taken else ("-", "-")
+            yield name, str(self.injected[name]), middle, most
 
     def to_document(self) -> dict[str, Any]:
         """The JSON form."""
-        ordered = sorted(self.recovery_secs)
+        ordered = sorted(secs for taken in self.recovery_secs.values() for secs in taken)
         return {
             "seed": self.seed,
             "rounds": self.rounds,
+            "exact_counts": self.exact,
             "faults": sum(self.injected.values()),
             "injected": dict(sorted(self.injected.items())),
             "answers": dict(sorted(self.answers.items())),
@@ -107,12 +120,14 @@ class Programme:
         for _ in range(self._per_round):
             fault = self.random.choice(self.faults)
             verb, *arguments = self._guest_work(guest)
-            self._ask(verb, *arguments, under=fault)
-            self._recover(name)
+            self._ask(verb, *arguments, under=fault, counting=name)
         self._must(f"all lines of {name}", lambda: self.workload.finished(self.cluster, name))
         wrong = self.workload.wrong_words(self.cluster, name)
         if wrong:
             self._broken(f"{name}: {wrong} words have a wrong count")
+        else:
+            self.report.exact += 1
+            self.say(f"{name}: every word counted exactly")
         self._judge()
         for each in (name, guest):
             self._must(f"killing {each}", lambda each=each: self._gone(each))
@@ -121,8 +136,8 @@ class Programme:
     def _maybe_fault(self) -> Fault | None:
         return self.random.choice(self.faults) if self.random.random() < 0.5 else None
 
-    def _ask(self, verb: str, *arguments: str, under: Fault | None) -> None:
-        """Ask for something, and inject a fault while it is being done."""
+    def _ask(self, verb: str, *arguments: str, under: Fault | None, counting: str | None = None) -> None:
+        """Ask for something, and inject a fault while it is being done; then ``counting`` must run again."""
         with subprocess.Popen(
             [
                 sys.executable,
@@ -141,7 +156,9 @@ class Programme:
         ) as asked:
             if under is not None:
                 time.sleep(self.random.uniform(0, 3))
-                self._inject(under)
+                hit = self._inject(under)
+                if counting is not None:
+                    self._recover(counting, under.name if hit else None)
             try:
                 out, err = asked.communicate(timeout=400)
             except subprocess.TimeoutExpired:
@@ -153,11 +170,20 @@ class Programme:
         if asked.returncode not in _TYPED_EXITS:
             self._broken(f"{verb} ended with {asked.returncode}: {(out or err).strip()[-300:]}")
 
-    def _inject(self, fault: Fault) -> None:
-        with fault.inject(FaultContext(self.cluster, self.random)) as hit:
+    def _inject(self, fault: Fault) -> bool:
+        """Whether it hit something, for which it waits a while."""
+        deadline = time.monotonic() + _TARGET_SECS
+        while True:
+            with fault.inject(FaultContext(self.cluster, self.random)) as hit:
+                if hit is not None:
+                    self.report.injected[fault.name] += 1
+                    self.say(f"{fault.name}: {hit}")
             if hit is not None:
-                self.report.injected[fault.name] += 1
-                self.say(f"{fault.name}: {hit}")
+                return True
+            if time.monotonic() >= deadline:
+                self.say(f"{fault.name}: nothing to hit")
+                return False
+            time.sleep(0.5)
 
     def _guest_work(self, guest: str) -> list[str]:
         """A verb on the guest, or its submission when it does not exist."""
@@ -175,15 +201,15 @@ class Programme:
         )
 
     # -- and what must hold afterwards --------------------------------------------------------------------
-    def _recover(self, name: str) -> None:
+    def _recover(self, name: str, after: str | None) -> None:
         began = time.monotonic()
 
         def running() -> bool:
             shown = self.cluster.show(name)
             return bool(shown["tasks"]) and all(task["status"] == "running" for task in shown["tasks"])
 
-        if self._must(f"all tasks of {name} running", running):
-            self.report.recovery_secs.append(time.monotonic() - began)
+        if self._must(f"all tasks of {name} running", running) and after is not None:
+            self.report.recovery_secs.setdefault(after, []).append(time.monotonic() - began)
 
     def _judge(self) -> None:
         """``doctor --invariants``: what stays broken is a violation."""
