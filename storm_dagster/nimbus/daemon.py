@@ -269,9 +269,7 @@ def _synchronise(sync: BlobSync, wake: threading.Event, ended: threading.Event) 
             ended.wait(0.2)
 
 
-def _keep_up(
-    nimbus: Nimbus, expiring: tuple[Submissions, ThriftService], ended: threading.Event
-) -> None:
+def _keep_up(nimbus: Nimbus, expiring: tuple[Submissions, ThriftService], ended: threading.Event) -> None:
     """Expiry of idle transfers and old tokens, and the inbox cleaner."""
     pause = float(nimbus.conf["nimbus.cleanup.inbox.freq.secs"])
     age = float(nimbus.conf["nimbus.inbox.jar.expiration.secs"])

@@ -2,7 +2,8 @@
 
 An answer that does not come within ``timeout`` seconds (5 by design 6.6), or is no answer, is
 :class:`Unavailable`; what Dagster refuses is :class:`InvalidRequest`. Nothing here is retried: the caller knows
-whether there is another way.
+whether there is another way. Where there is none, a launch waits longer for a Dagster that shows within those
+seconds that it lives: on a busy machine it is slow, not away.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ STAGES = (
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _MOST_EVENT_PAGES = 50
+_SLOW_SECS = 18.0
+"""A Dagster that lives may take this long to launch a run; with the look before, less than a client waits."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +113,12 @@ class DagsterClient:
         tags: Mapping[str, str],
         *,
         assets: Sequence[Sequence[str]] | None = None,
+        patient: bool = False,
     ) -> str:
-        """Launch a run of ``job`` and return its id. ``assets`` narrows an asset job to those keys."""
+        """Launch a run of ``job`` and return its id. ``assets`` narrows an asset job to those keys.
+
+        A ``patient`` caller has no other way: a Dagster that lives gets ``_SLOW_SECS`` for the launch.
+        """
         selector: dict[str, Any] = {**self._selector, "jobName": job}
         if assets is not None:
             selector["assetSelection"] = [{"path": list(path)} for path in assets]
@@ -120,7 +127,11 @@ class DagsterClient:
             "runConfigData": run_config,
             "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
         }
-        result = self._call(queries.LAUNCH, {"params": params}, "launchRun")
+        patience = self._timeout
+        if patient:
+            self._require_life()
+            patience = max(patience, _SLOW_SECS)
+        result = self._call(queries.LAUNCH, {"params": params}, "launchRun", patience)
         if result["__typename"] != "LaunchRunSuccess":
             raise _refusal(f"launching job {job}", result)
         return str(result["run"]["runId"])
@@ -177,19 +188,38 @@ class DagsterClient:
             cursor = page["cursor"]
         return found
 
-    def _call(self, query: str, variables: Mapping[str, Any], field: str) -> dict[str, Any]:
+    def _require_life(self) -> None:
+        """:class:`Unavailable` unless the webserver answers its cheapest question in time."""
         url = self._url()
+        if not url:
+            return  # the call itself says what is missing
+        try:
+            self._http.get(f"{url.rstrip('/').removesuffix('/graphql')}/server_info")
+        except httpx.TimeoutException:
+            raise self._silence(url, self._timeout) from None
+        except httpx.HTTPError:
+            return
+
+    @staticmethod
+    def _silence(url: str, secs: float) -> Unavailable:
+        return Unavailable(
+            f"Dagster at {url} did not answer within {secs:g} s: look at its webserver, then try again"
+        )
+
+    def _call(
+        self, query: str, variables: Mapping[str, Any], field: str, patience: float | None = None
+    ) -> dict[str, Any]:
+        url = self._url()
+        patience = patience or self._timeout
         if not url:
             raise Unavailable(
                 "no Dagster is configured: start one with `storm-dagster dev`, or set dagster.graphql.url"
             )
         try:
-            response = self._http.post(url, json={"query": query, "variables": variables})
+            response = self._http.post(url, json={"query": query, "variables": variables}, timeout=patience)
             document = response.json()
         except httpx.TimeoutException:
-            raise Unavailable(
-                f"Dagster at {url} did not answer within {self._timeout:g} s: look at its webserver, then try again"
-            ) from None
+            raise self._silence(url, patience) from None
         except (httpx.HTTPError, ValueError) as error:
             raise Unavailable(
                 f"Dagster at {url} does not answer ({error or type(error).__name__}): start its webserver, "

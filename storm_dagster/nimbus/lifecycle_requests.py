@@ -156,10 +156,11 @@ class LifecycleRequests:
                 "rebalance_topology",
                 {"ops": {"storm__assignment": {"config": dict(fields)}}},
                 {**tags, "dagster/partition": name},
+                patient=True,
             )
         job = f"{verb.replace('-', '_')}_topology"
         config = {"ops": {f"{job}_op": {"config": {"name": name, **fields}}}}
-        return dagster.launch(job, config, tags)
+        return dagster.launch(job, config, tags, patient=self._by_hand(verb, fields) is None)
 
     def _by_hand(
         self, verb: str, fields: Mapping[str, Any]

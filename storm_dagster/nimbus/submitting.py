@@ -140,6 +140,7 @@ class Submissions:
             _JOB,
             {"ops": {"storm__topology_conf": {"config": dict(config)}}},
             {"dagster/partition": name, "storm/topology": name, TOKEN_TAG: token},
+            patient=True,
         )
         self._runs.put(token, run_id)
         self._names.put(name, _UnderWay(token, run_id, time.monotonic()))
