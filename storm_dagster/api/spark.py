@@ -9,29 +9,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from storm_dagster.api.bolt import Bolt
-from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver, rows_of
+from storm_dagster.api.spark_bolt import SparkBolt
+from storm_dagster.api.spark_bridge import BatchEndpoint, make_deliver
 from storm_dagster.api.spark_session import (
+    ErrorsOnce,
+    archive_of,
     drop_worker_session,
     is_session_loss,
     resolve_function,
     worker_session,
 )
 from storm_dagster.api.spout import Spout
-from storm_dagster.api.tuples import Tuple
-from storm_dagster.model.errors import InvalidTopology, StormDagsterError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from storm_dagster.model.errors import InvalidTopology
 
 __all__ = ["SparkBolt", "SparkSpout"]
 
 _log = logging.getLogger(__name__)
+
+_SAY_AGAIN_SECS = 1.0
+"""How often the other tasks tell the owner of the query where they listen."""
+_FORGET_SECS = 60.0
+"""A task that has not said so for that long gets no rows."""
 
 
 class SparkSpout(Spout):
@@ -43,13 +44,15 @@ class SparkSpout(Spout):
 
     Rows of one micro-batch are kept until the last of them is acked; a failed row is emitted again from
     memory, and after a crash of the worker Spark repeats the batch from the checkpoint: at least once.
-    One task owns the query; with more tasks than one the others stay idle, because Structured Streaming
-    admits one query for each checkpoint.
+    The task with the lowest id owns the query, because Structured Streaming admits one for each checkpoint.
+    The rows of a micro-batch are dealt to all tasks of the component, in whatever workers they run, as Arrow
+    chunks of at most ``chunk_rows`` rows; each task has its own rows acked, and Spark commits when all are.
 
     Raises :class:`InvalidTopology` when the function is missing or returns something else.
     """
 
     blocking = True
+    _hears_peers: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -69,31 +72,40 @@ class SparkSpout(Spout):
         self.chunk_rows = chunk_rows
         self._endpoint: BatchEndpoint | None = None
         self._query: Any = None
+        self._session: Any = None
         self._retry_at = 0.0
         self._pause = 1.0
+        self._say_at = 0.0
+        self._others: dict[int, tuple[str, int, float]] = {}
+        """Other task -> where it listens, and when it said so."""
+        self._errors = ErrorsOnce(self)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Look the function up, and listen for batches; the query itself starts with the first tuple asked for."""
         self._conf = conf
-        self._archive = _archive_of(context)
-        self._owner = context.task_id == min(context.component_tasks(context.component))
+        self._archive = archive_of(context)
+        self._owner_task = min(context.component_tasks(context.component))
+        self._owner = context.task_id == self._owner_task
+        self._where = f"component {context.component!r}, task {context.task_id}"
         if not self.columns:
             self.columns = tuple(context.output_fields())
         self._function = resolve_function(self.source)
+        self._endpoint = BatchEndpoint(context.host, chunk_rows=self.chunk_rows)
         if self._owner:
-            self._endpoint = BatchEndpoint(context.host, chunk_rows=self.chunk_rows)
+            self._endpoint.others = self._listening
 
     def next_tuple(self) -> None:
         """Emit the next row, or see to the query when there is none."""
         endpoint = self._endpoint
-        if endpoint is None:
-            return
+        assert endpoint is not None
+        if not self._owner:
+            self._say_where()
         row = endpoint.take()
         if row is not None:
             row_id, values = row
             self.emit(values, tup_id=row_id)
-            return
-        self._keep_query()
+        elif self._owner:
+            self._keep_query()
 
     def ack(self, tup_id: str) -> None:
         """The row's tree is complete."""
@@ -104,6 +116,36 @@ class SparkSpout(Spout):
         """The row is emitted again."""
         if self._endpoint is not None:
             self._endpoint.fail(tup_id)
+
+    def _say_where(self) -> None:
+        """Tell the owner where this task takes rows. Said again and again: a message may be lost."""
+        now = time.monotonic()
+        endpoint = self._endpoint
+        if now < self._say_at or endpoint is None:
+            return
+        self._say_at = now + _SAY_AGAIN_SECS
+        self._bound().tell(self._owner_task, [endpoint.host, endpoint.port])
+
+    def _hear(self, task: int, values: Sequence[Any]) -> None:
+        """A message of another task of this component: an address for the owner, its secret for the others.
+
+        It comes over the links between the workers, which are encrypted when the cluster is secured.
+        """
+        endpoint = self._endpoint
+        if endpoint is None:
+            return
+        if self._owner:
+            host, port = values
+            self._others[task] = (str(host), int(port), time.monotonic())
+            self._bound().tell(task, [endpoint.secret])
+        elif task == self._owner_task:
+            endpoint.secret = bytes(values[0])
+
+    def _listening(self) -> list[tuple[str, int]]:
+        """Where the other tasks take rows; asked by a thread of the endpoint."""
+        now = time.monotonic()
+        known = sorted(self._others.copy().items())
+        return [(host, port) for _, (host, port, said) in known if now - said < _FORGET_SECS]
 
     def close(self) -> None:
         """Stop the query; an open batch is repeated by its next run."""
@@ -124,22 +166,21 @@ class SparkSpout(Spout):
         try:
             if self._query is not None:
                 if self._query.isActive:
-                    self._pause = 1.0
+                    if self._endpoint is not None and self._endpoint.batches_done:
+                        self._pause = 1.0
+                        self._errors.over()
                     return
                 ended = self._query.exception()
                 self._query = None
                 if ended is not None:
                     raise ended
             self._query = self._start_query()
-        except StormDagsterError:
-            self._back_off(now)
-            raise
         except Exception as error:
             self._query = None
             if is_session_loss(error):
-                drop_worker_session(self._conf)
+                drop_worker_session(self._conf, self._session)
             self._back_off(now)
-            self.raise_exception(error)
+            self._errors.report(error)
 
     def _back_off(self, now: float) -> None:
         self._retry_at = now + self._pause
@@ -148,16 +189,17 @@ class SparkSpout(Spout):
     def _start_query(self) -> Any:
         endpoint = self._endpoint
         assert endpoint is not None
-        session = worker_session(self._conf, self._archive)
+        endpoint.batches_done = 0
+        session = self._session = worker_session(self._conf, self._archive)
         frame = self._function(session, **self.source_args)
         if not getattr(frame, "isStreaming", False):
             raise InvalidTopology(
-                f"{self.source} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}"
+                f"{self._where}: {self.source} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}"
             )
         missing = [name for name in self.columns if name not in frame.columns]
         if missing:
             raise InvalidTopology(
-                f"{self.source} returns columns {list(frame.columns)}, the spout declares {list(self.columns)}: "
+                f"{self._where}: {self.source} returns columns {list(frame.columns)}, the spout declares {list(self.columns)}: "
                 f"add {missing} to the DataFrame or remove them from outputs"
             )
         deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, self.columns, self.chunk_rows)
@@ -167,105 +209,3 @@ class SparkSpout(Spout):
             .foreachBatch(deliver)
             .start()
         )
-
-
-class SparkBolt(Bolt):
-    """Gathers tuples into micro-batches and runs a function on each as a DataFrame, on the cluster's Spark.
-
-    ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame whose
-    columns are ``schema`` (Spark DDL, such as ``"word string, n long"``; without it, the fields of the
-    input's stream with types that Arrow infers). It returns ``None``, or a DataFrame whose rows are
-    emitted, anchored to the whole batch.
-
-    A batch is cut at ``batch_tuples`` tuples or after ``batch_secs`` seconds. Its tuples are acked when the
-    function has returned and its rows are emitted; when it raises, all of them fail and are replayed.
-    """
-
-    blocking = True
-    auto_ack = False
-    auto_anchor = False
-    auto_fail = False
-
-    def __init__(
-        self,
-        function: str,
-        args: Mapping[str, Any] | None = None,
-        schema: str | None = None,
-        batch_tuples: int = 20_000,
-        batch_secs: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.function = function
-        self.function_args = dict(args or {})
-        self.schema = schema
-        self.batch_tuples = batch_tuples
-        self.batch_secs = batch_secs
-        self._waiting: deque[Tuple] = deque()
-        self._since = 0.0
-
-    @classmethod
-    def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """A tick as often as a batch may wait, so that a quiet stream's last tuples are not kept."""
-        return {"topology.tick.tuple.freq.secs": float(args.get("batch_secs", 1.0))}
-
-    def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Look the function up; the session is made with the first batch."""
-        self._conf = conf
-        self._archive = _archive_of(context)
-        self._context = context
-        self._function = resolve_function(self.function)
-
-    def process(self, tup: Tuple) -> None:
-        """Add the tuple to the batch, and run the batch when it is full or old enough."""
-        if not self._waiting:
-            self._since = time.monotonic()
-        self._waiting.append(tup)
-        if len(self._waiting) >= self.batch_tuples or time.monotonic() - self._since >= self.batch_secs:
-            self._run_batch()
-
-    def process_tick(self, tup: Tuple) -> None:
-        """Run a batch that has waited long enough (the spec sets a tick of ``batch_secs``)."""
-        if self._waiting and time.monotonic() - self._since >= self.batch_secs * 0.9:
-            self._run_batch()
-
-    def _run_batch(self) -> None:
-        batch = list(self._waiting)
-        self._waiting.clear()
-        try:
-            session = worker_session(self._conf, self._archive)
-            table = self._table(batch)
-            frame = (
-                session.createDataFrame(table, self.schema) if self.schema else session.createDataFrame(table)
-            )
-            result = self._function(frame, **self.function_args)
-            rows = rows_of(result.toArrow()) if result is not None else []
-        except Exception as error:
-            if is_session_loss(error):
-                drop_worker_session(self._conf)
-            for tup in batch:
-                self.fail(tup)
-            self.raise_exception(error)
-            return
-        for values in rows:
-            self.emit(values, anchors=batch)
-        for tup in batch:
-            self.ack(tup)
-
-    def _table(self, batch: list[Tuple]) -> pa.Table:
-        import pyarrow
-
-        columns = [part.split()[0].strip("`") for part in self.schema.split(",")] if self.schema else None
-        if columns is None:
-            columns = list(self._context.source_fields(batch[0].component, batch[0].stream))
-        values = list(zip(*(tup.values for tup in batch), strict=True))
-        if len(values) != len(columns):
-            raise InvalidTopology(
-                f"{self.function} expects {len(columns)} columns ({', '.join(columns)}), its tuples have {len(values)} values"
-            )
-        return pyarrow.table(dict(zip(columns, values, strict=True)))
-
-
-def _archive_of(context: Any) -> Path | None:
-    """The topology's packed archive on this host (it lies beside the unpacked one), or ``None`` in a harness."""
-    unpacked = getattr(context, "archive", None)
-    return Path(unpacked).parent / "stormjar.jar" if unpacked else None

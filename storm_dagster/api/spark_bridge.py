@@ -39,7 +39,10 @@ _MOST_CHUNK_BYTES = 256 * 1024 * 1024
 def make_deliver(
     host: str, port: int, secret: bytes, columns: tuple[str, ...], chunk_rows: int
 ) -> Callable[[Any, int], None]:
-    """The ``foreachBatch`` function for an endpoint.
+    """The ``foreachBatch`` function for the endpoint of the task that owns the query.
+
+    That endpoint names those of the other tasks; chunks of rows go to whichever of them is ready, and the
+    function returns when all of them have acked all that they were given.
 
     It is nested on purpose: Spark ships a nested function by value, so the server needs nothing of ours
     installed, only pyarrow.
@@ -47,38 +50,80 @@ def make_deliver(
 
     def deliver(frame: Any, batch_id: int) -> None:
         import json as json_
+        import logging as logging_
+        from multiprocessing import AuthenticationError as WrongSecret
         from multiprocessing.connection import Client
 
         import pyarrow as arrow
 
-        connection = Client((host, port), authkey=secret)
-        try:
-            connection.send_bytes(json_.dumps({"batch": int(batch_id)}).encode())
-            table = frame.select(*columns).toArrow()
-            for batch in table.to_batches(max_chunksize=chunk_rows):
-                sink = arrow.BufferOutputStream()
-                with arrow.ipc.new_stream(sink, batch.schema) as writer:
-                    writer.write_batch(batch)
-                connection.send_bytes(sink.getvalue().to_pybytes())
-                # The worker asks for more when it has dealt these rows: back pressure reaches Spark.
-                _await(connection, b"more")
-            connection.send_bytes(b"")
-            _await(connection, b"done")
-        finally:
-            connection.close()
+        connections: list[Any] = []
+        hello = json_.dumps({"batch": int(batch_id)}).encode()
 
-    def _await(connection: Any, wanted: bytes) -> None:
-        while True:
-            # A worker that lives says so every two seconds; a minute of silence means that it does not.
+        def join(address: tuple[str, int]) -> list[Any]:
+            connection = Client(address, authkey=secret)
+            connections.append(connection)
+            connection.send_bytes(hello)
             if not connection.poll(60):
                 raise TimeoutError(
-                    "the worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
+                    "the worker of this SparkSpout does not answer; the batch will be repeated"
                 )
-            answer = connection.recv_bytes(16)
-            if answer == wanted:
-                return
-            if answer != b"wait":
-                raise RuntimeError("the worker of this SparkSpout gave the batch up; it will be repeated")
+            return json_.loads(connection.recv_bytes(65536))
+
+        try:
+            others = join((host, port))
+            table = frame.select(*columns).toArrow()
+            for other in others if table.num_rows else ():
+                try:
+                    join((str(other[0]), int(other[1])))
+                except (OSError, EOFError, WrongSecret) as error:
+                    # It moved, or has not heard of this run yet: the rows go to the rest.
+                    logging_.getLogger("storm_dagster.spark").info("%s takes no rows: %s", other, error)
+            size = max(1, min(chunk_rows, -(-table.num_rows // len(connections))))
+            waiting = [table.slice(at, size) for at in range(0, table.num_rows, size)][::-1]
+            ready, busy = list(connections), []
+            while waiting or busy:
+                while waiting and ready:
+                    connection, part = ready.pop(0), waiting.pop().combine_chunks()
+                    sink = arrow.BufferOutputStream()
+                    with arrow.ipc.new_stream(sink, part.schema) as writer:
+                        writer.write_table(part)
+                    connection.send_bytes(sink.getvalue().to_pybytes())
+                    busy.append(connection)
+                # A worker asks for more when it has dealt its rows: back pressure reaches Spark.
+                for connection in _answered(busy, b"more"):
+                    busy.remove(connection)
+                    ready.append(connection)
+            for connection in connections:
+                connection.send_bytes(b"")
+            busy = list(connections)
+            while busy:
+                for connection in _answered(busy, b"done"):
+                    busy.remove(connection)
+        finally:
+            for connection in connections:
+                connection.close()
+
+    def _answered(busy: list[Any], wanted: bytes) -> list[Any]:
+        """Those of the connections that said what is wanted; others may say that they live."""
+        import time as time_
+        from multiprocessing.connection import wait
+
+        heard = dict.fromkeys(busy, time_.monotonic())
+        while True:
+            speaking: list[Any] = wait(busy, 5)
+            said = [(connection, connection.recv_bytes(16)) for connection in speaking]
+            if any(answer not in (wanted, b"wait") for _, answer in said):
+                raise RuntimeError("a worker of this SparkSpout gave the batch up; it will be repeated")
+            now = time_.monotonic()
+            heard.update((connection, now) for connection, _ in said)
+            # A worker that lives says so every two seconds; a minute of silence means that it does not.
+            if now - min(heard.values()) > 60:
+                raise TimeoutError(
+                    "a worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
+                )
+            found = [connection for connection, answer in said if answer == wanted]
+            if found:
+                return found
 
     return deliver
 
@@ -108,6 +153,9 @@ class BatchEndpoint:
 
     def __init__(self, host: str, *, chunk_rows: int = 5_000) -> None:
         self.secret = secrets.token_bytes(32)
+        """Known to the query's owner and to what it ships; the other tasks take the owner's."""
+        self.others: Callable[[], list[tuple[str, int]]] = list
+        """Addresses of the endpoints that share a batch with this one."""
         self.chunk_rows = chunk_rows
         try:
             self._listener = Listener((host, 0), family="AF_INET", backlog=8)
@@ -188,6 +236,7 @@ class BatchEndpoint:
             deliver_challenge(connection, self.secret)
             answer_challenge(connection, self.secret)
             hello = json.loads(connection.recv_bytes(1024))
+            connection.send_bytes(json.dumps(self.others()).encode())
             batch = self._open()
             while True:
                 raw = connection.recv_bytes(_MOST_CHUNK_BYTES)

@@ -26,7 +26,15 @@ from storm_dagster.model.spark_token import with_spark_token
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["drop_worker_session", "is_session_loss", "resolve_function", "spark_target", "worker_session"]
+__all__ = [
+    "ErrorsOnce",
+    "archive_of",
+    "drop_worker_session",
+    "is_session_loss",
+    "resolve_function",
+    "spark_target",
+    "worker_session",
+]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -80,13 +88,17 @@ def worker_session(conf: Mapping[str, Any], archive: Path | None = None) -> Spar
         return session
 
 
-def drop_worker_session(conf: Mapping[str, Any]) -> None:
+def drop_worker_session(conf: Mapping[str, Any], lost: Any = None) -> None:
     """Forget the session of that conf after a loss: the next use makes a new one.
 
-    A Connect session id that was stopped is refused for ever, so a new session gets a new id.
+    With ``lost``, only if it is still that one: another component may have replaced it already. A Connect
+    session id that was stopped is refused for ever, so a new session gets a new id.
     """
+    target = spark_target(conf)
     with _lock:
-        session = _sessions.pop(spark_target(conf), None)
+        if lost is not None and _sessions.get(target) is not lost:
+            return
+        session = _sessions.pop(target, None)
     if session is not None:
         client = getattr(session, "client", None)
         try:
@@ -95,6 +107,34 @@ def drop_worker_session(conf: Mapping[str, Any]) -> None:
             client.close() if client is not None else session.stop()
         except Exception as error:
             _log.info("the lost Spark session did not stop cleanly: %s", error)
+
+
+class ErrorsOnce:
+    """Reports what keeps going wrong once, until it went right again."""
+
+    def __init__(self, component: Any) -> None:
+        self._component = component
+        self._said: set[str] = set()
+
+    def report(self, error: BaseException) -> None:
+        """Report the error unless one with the same first line was reported since all was well."""
+        key = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if key in self._said:
+            return
+        # What Spark says may hold a number that is another one each time.
+        if len(self._said) < 20:
+            self._said.add(key)
+        self._component.raise_exception(error)
+
+    def over(self) -> None:
+        """It went right: what goes wrong from now on is news."""
+        self._said.clear()
+
+
+def archive_of(context: Any) -> Path | None:
+    """The topology's packed archive on this host (it lies beside the unpacked one), or ``None`` in a harness."""
+    unpacked = getattr(context, "archive", None)
+    return Path(unpacked).parent / "stormjar.jar" if unpacked else None
 
 
 def is_session_loss(error: BaseException) -> bool:
@@ -146,6 +186,8 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
             atexit.register(session.client.close)
             session.range(1).count()
             return session
+        # Left there by a parent as well: it would make pyspark look for a Connect server.
+        os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))
         builder = builder.config("spark.ui.enabled", "false")
         for key, value in extra.items():

@@ -248,6 +248,10 @@ class BoltCollector:
         """One anchor that stands for several tuples."""
         return joint_anchor(tups)
 
+    def tell(self, task: int, values: Any) -> None:
+        """See ``Runner.tell``."""
+        self._runner.tell(task, values)
+
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""
         self._runner.report(error, "raise_exception")

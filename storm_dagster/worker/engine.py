@@ -214,6 +214,10 @@ class NativeEngine:
                 runner.wired = False
                 continue
             runner.wire(routes)
+            if runner.hears_peers:
+                link = self._linker(runner.task_id, {})
+                others = set(tasks_of.get(runner.component, ())) - {runner.task_id}
+                runner.peers = {task: link(task, "__peers") for task in others}
             runner.wired = True
 
     def _linker(self, source: int, links: dict[tuple[int, str], Any]) -> Callable[[int, str], Any]:

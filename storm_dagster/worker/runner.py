@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.api.context import TopologyContext
@@ -12,6 +12,7 @@ from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.routes import Route, resolve
+from storm_dagster.worker.sending import remote
 from storm_dagster.worker.stats import TaskStats
 from storm_dagster.worker.tree import Ledger, next_tuple_id
 
@@ -23,6 +24,8 @@ __all__ = ["MOST_RETRY_SECS", "PULSE_DUE", "TICK_DUE", "Runner", "Shared", "make
 _log = logging.getLogger(__name__)
 
 TICK_DUE, PULSE_DUE = 1, 2
+_PEERS = "__peers"
+"""Stream of the messages that tasks of one component send each other."""
 _EXACT_SECS = 1e-6
 """Sums of times are off by less than that: what is due at ten is due when the clock says ten."""
 MOST_RETRY_SECS = 60.0
@@ -85,6 +88,8 @@ class Runner:
 
     kind: Literal["spout", "bolt", "system"] = "bolt"
     is_async = False
+    hears_peers = False
+    """Whether its tasks send each other messages (:meth:`tell`)."""
 
     def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
         self.shared = shared
@@ -102,6 +107,8 @@ class Runner:
         self.status: Literal["starting", "running"] = "starting"
         self.wired = False
         """Whether it is known where its tuples go; it does not run before."""
+        self.peers: dict[int, Any] = {}
+        """Other task of the component -> the link to it."""
         self.ticks = 0
         """What is due: ``TICK_DUE`` and ``PULSE_DUE``."""
         self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None
@@ -209,6 +216,16 @@ class Runner:
         metrics = self.stats.metrics
         if name in metrics or len(metrics) < 100:
             metrics[str(name)[:200]] = value
+
+    def tell(self, task: int, values: Sequence[Any]) -> None:
+        """Send a message to another task of the component. It may be lost, as an untracked tuple may."""
+        link = self.peers.get(task)
+        if link is None:
+            return
+        if link.append is None:
+            remote(link, None, [*values])
+        else:
+            link.append(Tuple(next_tuple_id(), self.component, _PEERS, self.task_id, [*values], None))
 
     def tick_tuple(self) -> Tuple:
         """A tick as components see it."""

@@ -23,10 +23,11 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
         from storm_dagster.worker.shells import ShellBoltRunner, ShellSpoutRunner
 
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
-    blocking = concurrent = False
+    blocking = concurrent = talks = False
     try:
         code = resolve(part.object.python or "")
         blocking = bool(getattr(code, "blocking", False))
+        talks = is_spout and bool(getattr(code, "_hears_peers", False))
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
     except Exception:
         # Reported, with the same reason, by the first start.
@@ -36,6 +37,8 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
         from storm_dagster.worker.thread_spouts import BlockingSpoutRunner
 
         if is_spout:
-            return BlockingSpoutRunner(shared, context, part)
+            spout = BlockingSpoutRunner(shared, context, part)
+            spout.hears_peers = talks
+            return spout
         return (AsyncBoltRunner if concurrent else BlockingBoltRunner)(shared, context, part)
     return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)

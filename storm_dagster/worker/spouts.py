@@ -261,4 +261,4 @@ class _SpoutCollector:
     def __init__(self, base: BoltCollector, emit: Any) -> None:
         self.emit = emit
         self.ack, self.fail, self.error, self.metric = base.ack, base.fail, base.error, base.metric
-        self.joint = base.joint
+        self.joint, self.tell = base.joint, base.tell

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 from typing import Any
 
+from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.spouts import SpoutBase
 from storm_dagster.worker.threads import STOP, ThreadMixin
 
@@ -28,6 +29,12 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
     def run(self, now: float) -> bool:
         """Carry out the spout's orders, and hand verdicts to its thread."""
         worked = self.carry_out()
+        if self.queue:
+            # Messages of the other tasks; nothing else is sent to a spout.
+            for told in self.queue:
+                self.inbox.put(told)
+            self.queue.clear()
+            worked = True
         if self.verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id))):
             worked = True
         return worked
@@ -65,6 +72,10 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             if self._cut or self.shared.closing:
                 continue
             try:
+                if isinstance(item, Tuple):
+                    spout._hear(item.task, item.values)
+                    pause = 0.0
+                    continue
                 if isinstance(item, tuple):
                     (spout.ack if item[0] else spout.fail)(item[1])
                     pause = 0.0

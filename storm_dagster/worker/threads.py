@@ -267,6 +267,10 @@ class _ThreadCollector:
         """One anchor that stands for several tuples."""
         return joint_anchor(tups)
 
+    def tell(self, task: int, values: Any) -> None:
+        """See ``Runner.tell``."""
+        self._runner.order(lambda: self._runner.tell(task, values))
+
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""
         self._runner.failed_here(error, "raise_exception")

@@ -44,7 +44,7 @@ class Server:
 
     def _get(self, path: str) -> Any:
         url = f"http://127.0.0.1:{self._page}/api/v1/applications{path}"
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=60) as answer:
             return json.load(answer)
 
     def jobs(self) -> int:

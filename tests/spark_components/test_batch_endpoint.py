@@ -155,3 +155,57 @@ def test_a_stranger_without_the_secret_is_refused_and_harms_nobody(endpoint: Bat
     eventually(lambda: delivery.returned, timeout=10, what="the batch")
     assert delivery.error is None
     silent.close()
+
+
+def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(endpoint: BatchEndpoint) -> None:
+    other = BatchEndpoint("127.0.0.1")
+    other.secret = endpoint.secret
+    endpoint.others = lambda: [(other.host, other.port)]
+    try:
+        delivery = Delivery(endpoint, WORDS, chunk_rows=100)
+        dealt: dict[BatchEndpoint, list[tuple[str, list[Any]]]] = {
+            one: [take(one) for _ in range(4)] for one in (endpoint, other)
+        }
+        found = [values for rows in dealt.values() for _, values in rows]
+        assert sorted(found) == WORDS.to_pandas().values.tolist(), (
+            "each row is dealt once, half of them to each"
+        )
+        for row_id, _ in dealt[endpoint]:
+            endpoint.ack(row_id)
+        assert not delivery.returned, "the other task's rows are not acked yet"
+        other.fail(dealt[other][0][0])
+        assert take(other) == dealt[other][0]
+        for row_id, _ in dealt[other]:
+            other.ack(row_id)
+        eventually(lambda: delivery.returned, timeout=10, what="the batch")
+        assert delivery.error is None
+        assert (endpoint.batches_done, other.batches_done) == (1, 1)
+    finally:
+        other.close()
+
+
+def test_a_task_that_went_away_or_does_not_know_the_secret_gets_no_rows(endpoint: BatchEndpoint) -> None:
+    gone, ignorant = BatchEndpoint("127.0.0.1"), BatchEndpoint("127.0.0.1")
+    gone.close()
+    endpoint.others = lambda: [(gone.host, gone.port), (ignorant.host, ignorant.port)]
+    try:
+        delivery = Delivery(endpoint, WORDS, chunk_rows=100)
+        for _ in range(8):
+            endpoint.ack(take(endpoint)[0])
+        eventually(lambda: delivery.returned, timeout=10, what="the batch")
+        assert delivery.error is None
+        assert ignorant.take() is None
+    finally:
+        ignorant.close()
+
+
+def test_a_batch_is_repeated_when_one_of_its_tasks_goes_away(endpoint: BatchEndpoint) -> None:
+    other = BatchEndpoint("127.0.0.1")
+    other.secret = endpoint.secret
+    endpoint.others = lambda: [(other.host, other.port)]
+    delivery = Delivery(endpoint, WORDS)
+    take(endpoint)
+    take(other)
+    other.close()
+    eventually(lambda: delivery.returned, timeout=10, what="the function's return")
+    assert delivery.error is not None, "Spark must not commit"

@@ -32,6 +32,8 @@ class Recorder:
         self.acked: list[Tuple] = []
         self.failed: list[Tuple] = []
         self.errors: list[BaseException] = []
+        self.metrics: dict[str, Any] = {}
+        self.told: list[tuple[int, list[Any]]] = []
 
     def emit(
         self,
@@ -54,7 +56,13 @@ class Recorder:
         self.errors.append(error)
 
     def metric(self, name: str, value: Any) -> None:
-        return None
+        self.metrics[name] = value
+
+    def joint(self, tups: Any) -> Tuple:
+        return Tuple(0, "", "", 0, ())
+
+    def tell(self, task: int, values: Any) -> None:
+        self.told.append((task, list(values)))
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +219,80 @@ def test_where_spark_components_run_is_conf_alone() -> None:
 def test_a_spark_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 does not answer"):
         worker_session({"spark.remote": "sc://127.0.0.1:1"})
+
+
+def wrong_columns(frame: Any) -> Any:
+    return frame.withColumnRenamed("word", "letter")
+
+
+def no_frame(frame: Any) -> Any:
+    return 7
+
+
+def swapped(frame: Any) -> Any:
+    return frame.select("n", "word", (frame.n + 1).alias("more"))
+
+
+def bolt_of(function: str, conf: Mapping[str, Any], **args: Any) -> Any:
+    """A SparkBolt between a stream of (word, n) and outputs word and n."""
+    from storm_dagster.api import TopologyBuilder
+
+    builder = TopologyBuilder("bad")
+    builder.set_spout("lines", "spark_pipeline:Lines", outputs=["word", "n"])
+    builder.set_bolt("totals", SparkBolt, inputs="lines", args={"function": function}, outputs=["word", "n"])
+    args = {"function": f"{__name__}:{function}", "batch_tuples": 2, **args}
+    return start(SparkBolt, "totals", args, builder.build(), conf)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [("wrong_columns", "add \\['word'\\] to the DataFrame"), ("no_frame", "return a DataFrame, or None")],
+)
+def test_a_wrong_schema_is_said_once_with_component_task_and_remedy(
+    example: Any, conf: dict[str, Any], function: str, says: str
+) -> None:
+    bolt = bolt_of(function, conf)
+    tuples = [Tuple(n, "lines", "default", 3, ["if", n]) for n in range(6)]
+    for tup in tuples:
+        bolt.process(tup)
+    assert bolt._collector.failed == tuples, "they are replayed by their spout"
+    assert not bolt._collector.acked and not bolt._collector.emitted
+    assert bolt._collector.metrics["failed_batches"] == 3
+    with pytest.raises(InvalidTopology, match=says):
+        raise bolt._collector.errors[0]
+    assert "component 'totals', task 2" in str(bolt._collector.errors[0])
+    assert len(bolt._collector.errors) == 1, "the same mistake is reported once"
+
+
+def test_rows_are_emitted_by_name_whatever_the_order_of_columns(example: Any, conf: dict[str, Any]) -> None:
+    bolt = bolt_of("swapped", conf, schema="word string, n int")
+    for n in range(2):
+        bolt.process(Tuple(n, "lines", "default", 3, ["if", n]))
+    assert sorted(values for _, values in bolt._collector.emitted) == [["if", 0], ["if", 1]]
+    assert bolt._collector.metrics["batches"] == 1
+
+
+def test_a_batch_is_cut_by_bytes_too(example: Any, conf: dict[str, Any]) -> None:
+    bolt = bolt_of("swapped", conf, batch_tuples=1000, batch_bytes=100)
+    for n in range(4):
+        bolt.process(Tuple(n, "lines", "default", 3, ["x" * 20, n]))
+    assert len(bolt._collector.acked) == 4
+    bolt.process(Tuple(5, "lines", "default", 3, ["x" * 20, 5]))
+    assert len(bolt._collector.acked) == 4
+
+
+def test_classic_spark_in_the_worker_with_an_injected_conf() -> None:
+    import subprocess
+
+    script = """
+from storm_dagster.api.spark_session import drop_worker_session, worker_session
+conf = {"spark.master": "local[1]", "topology.spark.conf": {"spark.sql.shuffle.partitions": 3}}
+session = worker_session(conf)
+assert session.sparkContext.master == "local[1]", session
+assert session.conf.get("spark.sql.shuffle.partitions") == "3"
+assert worker_session(conf) is session
+drop_worker_session(conf, object())
+assert worker_session(conf) is session, "somebody else's lost session changes nothing"
+drop_worker_session(conf, session)
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True)
