@@ -100,11 +100,10 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None) -> None:
             return
         session = _sessions.pop(target, None)
     if session is not None:
-        client = getattr(session, "client", None)
         try:
             # Stopping a Connect session would ask its server, which may be gone, again and again; the server
             # forgets an idle session by itself.
-            client.close() if client is not None else session.stop()
+            session.client.close() if target[0] == "remote" else session.stop()
         except Exception as error:
             _log.info("the lost Spark session did not stop cleanly: %s", error)
 

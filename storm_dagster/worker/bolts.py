@@ -198,11 +198,12 @@ class BoltRunner(Runner):
             count_inputs(self, part)
         if not total:
             return False
-        spent = clock() - begin
-        stats.execute_ns += spent
-        stats.timed += total
-        stats.process_ns += spent
-        stats.processed += total
+        if stats.sampled(total):
+            spent = clock() - begin
+            stats.execute_ns += spent
+            stats.timed += total
+            stats.process_ns += spent
+            stats.processed += total
         if self.state is not None and not queue:
             self.state.rest()
         return True

@@ -102,7 +102,8 @@ class Runner:
         self.queue: list[Tuple] = []
         """Received tuples. The list object never changes: links hold its ``append``."""
         self.routes: dict[str, Route] = {}
-        self.stats = TaskStats()
+        rate = self.conf.get("topology.metric.sample.rate")
+        self.stats = TaskStats(1.0 if rate is None else float(rate))
         self.stats.routes = self.routes
         self.status: Literal["starting", "running"] = "starting"
         self.wired = False

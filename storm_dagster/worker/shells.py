@@ -253,10 +253,11 @@ class ShellBoltRunner(ShellRunner):
         tup, sent = entry
         stats = self.stats
         nanos = time.perf_counter_ns() - sent
-        stats.process_ns += nanos
-        stats.processed += 1
-        stats.execute_ns += nanos
-        stats.timed += 1
+        if stats.sampled():
+            stats.process_ns += nanos
+            stats.processed += 1
+            stats.execute_ns += nanos
+            stats.timed += 1
         if command == "ack":
             self.shared.ledger.settle(tup)
             stats.acked += 1

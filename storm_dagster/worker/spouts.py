@@ -119,8 +119,9 @@ class SpoutBase(Runner):
             entry = pop(root, None)
             if entry is not None:
                 stats.acked += 1
-                stats.complete_ns += int((now - entry[1]) * 1e9)
-                stats.completed += 1
+                if stats.sampled():
+                    stats.complete_ns += int((now - entry[1]) * 1e9)
+                    stats.completed += 1
                 tell(True, entry[0])
         failed, self.failed = self.failed, []
         for root in failed:

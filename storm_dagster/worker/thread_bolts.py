@@ -46,10 +46,11 @@ class BlockingBoltRunner(ThreadMixin):
         self.inside -= 1
         stats = self.stats
         count_inputs(self, [tup])
-        stats.execute_ns += nanos
-        stats.timed += 1
-        stats.process_ns += nanos
-        stats.processed += 1
+        if stats.sampled():
+            stats.execute_ns += nanos
+            stats.timed += 1
+            stats.process_ns += nanos
+            stats.processed += 1
 
     def _work(self) -> None:
         bolt = self.instance
