@@ -125,7 +125,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer samples")
     parser.add_argument(
-        "--only", choices=["submit", "recovery", "throughput", "latency", "assignment", "cache", "nimbus"]
+        "--only",
+        choices=["submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus"],
     )
     options = parser.parse_args()
     samples, seconds = (2, 4.0) if options.quick else (7, 15.0)
@@ -157,6 +158,15 @@ def main() -> None:
 
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
             for figure, reference, ours in recovery_report(Path(folder), quick=options.quick):
+                row(figure, reference, ours)
+        if options.only:
+            return
+    if options.only in (None, "leader"):
+        # On a cluster of its own, with three nimbuses.
+        from leader import report as leader_report
+
+        with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+            for figure, reference, ours in leader_report(Path(folder), quick=options.quick):
                 row(figure, reference, ours)
         if options.only:
             return

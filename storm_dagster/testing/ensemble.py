@@ -55,7 +55,13 @@ class ZooKeeperEnsemble:
         self._tick_ms = tick_ms
         self._prefixes = [list(prefix) for prefix in prefixes or [()] * size]
         self.members = [
-            Member(number + 1, *ports[3 * number : 3 * number + 3], (hosts or ["127.0.0.1"] * size)[number])
+            Member(
+                number + 1,
+                ports[3 * number],
+                ports[3 * number + 1],
+                ports[3 * number + 2],
+                hosts[number] if hosts else "127.0.0.1",
+            )
             for number in range(size)
         ]
         """Its servers, in the order of their ids."""

@@ -17,6 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from storm_dagster.testing.chaos.cut_off import ProxiedNimbus
 from storm_dagster.testing.chaos.faults import all_faults
 from storm_dagster.testing.chaos.programme import ChaosReport, Programme
 from storm_dagster.testing.chaos.workload import WordCount
@@ -34,7 +35,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
     parser.add_argument("--faults", default=None, help=f"comma separated, of: {', '.join(all_faults())}")
     parser.add_argument("--supervisors", type=int, default=3)
-    parser.add_argument("--nimbuses", type=int, default=3)
+    parser.add_argument("--nimbuses", type=int, default=2, help="besides the one that can be cut off")
     parser.add_argument("--zookeepers", type=int, default=3, choices=(1, 3, 5))
     parser.add_argument("--limit", type=int, default=4000, help="lines of each word count")
     parser.add_argument("--home", type=Path, default=None, help="keep the cluster's files there")
@@ -53,14 +54,17 @@ def main() -> int:
     workload = WordCount(ROOT / "examples" / "wordcount.py", limit=options.limit)
     sound = False
     try:
-        with LocalCluster(
-            home / "home",
-            supervisors=options.supervisors,
-            slots=4,
-            nimbuses=options.nimbuses,
-            zookeepers=options.zookeepers,
-            timeout=600,
-        ) as cluster:
+        with (
+            LocalCluster(
+                home / "home",
+                supervisors=options.supervisors,
+                slots=4,
+                nimbuses=options.nimbuses,
+                zookeepers=options.zookeepers,
+                timeout=600,
+            ) as cluster,
+            ProxiedNimbus(cluster),
+        ):
             programme = Programme(cluster, workload, seed=options.seed, say=say, faults=faults)
             rounds = options.rounds if options.rounds or options.minutes else 1
             report = programme.run(

@@ -20,7 +20,7 @@ def has_ensemble(cluster: LocalCluster) -> bool:
 
 
 def _three_nimbuses(cluster: LocalCluster) -> bool:
-    return len(cluster.endpoints.nimbuses) > 2
+    return len(cluster.processes("nimbus")) > 2
 
 
 def server_in_mode(ctx: FaultContext, mode: str) -> RunFile | None:
@@ -67,7 +67,7 @@ def zookeeper_quorum_lost(ctx: FaultContext) -> Iterator[str | None]:
             for record in ctx.random.sample(servers, max(0, len(servers) // 2 + 1))
         ]
         seconds = ctx.random.uniform(5, 12)
-        yield f"{' and '.join(filter(None, hit))} for {seconds:.0f} s" if any(hit) else None
+        yield f"{' and '.join(filter(None, hit))}, {seconds:.0f} s" if any(hit) else None
         time.sleep(seconds)
 
 

@@ -107,7 +107,9 @@ def freeze(record: RunFile | None, seconds: float) -> Iterator[str | None]:
         _quietly(process.suspend)
     try:
         yield (
-            f"{record.role} {record.id} (pid {record.pid}) for {seconds:.0f} s" if record and group else None
+            f"{record.role} {record.id} (pid {record.pid}){f' for {seconds:.0f} s' if seconds else ''}"
+            if record and group
+            else None
         )
         if group:
             time.sleep(seconds)
