@@ -1,0 +1,83 @@
+"""An ensemble of real servers, and links to it that break: what a session notices of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.testing.ensemble import ZooKeeperEnsemble
+from storm_dagster.testing.fault_proxy import FaultProxy
+from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.ensemble import Member, ensemble_command, server_mode
+from storm_dagster.zk.root import create_root_node
+from storm_dagster.zk.session import ZkSession
+
+pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    with ZooKeeperEnsemble(tmp_path_factory.mktemp("ensemble")) as made:
+        yield made
+
+
+def connect(hosts: str) -> ZkSession:
+    return ZkSession.connect(hosts, root="/ensemble", session_timeout_ms=4000)
+
+
+def test_members_are_named_once() -> None:
+    twice = [Member(1, 1, 2, 3), Member(1, 4, 5, 6)]
+    for members, id in ((twice, 1), (twice[:1], 2), ([], 1)):
+        with pytest.raises(InvalidRequest, match="id of its own"):
+            ensemble_command(members, id, Path("/nowhere"))
+
+
+def test_a_session_outlives_the_server_that_leads(ensemble: ZooKeeperEnsemble) -> None:
+    session = connect(",".join(ensemble.addresses))
+    try:
+        create_root_node(session)
+        state = ZooKeeperClusterState(session)
+        state.create_node("/kept", b"1")
+        number, old = session.session_id, ensemble.leader()
+        ensemble.kill(old)
+        assert ensemble.leader() != old
+        assert eventually(lambda: state.get_data("/kept"), 60, "an answer", ignore=(Unavailable,)) == b"1"
+        if not state.exists("/new"):
+            state.create_node("/new", b"2")
+        assert session.session_id == number
+        ensemble.heal()
+        modes = [server_mode(member.host, member.client) for member in ensemble.members]
+        assert sorted(map(str, modes)) == ["follower", "follower", "leader"]
+    finally:
+        session.close()
+
+
+def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeeperEnsemble) -> None:
+    member = ensemble.members[0]
+    with FaultProxy(member.host, member.client) as link:
+        session = connect(link.address)
+        try:
+            create_root_node(session)
+            state = ZooKeeperClusterState(session)
+            number = session.session_id
+            link.reset()
+            eventually(
+                lambda: session.connected and state.exists("/"), 30, "a new connection", ignore=(Unavailable,)
+            )
+            assert session.session_id == number, "a connection that ends is no lost session"
+            link.cut()
+            with pytest.raises(Unavailable):
+                state.create_node("/held", b"x")
+            eventually(lambda: not session.connected, 30, "the client's own doubt")
+            link.mend()
+            eventually(lambda: session.connected, 30, "the connection again")
+            # Whether it landed is known only to who looks.
+            if not eventually(lambda: (state.exists("/held"),), 30, "an answer", ignore=(Unavailable,))[0]:
+                state.create_node("/held", b"x")
+            assert state.get_data("/held") == b"x"
+        finally:
+            session.close()
