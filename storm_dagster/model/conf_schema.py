@@ -317,6 +317,9 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     "spark.driver.memory": ConfKey("str", "Heap of the embedded Spark server"),
     "dagster.graphql.url": ConfKey("str", "GraphQL URL of the Dagster webserver"),
+    "dagster.graphql.timeout.secs": ConfKey(
+        "number", "A Dagster that is silent for so long is away, seconds: the leader acts by itself", 0.1, 20
+    ),
     "dagster.location": ConfKey("str", "Code location that holds our definitions"),
     "dagster.repository": ConfKey("str", "Repository in that location"),
 }

@@ -24,6 +24,7 @@ __all__ = [
     "EpochRecord",
     "GrayUpgrade",
     "GrayWorker",
+    "MetricIds",
     "Record",
     "StormBase",
     "SupervisorInfo",
@@ -129,6 +130,16 @@ class TaskBeats(Record):
     """``"node:port"`` -> its counter."""
     dead: Ranges = ""
     """Tasks that the topology master holds to be dead (hung or never reported)."""
+
+
+class MetricIds(Record):
+    """``/metrics/<id>``: what a topology measures. Written by its topology master once the topology is active
+    (seed 004's start event, which carries the sample rate), and again when a metric gets its id."""
+
+    sample_rate: float
+    """``topology.metric.sample.rate``: the share of tuples whose latency is taken."""
+    ids: dict[str, int] = {}
+    """``component:metric`` of the user's metrics -> id; ids are never given twice."""
 
 
 class SupervisorInfo(Record):

@@ -198,6 +198,7 @@ def _assemble(
         lambda: _graphql_url(conf, home),
         location=conf["dagster.location"],
         repository=conf["dagster.repository"],
+        timeout=conf["dagster.graphql.timeout.secs"],
     )
     stack.callback(dagster.close)
     nimbus = Nimbus(

@@ -103,7 +103,9 @@ def stages(nimbus: Any, state: StormClusterState, name: str, token: str) -> str:
 
 @pytest.fixture
 def with_dagster(nimbuses: Any, dagster_server: Any) -> Any:
-    return nimbuses.start(dagster__graphql__url=dagster_server.url).await_leading()
+    return nimbuses.start(
+        dagster__graphql__url=dagster_server.url, dagster__graphql__timeout__secs=20
+    ).await_leading()
 
 
 @pytest.mark.dagster
