@@ -98,6 +98,7 @@ class Programme:
             each for each in (faults or all_faults()).values() if each.needs(cluster)
         ]
         self._per_round = faults_per_round
+        self._guests = 0
 
     def run(self, *, rounds: int | None = None, seconds: float | None = None) -> ChaosReport:
         """That many rounds, or as many as begin within ``seconds``; it ends early when an invariant broke."""
@@ -114,7 +115,8 @@ class Programme:
     def round(self, number: int) -> None:
         """One round."""
         name, guest = f"count-{number}", f"guest-{number}"
-        self._ask("submit", *self.workload.submit_arguments(name), under=self._maybe_fault())
+        # Asked again with the same token it is the same submission, also when its first run is only slow.
+        self._ask("submit", *self._submission(name), under=self._maybe_fault())
         if not self._exists(name):
             # The answer was an error: the same is asked again, as a person would.
             self._must(f"submitting {name} again", lambda: self._submit_again(name))
@@ -170,6 +172,8 @@ class Programme:
         self.report.answers[f"{verb}: {asked.returncode}"] += 1
         if asked.returncode not in _TYPED_EXITS:
             self._broken(f"{verb} ended with {asked.returncode}: {(out or err).strip()[-300:]}")
+        elif asked.returncode:
+            self.say(f"{verb} {arguments[0]}: {asked.returncode} {out.strip()[-200:]}")
 
     def _inject(self, fault: Fault) -> bool:
         """Whether it hit something, for which it waits a while."""
@@ -189,7 +193,13 @@ class Programme:
     def _guest_work(self, guest: str) -> list[str]:
         """A verb on the guest, or its submission when it does not exist."""
         if not self._exists(guest):
-            return ["submit", *self.workload.submit_arguments(guest, workers=1)]
+            self._guests += 1
+            return [
+                "submit",
+                *self.workload.submit_arguments(guest, workers=1),
+                "--token",
+                f"{guest}-{self._guests}",
+            ]
         return self.random.choice(
             [
                 ["rebalance", guest, "-w", "0", "-n", str(self.random.randint(1, 3))],
@@ -235,9 +245,14 @@ class Programme:
         )[0]
 
     def _submit_again(self, name: str) -> bool:
-        done = self.cluster.cli("submit", *self.workload.submit_arguments(name), check=False, timeout=400)
+        done = self.cluster.cli("submit", *self._submission(name), check=False, timeout=400)
         self.report.answers[f"submit: {done.code}"] += 1
+        if done.code:
+            self.say(f"submit {name} again: {done.code} {done.out.strip()[-200:]}")
         return self._exists(name)
+
+    def _submission(self, name: str) -> list[str]:
+        return [*self.workload.submit_arguments(name), "--token", name]
 
     def _gone(self, name: str) -> bool:
         if self._exists(name):
