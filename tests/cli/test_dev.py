@@ -20,6 +20,7 @@ from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.ensemble import server_mode
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -44,7 +45,7 @@ def of_home(home: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    with LocalCluster(tmp_path_factory.mktemp("dev") / "home", conf=NO_SPARK) as made:
+    with LocalCluster(tmp_path_factory.mktemp("dev") / "home", zookeepers=3, conf=NO_SPARK) as made:
         yield made
 
 
@@ -54,6 +55,9 @@ def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
         assert nimbus.leader() == endpoints.nimbuses[0].http
         seen = nimbus.get("/v1/cluster")
     assert {row["id"] for row in seen["supervisors"]} == {"s1", "s2"}
+    servers = endpoints.zookeeper.split(",")
+    modes = [server_mode(server.rpartition(":")[0], int(server.rpartition(":")[2])) for server in servers]
+    assert sorted(map(str, modes)) == ["follower", "follower", "leader"]
     assert endpoints.dagster is not None
     query = {
         "query": "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
