@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     )
     from storm_dagster.client import submit_topology
     from storm_dagster.defs import build_storm_defs
+    from storm_dagster.defs.build import build_storm_resources
     from storm_dagster.defs.component import StormTopologyComponent
+    from storm_dagster.defs.heartbeat_sensor import build_heartbeat_sensor
+    from storm_dagster.defs.reassign_job import build_reassign_job
+    from storm_dagster.defs.rebalance_schedule import build_rebalance_schedule
+    from storm_dagster.defs.translator import StormAsset, StormTranslator
+    from storm_dagster.defs.zookeeper_sensor import ZooKeeperChange, build_zookeeper_sensor
 
 _PUBLIC = {
     "BatchingBolt": "storm_dagster.api",
@@ -42,13 +48,21 @@ _PUBLIC = {
     "SparkBolt": "storm_dagster.api",
     "SparkSpout": "storm_dagster.api",
     "Spout": "storm_dagster.api",
-    "Stream": "storm_dagster.api",
+    "StormAsset": "storm_dagster.defs.translator",
     "StormTopologyComponent": "storm_dagster.defs.component",
+    "StormTranslator": "storm_dagster.defs.translator",
+    "Stream": "storm_dagster.api",
     "TicklessBatchingBolt": "storm_dagster.api",
     "Topology": "storm_dagster.api",
     "TopologyBuilder": "storm_dagster.api",
     "Tuple": "storm_dagster.api",
+    "ZooKeeperChange": "storm_dagster.defs.zookeeper_sensor",
+    "build_heartbeat_sensor": "storm_dagster.defs.heartbeat_sensor",
+    "build_reassign_job": "storm_dagster.defs.reassign_job",
+    "build_rebalance_schedule": "storm_dagster.defs.rebalance_schedule",
     "build_storm_defs": "storm_dagster.defs",
+    "build_storm_resources": "storm_dagster.defs.build",
+    "build_zookeeper_sensor": "storm_dagster.defs.zookeeper_sensor",
     "submit_topology": "storm_dagster.client",
 }
 
@@ -62,14 +76,22 @@ __all__ = [
     "SparkBolt",
     "SparkSpout",
     "Spout",
+    "StormAsset",
     "StormTopologyComponent",
+    "StormTranslator",
     "Stream",
     "TicklessBatchingBolt",
     "Topology",
     "TopologyBuilder",
     "Tuple",
+    "ZooKeeperChange",
     "__version__",
+    "build_heartbeat_sensor",
+    "build_reassign_job",
+    "build_rebalance_schedule",
     "build_storm_defs",
+    "build_storm_resources",
+    "build_zookeeper_sensor",
     "submit_topology",
 ]
 

@@ -55,12 +55,10 @@ def view_findings(view: ClusterView) -> dict[str, list[str]]:
 
 def result_of(name: str, found: Iterable[str], looked_at: int) -> dg.AssetCheckResult:
     """The outcome of one check, with the violations spelled out."""
-    key, severity, _ = CHECK_ASSETS.get(name, (TOPOLOGY_CODE, dg.AssetCheckSeverity.ERROR, ""))
+    _, severity, _ = CHECK_ASSETS.get(name, (TOPOLOGY_CODE, dg.AssetCheckSeverity.ERROR, ""))
     lines = list(found)
     return dg.AssetCheckResult(
         passed=not lines,
-        asset_key=key,
-        check_name=name,
         severity=severity,
         metadata={"violations": len(lines), "found": notes(lines[:50]), "topologies": looked_at},
     )
@@ -115,8 +113,6 @@ def invariants_check(
         seen = inspect_cluster(ops, home=home if home.is_dir() else None, settle_secs=_SETTLE_SECS)
     return dg.AssetCheckResult(
         passed=seen.sound,
-        asset_key=ACTIVE_TOPOLOGY,
-        check_name="invariants",
         severity=dg.AssetCheckSeverity.ERROR,
         metadata={
             "violations": len(seen.violations),

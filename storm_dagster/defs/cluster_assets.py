@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dagster as dg
 
-from storm_dagster.defs.keys import INBOX, NIMBUS, OWNER, SUPERVISORS, TOPOLOGY_STATS
+from storm_dagster.defs.keys import INBOX, NIMBUS, OWNER, SUPERVISORS, TOPOLOGIES, TOPOLOGY_STATS, WORKERS
 
 __all__ = ["build_cluster_assets"]
 
@@ -18,6 +18,24 @@ def build_cluster_assets() -> list[dg.AssetSpec]:
             description="The supervisors that live now, their slots, and what runs in them. One process on each host; "
             "observed on change and at most once a minute.",
             kinds={"storm", "zookeeper"},
+            owners=[OWNER],
+        ),
+        dg.AssetSpec(
+            key=WORKERS,
+            deps=[SUPERVISORS],
+            group_name="cluster",
+            description="The worker processes that live now: where, since when, running which tasks; how long each "
+            "recovery took. Observed on change and at most once a minute.",
+            kinds={"storm", "python"},
+            owners=[OWNER],
+        ),
+        dg.AssetSpec(
+            key=TOPOLOGIES,
+            deps=[WORKERS],
+            group_name="cluster",
+            description="The topologies that live now with throughput, latency and errors. Observed on change and at "
+            "most once a minute.",
+            kinds={"storm"},
             owners=[OWNER],
         ),
         dg.AssetSpec(

@@ -4,11 +4,9 @@ Only these and `dev` itself start daemons. The cluster is detached: it outlives 
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,51 +15,19 @@ import dagster as dg
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
 from storm_dagster.defs.handles import ZooKeeperResource
+from storm_dagster.defs.local_cluster import local_cluster_runs, run_cli, start_cluster
 from storm_dagster.model.endpoints import ClusterFile, home_dir
-from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
-from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.errors import Unavailable
 
 __all__ = ["build_cluster_jobs"]
 
 _START = "Start a local cluster, detached: ZooKeeper, Spark, nimbus, supervisors and a Dagster of its own."
 _STOP = "End every process of a local cluster, workers first."
-_LONGEST_SECS = 300
 _CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
 
 
 def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:
     return home_dir(named) if named else zookeeper.home_path()
-
-
-def _running(home: Path) -> bool:
-    return any(record.role == "dev" and record.alive() for record in RunFile.read_all(home))
-
-
-def run_cli(arguments: Sequence[str]) -> dict[str, Any]:
-    """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
-    argv = [sys.executable, "-m", "storm_dagster", *arguments, "--json"]
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_LONGEST_SECS, stdin=subprocess.DEVNULL, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise Unavailable(
-            f"`storm-dagster {' '.join(arguments)}` did not end within {_LONGEST_SECS} s: look at HOME/logs"
-        ) from None
-    document: Any = None
-    for text in (done.stdout, done.stdout.strip().rpartition("\n")[2]):
-        try:
-            document = json.loads(text)
-            break
-        except ValueError:
-            continue
-    if done.returncode:
-        if isinstance(document, dict) and "error" in document:
-            raise error_from_document(document)
-        raise StormDagsterError(
-            f"`storm-dagster {' '.join(arguments)}` failed ({done.returncode}): {done.stderr[-2000:]}"
-        )
-    return document if isinstance(document, dict) else {}
 
 
 def _cluster_metadata(home: Path, cluster: ClusterFile) -> dict[str, Any]:
@@ -85,16 +51,10 @@ def start_local_cluster_op(
     """Start the cluster; one that runs already is left as it is."""
     home = _home(config.home, zookeeper)
     with step_errors():
-        if _running(home):
+        if local_cluster_runs(home):
             context.log.info(f"a cluster runs already in {home}: it is left as it is")
         else:
-            run_cli(
-                [
-                    *("dev", "--detach", "--ports", "auto", "--home", str(home)),
-                    *("--supervisors", str(config.supervisors), "--slots", str(config.slots)),
-                    *("--nimbuses", str(config.nimbuses)),
-                ]
-            )
+            start_cluster(home, supervisors=config.supervisors, slots=config.slots, nimbuses=config.nimbuses)
         cluster = ClusterFile.read(home)
         if cluster is None:
             raise Unavailable(

@@ -6,40 +6,74 @@
     attributes:
       name: word-count
       target: word_count.py:WordCount
-      conf:
-        topology.workers: 2
+      workers: 2
+      parallelism: {count: 4}
+      deploy: hot
+      alerts: {complete_ms: 500}
 """
 
-# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+from __future__ import annotations
+
 import re
 import zlib
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dagster as dg
-from dagster.components import ComponentTypeSpec
-from pydantic import Field
+from dagster.components import ComponentTypeSpec, scaffold_with
+from pydantic import ConfigDict, Field, PrivateAttr
 
-from storm_dagster.client import NimbusClient, submit_target
-from storm_dagster.defs.failures import step_errors
-from storm_dagster.defs.keys import OWNER, topology_tags
-from storm_dagster.defs.metadata import masked, table
+from storm_dagster.client import NimbusClient
+from storm_dagster.defs.component_attributes import (
+    FreshnessAttributes,
+    GrayAttributes,
+    ScheduleAttributes,
+    TopologyAlerts,
+)
+from storm_dagster.defs.component_scaffolder import StormTopologyScaffolder
+from storm_dagster.defs.declared import Declaration, Described, describe_declared
+from storm_dagster.defs.declared_assets import topology_assets
+from storm_dagster.defs.declared_runs import DeclaredTopology, topology_definitions
+from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.keys import OWNER
+from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.endpoints import home_dir
-from storm_dagster.model.errors import NotAlive
+from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.names import check_topology_name
 
 __all__ = ["StormTopologyComponent"]
 
 
-class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
-    """A topology that is to run: materializing its asset submits it, or shows it when it runs already.
+class _Names:
+    """Topology name -> where it is declared, in the project that is being loaded: each load has a tree of its own."""
 
-    Yields the asset ``topologies/<name>``, the job ``submit_<name>`` and a check that all tasks run. The
-    submission itself is a run of ``submit_topology`` in the code location of the cluster.
+    def __init__(self) -> None:
+        self._tree: Any = None
+        self._where: dict[str, str] = {}
+
+    def claim(self, tree: Any, name: str, where: str) -> str:
+        """The place that declared the name first."""
+        if tree is not self._tree:
+            self._tree, self._where = tree, {}
+        return self._where.setdefault(name, where)
+
+
+_names = _Names()
+
+
+@scaffold_with(StormTopologyScaffolder)
+class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
+    """A topology that is to run.
+
+    Yields the asset ``topologies/<name>`` (materializing it brings about what is declared), an asset for each
+    spout and bolt, checks that all tasks run and that what runs is what is declared, the jobs ``submit_<name>``,
+    ``deploy_<name>`` and ``kill_<name>``, and the sensor ``watch_<name>``. Changes are runs in the code
+    location of the cluster. Loading connects to nothing; a target that cannot be imported is shown as such.
     """
+
+    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(description="Name of the topology.", examples=["word-count"])
     target: str = Field(
@@ -47,19 +81,56 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         "'archive.zip::module[:Name]'.",
         examples=["word_count.py:WordCount"],
     )
+    args: list[str] = Field(default_factory=list, description="Arguments of a target that is a callable.")
     conf: dict[str, Any] = Field(
         default_factory=dict,
         description="Topology conf that overrides the topology's own.",
-        examples=[{"topology.workers": 2}],
+        examples=[{"topology.max.spout.pending": 1000}],
     )
-    inactive: bool = Field(default=False, description="Submit it INACTIVE: its spouts stay silent.")
+    workers: int | None = Field(
+        default=None, ge=1, description="Worker processes. Empty: topology.workers of the conf."
+    )
+    parallelism: dict[str, int] = Field(
+        default_factory=dict,
+        description="Component -> executors, where the topology's own numbers are not wanted.",
+        examples=[{"count": 4}],
+    )
+    inactive: bool = Field(default=False, description="Keep it INACTIVE: its spouts stay silent.")
+    deploy: Literal["hot", "gray", "manual"] = Field(
+        default="manual",
+        description="What happens when the declared code differs from what runs: a hot deploy, a gray upgrade "
+        "(some workers first), both by themselves; or nothing until somebody launches deploy_NAME.",
+    )
+    gray: GrayAttributes = Field(
+        default_factory=GrayAttributes, description="Batches of a gray upgrade.", examples=[{"number": 1}]
+    )
+    schedule: ScheduleAttributes = Field(
+        default_factory=ScheduleAttributes,
+        description="Cron expressions.",
+        examples=[{"deploy": "*/10 * * * *"}],
+    )
+    alerts: TopologyAlerts = Field(
+        default_factory=TopologyAlerts, description="Limits, each a check.", examples=[{"complete_ms": 500.0}]
+    )
+    freshness: FreshnessAttributes = Field(
+        default_factory=FreshnessAttributes,
+        description="Freshness of the asset.",
+        examples=[{"fail_minutes": 20}],
+    )
     home: str | None = Field(
         default=None, description="State folder of the local cluster. Empty: STORM_DAGSTER_HOME."
     )
     conf_dir: str | None = Field(default=None, description="Folder whose storm.yaml names the cluster.")
+    key_prefix: list[str] = Field(
+        default_factory=lambda: ["topologies"],
+        description="Prefix of the keys of all assets of the topology.",
+    )
+    group: str = Field(default="topologies", description="Group of the assets.")
     description: str | None = Field(default=None, description="What the topology does.")
-    owners: list[str] = Field(default_factory=lambda: [OWNER], description="Owners of the asset.")
-    tags: dict[str, str] = Field(default_factory=dict, description="Tags of the asset.")
+    owners: list[str] = Field(default_factory=lambda: [OWNER], description="Owners of the assets.")
+    tags: dict[str, str] = Field(default_factory=dict, description="Tags of the assets.")
+
+    _described: Described | None = PrivateAttr(default=None)
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
@@ -70,90 +141,91 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             tags=["storm", "streaming"],
         )
 
-    def get_asset_spec(self) -> dg.AssetSpec:
-        """The asset that stands for the topology. Override it to rename or annotate."""
-        return dg.AssetSpec(
-            key=["topologies", self.name],
-            description=self.description or f"The topology {self.name}: a job that never ends, run by Storm.",
-            group_name="topologies",
-            owners=self.owners,
-            tags={**self.tags},
-            kinds={"storm", "python"},
-            metadata={"target": self.target, "conf": dg.MetadataValue.json(masked(self.conf))},
-        )
+    def get_translator(self) -> StormTranslator:
+        """Override it to rename or annotate the assets of the topology, its spouts and its bolts."""
+        return StormTranslator()
+
+    def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
+        """The spec of one asset of the topology. Override it, or :meth:`get_translator`."""
+        return self.get_translator().get_asset_spec(asset)
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """The definitions; wrong names and conf keys are errors at load, with the nearest known key."""
-        check_topology_name(self.name)
-        validate_conf(self.conf, source=f"conf of {self.name} in {context.path}/defs.yaml")
-        spec = self.get_asset_spec()
-        identifier = _identifier(self.name)
-        target = _absolute_target(self.target, context.path)
+        """The definitions.
 
-        @dg.multi_asset(name=f"submit_{identifier}_op", specs=[spec])
-        def submit(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-            with step_errors(), self._nimbus() as nimbus:
-                try:
-                    document = nimbus.get(f"/v1/topologies/{self.name}")
-                    context.log.info(f"{self.name} runs already as {document['id']}: nothing was submitted")
-                    run_id = None
-                except NotAlive:
-                    submission = submit_target(
-                        nimbus,
-                        target,
-                        name=self.name,
-                        conf=self.conf,
-                        home=home_dir(self.home),
-                        token=f"{context.run.run_id}-{identifier}"[:200],
-                        inactive=self.inactive,
-                        progress=lambda step, state: context.log.info(f"{step}: {state}"),
-                    )
-                    run_id = submission.run_id
-                    document = nimbus.get(f"/v1/topologies/{self.name}")
-            return dg.MaterializeResult(
-                asset_key=spec.key, metadata={**_shown(document), "submission_run": run_id or "none"}
+        A wrong name, an unknown conf key (with the nearest known one), and a name that another ``defs.yaml``
+        of the project declares are errors; a target that cannot be described and a cluster out of reach are not.
+        """
+        check_topology_name(self.name)
+        where = f"{context.path}/defs.yaml"
+        conf, _ = validate_conf(self.conf, source=f"conf of {self.name} in {where}")
+        self._claim_name(context, where)
+        if self.workers is not None and "topology.workers" in self.conf:
+            raise InvalidRequest(f"{where} names topology.workers in conf and workers: leave one of them out")
+        declaration = Declaration(
+            name=self.name,
+            target=_absolute_target(self.target, context.path),
+            args=tuple(self.args),
+            conf={
+                key: value for key, value in conf.items() if key in self.conf and key != "topology.workers"
+            },
+            workers=self.workers if self.workers is not None else self.conf.get("topology.workers"),
+            parallelism=dict(self.parallelism),
+            inactive=self.inactive,
+            home=self.home,
+        )
+        described = describe_declared(declaration)
+        assets = topology_assets(
+            declaration,
+            described,
+            prefix=self.key_prefix,
+            group=self.group,
+            owners=self.owners,
+            tags=self.tags,
+            description=self.description,
+            freshness=self.freshness,
+        )
+        translation = translate(_ByComponent(self), assets)
+        cluster: dict[str, Any] = {"home": self.home, "conf_dir": self.conf_dir}
+        return topology_definitions(
+            DeclaredTopology(
+                declaration=declaration,
+                described=described,
+                identifier=_identifier(self.name),
+                specs=[translation.specs[asset.spec.key] for asset in assets],
+                components={
+                    asset.component: translation.key(asset.spec.key) for asset in assets if asset.component
+                },
+                policy=self.deploy,
+                batch=self.gray.model_dump(exclude_none=True),
+                alerts=self.alerts,
+                schedule=self.schedule,
+                zookeeper=ZooKeeperResource(**cluster),
+                blobstore=BlobStoreResource(**cluster),
+                nimbus=self._nimbus,
+            )
+        )
+
+    def _claim_name(self, context: dg.ComponentLoadContext, where: str) -> None:
+        other = _names.claim(context.component_tree, self.name, where)
+        if other != where:
+            raise Conflict(
+                f"topology {self.name!r} is declared twice: in {other} and in {where}: rename one of them, or remove it"
             )
 
-        running = dg.AssetCheckSpec(
-            "all_tasks_run", asset=spec.key, description="Every task of the topology runs."
-        )
-
-        @dg.multi_asset_check(name=f"check_{identifier}_op", specs=[running])
-        def all_tasks_run() -> Iterable[dg.AssetCheckResult]:
-            yield self._check(spec.key)
-
-        return dg.Definitions(
-            assets=[submit],
-            asset_checks=[all_tasks_run],
-            jobs=[
-                dg.define_asset_job(
-                    f"submit_{identifier}",
-                    selection=dg.AssetSelection.assets(spec.key).without_checks(),
-                    executor_def=dg.in_process_executor,
-                    description=f"Submits {self.name} as declared.",
-                    tags=topology_tags(self.name),
-                )
-            ],
-        )
-
-    def _check(self, key: dg.AssetKey) -> dg.AssetCheckResult:
-        metadata: dict[str, Any]
-        with step_errors(), self._nimbus() as nimbus:
-            try:
-                document = nimbus.get(f"/v1/topologies/{self.name}")
-            except NotAlive as error:
-                passed, metadata = False, {"reason": error.message}
-            else:
-                waiting = [task["id"] for task in document["tasks"] if task["status"] != "running"]
-                passed, metadata = not waiting, {**_shown(document), "not_running": str(waiting or "none")}
-        return dg.AssetCheckResult(
-            passed=passed, asset_key=key, check_name="all_tasks_run", metadata=metadata
-        )
-
-    def _nimbus(self) -> NimbusClient:
+    def _nimbus(self, patience: float = 10.0) -> NimbusClient:
         conf_dir = Path(self.conf_dir) if self.conf_dir else None
         home = home_dir(self.home)
-        return NimbusClient.of_cluster(cluster_conf(home, conf_dir), home, conf_dir=conf_dir, patience=10.0)
+        return NimbusClient.of_cluster(
+            cluster_conf(home, conf_dir), home, conf_dir=conf_dir, patience=patience
+        )
+
+
+class _ByComponent(StormTranslator):
+    def __init__(self, component: StormTopologyComponent) -> None:
+        self._component = component
+
+    def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
+        return self._component.get_asset_spec(asset)
 
 
 def _identifier(name: str) -> str:
@@ -166,28 +238,6 @@ def _absolute_target(target: str, folder: Path) -> str:
     """A file beside the ``defs.yaml`` by its absolute path; anything else as it is."""
     for separator in ("::", ":"):
         file, found, rest = target.partition(separator)
-        if (folder / file).is_file():
+        if file.endswith((".py", ".zip", ".jar", ".whl", ".tar.gz")) and not Path(file).is_absolute():
             return f"{(folder / file).absolute()}{found}{rest}"
     return target
-
-
-def _shown(document: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "topology_id": str(document["id"]),
-        "status": str(document["status"]),
-        "uptime_secs": int(document.get("uptime_secs") or 0),
-        "workers": len(document["workers"]),
-        "tasks": len(document["tasks"]),
-        "slots": table(
-            [("host", "string"), ("port", "int"), ("pid", "int"), ("tasks", "string")],
-            [
-                {
-                    "host": worker["host"],
-                    "port": worker["port"],
-                    "pid": worker.get("pid"),
-                    "tasks": str(worker["tasks"]),
-                }
-                for worker in document["workers"]
-            ],
-        ),
-    }

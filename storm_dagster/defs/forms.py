@@ -11,6 +11,7 @@ import dagster as dg
 from pydantic import Field
 
 __all__ = [
+    "AskForRebalanceConfig",
     "GrayUpgradeConfig",
     "KillConfig",
     "NameConfig",
@@ -142,6 +143,13 @@ class RebalanceConfig(dg.Config):
         ge=0,
         description="For a rebalance: seconds of silence before tasks move. Empty: the topology's message timeout.",
     )
+
+
+class AskForRebalanceConfig(dg.Config):
+    """Which topology, and how."""
+
+    name: str = Field(description="Name of the topology.")
+    reassign: bool = Field(default=False, description="Place every task anew instead of moving the fewest.")
 
 
 class NameConfig(dg.Config):

@@ -17,6 +17,7 @@ from pydantic import Field, PrivateAttr
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.defs.local_cluster import ensure_local_cluster
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import Unavailable
@@ -41,9 +42,28 @@ class ClusterHandle(dg.ConfigurableResource):
     overrides: dict[str, Any] = Field(
         default_factory=dict, description="Conf keys laid over everything else, for example spark.remote."
     )
+    asset_keys: dict[str, str] = Field(
+        default_factory=dict,
+        description="Keys of our assets that a translator renamed: as they were, and as they are shown.",
+    )
+    spawn: bool = Field(
+        default=False,
+        description="For development: when no local cluster runs in `home`, start one, detached, at first use. "
+        "It outlives the run; `storm-dagster stop` or `stop_local_cluster` ends it.",
+    )
+
+    def asset_key(self, original: dg.AssetKey) -> dg.AssetKey:
+        """The key under which that asset of ours is shown."""
+        shown = self.asset_keys.get(original.to_user_string())
+        return original if shown is None else dg.AssetKey.from_user_string(shown)
 
     def conf(self) -> ClusterConf:
-        """The merged conf, read now: a cluster that was restarted meanwhile is found again."""
+        """The merged conf, read now: a cluster that was restarted meanwhile is found again.
+
+        With ``spawn`` a local cluster is started first when none runs.
+        """
+        if self.spawn:
+            ensure_local_cluster(self.home_path())
         return cluster_conf(
             Path(self.home) if self.home else None,
             Path(self.conf_dir) if self.conf_dir else None,

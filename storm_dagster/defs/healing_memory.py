@@ -13,6 +13,7 @@ import dagster as dg
 from storm_dagster.core.causes import Attempt, AttemptMemory
 from storm_dagster.core.liveness_memory import LivenessMemory
 from storm_dagster.defs.keys import TOPOLOGY_TAG
+from storm_dagster.defs.recoveries import RecoveryMemory
 from storm_dagster.model.view import ClusterView
 
 __all__ = [
@@ -46,6 +47,7 @@ class HealingMemory:
     """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8 characters)."""
     alarm: str | None = None
     """Why healing pauses, as it was last observed."""
+    recovering: RecoveryMemory = field(default_factory=dict)
 
     def to_cursor(self) -> str:
         """Compact JSON."""
@@ -56,6 +58,7 @@ class HealingMemory:
             "used": self.used,
             "workers": self.workers,
             "alarm": self.alarm,
+            "recovering": {key: list(value) for key, value in self.recovering.items()},
         }
         return json.dumps(document, separators=(",", ":"))
 
@@ -78,6 +81,10 @@ class HealingMemory:
                     for topology_id, slots in document["workers"].items()
                 },
                 alarm=None if document["alarm"] is None else str(document["alarm"]),
+                recovering={
+                    str(key): (int(version), None if since is None else float(since))
+                    for key, (version, since) in document.get("recovering", {}).items()
+                },
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return HealingMemory()

@@ -28,8 +28,10 @@ from storm_dagster.defs.healing_memory import (
     restarts,
     run_requests,
 )
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, SUPERVISORS
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, SUPERVISORS, WORKERS
 from storm_dagster.defs.metadata import table
+from storm_dagster.defs.recoveries import Recovery, recoveries
+from storm_dagster.defs.zookeeper_sensor import LONGEST_TICK_SECS
 from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.run_file import boot_id
@@ -122,14 +124,16 @@ def unfinished_topologies(instance: dg.DagsterInstance) -> set[str]:
     return found
 
 
-def restart_observations(found: Iterable[Restart]) -> list[dg.AssetObservation]:
+def restart_observations(
+    found: Iterable[Restart], key: dg.AssetKey = ACTIVE_TOPOLOGY
+) -> list[dg.AssetObservation]:
     """One observation for each topology whose workers were restarted in place by their supervisors."""
     by_name: dict[str, list[Restart]] = {}
     for restart in found:
         by_name.setdefault(restart.name, []).append(restart)
     return [
         dg.AssetObservation(
-            asset_key=ACTIVE_TOPOLOGY,
+            asset_key=key,
             partition=name,
             description=f"{len(members)} workers of {name} were restarted in place",
             metadata={
@@ -145,10 +149,31 @@ def restart_observations(found: Iterable[Restart]) -> list[dg.AssetObservation]:
     ]
 
 
-def alarm_observation(alarm: str | None) -> dg.AssetObservation:
+def recovery_observations(
+    found: Iterable[Recovery], topology: dg.AssetKey, workers: dg.AssetKey
+) -> list[dg.AssetObservation]:
+    """Each recovery, at its topology's partition and at the cluster's workers, where Dagster plots the seconds."""
+    observations: list[dg.AssetObservation] = []
+    for recovery in found:
+        metadata = {
+            "recovery_seconds": round(recovery.seconds, 3),
+            "recovered_topology": recovery.topology_id,
+            "how": "tasks moved" if recovery.moved else "restarted in place",
+        }
+        words = f"all workers of {recovery.name} run again after {recovery.seconds:.2f} s"
+        observations += [
+            dg.AssetObservation(
+                asset_key=topology, partition=recovery.name, description=words, metadata=metadata
+            ),
+            dg.AssetObservation(asset_key=workers, description=words, metadata=metadata),
+        ]
+    return observations
+
+
+def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
     """That healing pauses, or goes on again, as an observation of the supervisors."""
     return dg.AssetObservation(
-        asset_key=SUPERVISORS,
+        asset_key=key,
         description=f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on",
         metadata={"alarm": alarm or "none"},
     )
@@ -175,6 +200,7 @@ class _Judgement:
 
     requests: list[dg.RunRequest]
     restarted: list[Restart]
+    recovered: list[Recovery]
     memory: HealingMemory
     next_check: float
     """Boot clock at which the next limit or back-off ends."""
@@ -194,6 +220,7 @@ class _Tick:
         self.boot_id = boot_id()
         self.memory = HealingMemory.from_cursor(context.cursor)
         self.restarted: list[Restart] = []
+        self.recovered: list[Recovery] = []
         self.alarm = self.memory.alarm
         self.text = "the cluster was not seen"
         self.causes: list[str] = []
@@ -208,6 +235,7 @@ class _Tick:
                 judged = self.look(watch)
             self.memory = judged.memory
             self.restarted.extend(judged.restarted)
+            self.recovered.extend(judged.recovered)
             self.text, self.causes = judged.text, judged.causes
             watch.tell(judged.frozen)
             left = deadline - time.monotonic()
@@ -243,11 +271,16 @@ class _Tick:
         due, attempts = due_attempts(seen.causes, self.memory.attempts, boot_now=now, running=running)
         due, used = numbered(view, due, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
+        recovered, recovering = recoveries(view, self.memory.recovering, now)
+        if seen.frozen:
+            # What comes back after an alarm was out of sight: how long it was dead is not known.
+            recovered, recovering = [], {}
         ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
         return _Judgement(
             requests=run_requests(due),
             restarted=restarted,
-            memory=HealingMemory(seen.memory, attempts, now, used, workers, seen.frozen),
+            recovered=recovered,
+            memory=HealingMemory(seen.memory, attempts, now, used, workers, seen.frozen, recovering),
             # A limit that passes at this very moment is looked at a little later, never in a busy loop.
             next_check=max(
                 now + _COALESCE_SECS, min((end for end in ends if end is not None), default=now + 60)
@@ -258,14 +291,30 @@ class _Tick:
         )
 
 
-def build_heartbeat_sensor(*, tick_secs: float = _TICK_SECS) -> dg.SensorDefinition:
-    """The sensor. ``tick_secs`` bounds a tick and must stay below Dagster's 60 seconds."""
+def build_heartbeat_sensor(
+    *,
+    tick_secs: float = _TICK_SECS,
+    name: str = "heartbeat_sensor",
+    job: Any = None,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """The sensor that heals. It uses the resource ``zookeeper`` of its code location.
+
+    ``tick_secs`` bounds a tick (at most 55: :class:`InvalidRequest`). It launches ``job``, by default the one
+    that is called ``reassign_topologies``; alone, give it ``build_reassign_job()``, whose resources are
+    ``zookeeper``, ``blobstore`` and ``spark``: :func:`build_storm_resources` makes them.
+    """
+    if not 0 <= tick_secs <= LONGEST_TICK_SECS:
+        raise InvalidRequest(
+            f"tick_secs={tick_secs:g}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60"
+        )
 
     @dg.sensor(
-        name="heartbeat_sensor",
-        job_name=REASSIGN_JOB,
+        name=name,
+        job=job,
+        job_name=None if job is not None else REASSIGN_JOB,
         minimum_interval_seconds=1,
-        default_status=dg.DefaultSensorStatus.RUNNING,
+        default_status=default_status,
         description="Watches workers, supervisors and heartbeats; asks for a reassignment when tasks are dead. "
         "Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer meanwhile.",
     )
@@ -292,9 +341,14 @@ def build_heartbeat_sensor(*, tick_secs: float = _TICK_SECS) -> dg.SensorDefinit
         alarm = tick.memory.alarm
         if lost or alarm:
             context.log.warning(lost or alarm)
-        events = restart_observations(tick.restarted)
+        events = restart_observations(tick.restarted, zookeeper.asset_key(ACTIVE_TOPOLOGY))
+        events.extend(
+            recovery_observations(
+                tick.recovered, zookeeper.asset_key(ACTIVE_TOPOLOGY), zookeeper.asset_key(WORKERS)
+            )
+        )
         if (alarm is None) != (tick.alarm is None):
-            events.append(alarm_observation(alarm))
+            events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))
         return dg.SensorResult(
             run_requests=requests,
             skip_reason=None

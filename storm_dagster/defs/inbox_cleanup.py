@@ -52,11 +52,13 @@ def remembered(instance: dg.DagsterInstance) -> dict[str, float]:
     return {str(key): float(since) for key, since in first.items() if isinstance(since, int | float)}
 
 
-def observation(memory: Mapping[str, float], report: CleanReport | None, waiting: int) -> dg.AssetObservation:
+def observation(
+    memory: Mapping[str, float], report: CleanReport | None, waiting: int, key: dg.AssetKey = INBOX
+) -> dg.AssetObservation:
     """What waits, what was removed, and what to remember."""
     removed = [*report.nodes, *report.blobs, *report.tokens] if report else []
     return dg.AssetObservation(
-        asset_key=INBOX,
+        asset_key=key,
         metadata={
             "removed": len(removed),
             "what": notes(removed[:100]),
@@ -81,7 +83,7 @@ def clean_inbox_op(
         )
     for problem in report.problems:
         context.log.warning(problem)
-    context.log_event(observation(memory, report, report.waiting))
+    context.log_event(observation(memory, report, report.waiting, zookeeper.asset_key(INBOX)))
 
 
 @dg.job(name=CLEAN_JOB, description=_TEXT, executor_def=dg.in_process_executor)
@@ -124,7 +126,9 @@ def inbox_cleanup_schedule(
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
     if json.dumps(memory, sort_keys=True) != json.dumps(before, sort_keys=True):
-        context.instance.report_runless_asset_event(observation(memory, None, garbage.waiting))
+        context.instance.report_runless_asset_event(
+            observation(memory, None, garbage.waiting, zookeeper.asset_key(INBOX))
+        )
     found = [*garbage.nodes, *garbage.blobs, *garbage.tokens]
     if not found:
         return dg.SkipReason(f"nothing to clean now, {garbage.waiting} things are not old enough yet")

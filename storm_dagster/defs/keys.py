@@ -20,10 +20,12 @@ __all__ = [
     "SUPERVISORS",
     "TASK_INFO",
     "TOKEN_TAG",
+    "TOPOLOGIES",
     "TOPOLOGY_CODE",
     "TOPOLOGY_CONF",
     "TOPOLOGY_STATS",
     "TOPOLOGY_TAG",
+    "WORKERS",
     "topology_tags",
 ]
 
@@ -46,6 +48,8 @@ STAGES = (TOPOLOGY_CONF, TOPOLOGY_CODE, TASK_INFO, ASSIGNMENT, PUBLISHED_ASSIGNM
 SUPERVISORS = dg.AssetKey(["storm", "cluster", "supervisors"])
 NIMBUS = dg.AssetKey(["storm", "cluster", "nimbus"])
 INBOX = dg.AssetKey(["storm", "cluster", "inbox"])
+WORKERS = dg.AssetKey(["storm", "cluster", "workers"])
+TOPOLOGIES = dg.AssetKey(["storm", "cluster", "topologies"])
 TOPOLOGY_STATS = dg.AssetKey(["storm", "cluster", "topology_stats"])
 
 SUBMIT_JOB = "submit_topology"

@@ -48,6 +48,7 @@ def _observe(
     verb: str,
     report: LifecycleReport,
     began: float,
+    shown: dg.AssetKey,
     gap_secs: float | None = None,
 ) -> None:
     """Record at the topology's partition what was done to it, and tag the run with its name."""
@@ -56,7 +57,7 @@ def _observe(
         metadata["gap_secs"] = round(gap_secs, 3)
     context.log_event(
         dg.AssetObservation(
-            asset_key=ACTIVE_TOPOLOGY,
+            asset_key=shown,
             partition=report.name,
             description=f"{verb}: {report.status or 'gone'}",
             metadata={"verb": verb, **metadata},
@@ -81,7 +82,7 @@ def _verb_job(
         began = time.monotonic()
         with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
             report = operation(ops, config.name)
-        _observe(context, verb, report, began)
+        _observe(context, verb, report, began, zookeeper.asset_key(ACTIVE_TOPOLOGY))
 
     @dg.job(name=f"{verb}_topology", description=description, executor_def=dg.in_process_executor)
     def verb_job() -> None:
@@ -110,7 +111,7 @@ def kill_topology_op(
             if (report.delay_secs or 0) <= _LONGEST_WAIT_SECS:
                 report = _await_removal(ops, report)
         gone = ops.cluster.load_view().topology_named(report.name) is None
-    _observe(context, "kill", report, began)
+    _observe(context, "kill", report, began, zookeeper.asset_key(ACTIVE_TOPOLOGY))
     if gone and context.instance.has_dynamic_partition(PARTITIONS_NAME, report.name):
         # The history stays; a later submission of the name shows it again.
         context.instance.delete_dynamic_partition(PARTITIONS_NAME, report.name)
@@ -163,13 +164,17 @@ def update_topology_op(
         gap = _await_workers(ops, report) if report.drain_secs else None
         found = ops.cluster.read_assignment(report.topology_id)
         table = ops.cluster.read_tasks(report.topology_id)
-    _observe(context, "update", report, began, gap)
+    _observe(context, "update", report, began, zookeeper.asset_key(ACTIVE_TOPOLOGY), gap)
     if found is None or table is None:
         return  # Killed in the meantime.
     shown = stored_metadata(found[0], table.component_of(), report.name)
     common = {"topology_id": report.topology_id, "status": report.status or "gone"}
     for key, metadata in ((PUBLISHED_ASSIGNMENT, {**common, **shown}), (ACTIVE_TOPOLOGY, common)):
-        context.log_event(dg.AssetMaterialization(asset_key=key, partition=report.name, metadata=metadata))
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=zookeeper.asset_key(key), partition=report.name, metadata=metadata
+            )
+        )
 
 
 def _await_workers(ops: OperationsContext, report: LifecycleReport) -> float | None:

@@ -128,7 +128,7 @@ def roll_up_metrics_op(context: dg.OpExecutionContext, nimbus: NimbusResource, s
         newest = write_rollup(spark.pyspark().spark_session, rows, folder)
     context.log_event(
         dg.AssetMaterialization(
-            asset_key=TOPOLOGY_STATS,
+            asset_key=nimbus.asset_key(TOPOLOGY_STATS),
             metadata={
                 "newest_hour": table(
                     [

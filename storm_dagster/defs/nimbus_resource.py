@@ -23,13 +23,13 @@ class NimbusResource(ClusterHandle):
         default=15.0, description="How long a call waits for a leader before it is Unavailable."
     )
 
-    def client(self) -> NimbusClient:
+    def client(self, patience_secs: float | None = None) -> NimbusClient:
         """A client, to be closed by the caller (``with nimbus.client() as client``)."""
         return NimbusClient.of_cluster(
             self.conf(),
             Path(self.home) if self.home else None,
             conf_dir=Path(self.conf_dir) if self.conf_dir else None,
-            patience=self.patience_secs,
+            patience=self.patience_secs if patience_secs is None else patience_secs,
         )
 
     def topologies(self) -> list[dict[str, Any]]:

@@ -7,22 +7,33 @@ Heartbeats never become events: one event costs Dagster 13 ms and stays for ever
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import dagster as dg
 
 from storm_dagster.defs.checks import CHECK_ASSETS, view_findings
+from storm_dagster.defs.cluster_observations import (
+    Curves,
+    supervisors_observation,
+    supervisors_state,
+    topologies_observation,
+    topologies_state,
+    workers_observation,
+    workers_state,
+)
 from storm_dagster.defs.handles import ZooKeeperResource
-from storm_dagster.defs.keys import NIMBUS, SUPERVISORS
-from storm_dagster.defs.metadata import notes, table
+from storm_dagster.defs.keys import NIMBUS, SUPERVISORS, TOPOLOGIES, WORKERS
+from storm_dagster.defs.metadata import notes
+from storm_dagster.defs.nimbus_resource import NimbusResource
 from storm_dagster.model import paths
-from storm_dagster.model.errors import StormDagsterError, Unavailable
-from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.view import ClusterView
 
 __all__ = ["build_observation_sensors", "leader_sensor", "supervisor_sensor"]
 
 _AT_MOST_EVERY_SECS = 60
+_MOST_TOPOLOGIES = 100
 
 
 def read_cursor(text: str | None) -> dict[str, Any]:
@@ -45,52 +56,13 @@ def _due(cursor: dict[str, Any], now: float) -> bool:
     return not isinstance(last, int | float) or not 0 <= now - last < _AT_MOST_EVERY_SECS
 
 
-def supervisors_observation(view: ClusterView) -> dg.AssetObservation:
-    """The supervisors of ``view`` with their slots, as an observation."""
-    used = view.used_ports()
-    rows: list[dict[str, str | int | float | bool | None]] = [
-        {
-            "supervisor": supervisor_id,
-            "host": info.host,
-            "ports": encode_ranges(info.ports),
-            "used": encode_ranges(used.get(supervisor_id, ())),
-            "free": len(set(info.ports) - used.get(supervisor_id, set())),
-            "restarting": encode_ranges(info.restarting),
-            "blacklisted": info.host in view.blacklist,
-            "version": info.version,
-        }
-        for supervisor_id, info in sorted(view.supervisors.items())
-    ]
-    slots = sum(len(info.ports) for info in view.supervisors.values())
-    return dg.AssetObservation(
-        asset_key=SUPERVISORS,
-        metadata={
-            "supervisors": table(
-                [
-                    ("supervisor", "string"),
-                    ("host", "string"),
-                    ("ports", "string"),
-                    ("used", "string"),
-                    ("free", "int"),
-                    ("restarting", "string"),
-                    ("blacklisted", "bool"),
-                    ("version", "string"),
-                ],
-                rows,
-            ),
-            "live": len(rows),
-            "slots": slots,
-            "slots_free": sum(int(row["free"] or 0) for row in rows),
-            "topologies": len(view.topologies),
-        },
-    )
-
-
-def check_evaluations(findings: dict[str, list[str]], looked_at: int) -> list[dg.AssetCheckEvaluation]:
+def check_evaluations(
+    findings: dict[str, list[str]], looked_at: int, shown: Callable[[dg.AssetKey], dg.AssetKey]
+) -> list[dg.AssetCheckEvaluation]:
     """What the cluster-wide checks would say, as evaluations that need no run."""
     return [
         dg.AssetCheckEvaluation(
-            asset_key=CHECK_ASSETS[name][0],
+            asset_key=shown(CHECK_ASSETS[name][0]),
             check_name=name,
             passed=not found,
             severity=CHECK_ASSETS[name][1],
@@ -100,42 +72,68 @@ def check_evaluations(findings: dict[str, list[str]], looked_at: int) -> list[dg
     ]
 
 
+def _show_documents(nimbus: NimbusResource, view: ClusterView) -> dict[str, dict[str, Any]]:
+    """Topology name -> what `show` says of it; without nimbus nothing, and the observations do without figures."""
+    found: dict[str, dict[str, Any]] = {}
+    if not view.topologies:
+        return found
+    try:
+        with nimbus.client(patience_secs=1.0) as client:
+            for topology in list(view.topologies.values())[:_MOST_TOPOLOGIES]:
+                try:
+                    found[topology.base.name] = client.get(f"/v1/topologies/{topology.base.name}")
+                except NotAlive:
+                    continue
+    except StormDagsterError:
+        return found
+    return found
+
+
 @dg.sensor(
     name="supervisor_sensor",
     minimum_interval_seconds=30,
     default_status=dg.DefaultSensorStatus.RUNNING,
-    description="Observes the supervisors and their slots, and evaluates the cluster-wide checks, when they change.",
+    description="Observes supervisors, workers and topologies, and evaluates the cluster-wide checks, when they change.",
 )
 def supervisor_sensor(
-    context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
+    context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource, nimbus: NimbusResource
 ) -> dg.SensorResult | dg.SkipReason:
-    """Observe the supervisors and evaluate the checks, on change and at most once a minute."""
+    """Observe what changed, and evaluate the checks, at most once a minute."""
     cursor, now = read_cursor(context.cursor), time.time()
     try:
         with zookeeper.cluster() as cluster:
             view = cluster.load_view()
     except Unavailable as error:
         return dg.SkipReason(error.message)
-    used = view.used_ports()
-    state = digest(
-        {
-            key: (info.host, info.ports, sorted(used.get(key, ())), info.restarting, info.version)
-            for key, info in view.supervisors.items()
-        }
-    )
     findings = view_findings(view)
-    checks = digest([findings, sorted(view.topologies)])
-    if (state, checks) == (cursor.get("state"), cursor.get("checks")) or not _due(cursor, now):
+    states = {
+        "state": digest(supervisors_state(view)),
+        "workers": digest(workers_state(view)),
+        "checks": digest([findings, sorted(view.topologies)]),
+    }
+    if not _due(cursor, now):
+        return dg.SkipReason(f"{len(view.supervisors)} supervisors, observed less than a minute ago")
+    documents = _show_documents(nimbus, view)
+    curves = Curves.from_json(cursor.get("curves"))
+    curves = curves.with_sample(documents, now)
+    states["topologies"] = digest(topologies_state(view, documents))
+    changed = {name for name, state in states.items() if state != cursor.get(name)}
+    if not changed:
         return dg.SkipReason(f"{len(view.supervisors)} supervisors, nothing new")
+    shown = zookeeper.asset_key
     events: list[Any] = []
-    if state != cursor.get("state"):
-        events.append(supervisors_observation(view))
-    if checks != cursor.get("checks"):
-        events.extend(check_evaluations(findings, len(view.topologies)))
+    if "state" in changed:
+        events.append(supervisors_observation(view, shown(SUPERVISORS)))
+    if "workers" in changed:
+        events.append(workers_observation(view, shown(WORKERS), now))
+    if "topologies" in changed:
+        events.append(topologies_observation(view, documents, curves, shown(TOPOLOGIES)))
+    if "checks" in changed:
+        events.extend(check_evaluations(findings, len(view.topologies), shown))
     return dg.SensorResult(
         skip_reason=dg.SkipReason(f"observed {len(view.supervisors)} supervisors"),
         asset_events=events,
-        cursor=json.dumps({"state": state, "checks": checks, "at": now}),
+        cursor=json.dumps({**states, "at": now, "curves": curves.to_json()}),
     )
 
 
@@ -164,7 +162,7 @@ def leader_sensor(
     if state == cursor.get("state") or not _due(cursor, now):
         return dg.SkipReason(f"{leader or 'nobody'} leads, epoch {epoch}: nothing new")
     observation = dg.AssetObservation(
-        asset_key=NIMBUS,
+        asset_key=zookeeper.asset_key(NIMBUS),
         metadata={
             "leader": leader or "none",
             "leader_http": known[1].http if known else "none",

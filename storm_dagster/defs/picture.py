@@ -6,11 +6,11 @@ Every text in it is escaped: component, host and supervisor names come from user
 
 from __future__ import annotations
 
-import base64
-import colorsys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape, quoteattr
+from xml.sax.saxutils import escape
+
+from storm_dagster.defs.svg import box, clean, colour, data_uri, document, label, short
 
 __all__ = ["SlotTasks", "data_uri", "slots_picture"]
 
@@ -37,11 +37,6 @@ class SlotTasks:
     """The topology used the slot before: drawn with a dashed frame."""
 
 
-def data_uri(svg: str) -> str:
-    """The picture as ``data:image/svg+xml;base64,...``, for the URL of a markdown image."""
-    return "data:image/svg+xml;base64," + base64.b64encode(svg.encode()).decode()
-
-
 def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> str:
     """SVG text: one frame for each supervisor, one row for each slot, one square for each task.
 
@@ -53,7 +48,7 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     hidden = len(drawn) - _MOST_SLOTS
     drawn = drawn[:_MOST_SLOTS]
     names = sorted({components.get(task, "?") for slot in slots for task in slot.tasks}, key=_system_last)
-    colours = {name: _colour(index) for index, name in enumerate(names)}
+    colours = {name: colour(index) for index, name in enumerate(names)}
     squares = sum(len(slot.tasks) for slot in drawn) <= _MOST_TASKS
     width = _LABEL_WIDTH + _PER_ROW * (_CELL + _GAP) + 4 * _MARGIN
     body: list[str] = []
@@ -61,25 +56,19 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     for node, members in _by_node(drawn):
         heights = [_slot_height(slot, squares) for slot in members]
         frame = _HEADER + sum(heights) + _SLOT_PADDING
-        body.append(_box(_MARGIN, y, width - 2 * _MARGIN, frame, "#f5f6f8", "#c3c9d1"))
-        body.append(_text(_MARGIN + 8, y + 17, f"{node} on {members[0].host}", 12, "#2b2f36", bold=True))
+        body.append(box(_MARGIN, y, width - 2 * _MARGIN, frame, "#f5f6f8", "#c3c9d1"))
+        body.append(label(_MARGIN + 8, y + 17, f"{node} on {members[0].host}", 12, "#2b2f36", bold=True))
         inner = y + _HEADER
         for slot, height in zip(members, heights, strict=True):
             body.extend(_slot(slot, inner, height, width, components, colours, squares))
             inner += height
         y += frame + _MARGIN
     if hidden > 0:
-        body.append(_text(_MARGIN, y + 12, f"and {hidden} more slots", 12, "#6b7280"))
+        body.append(label(_MARGIN, y + 12, f"and {hidden} more slots", 12, "#6b7280"))
         y += 24
     legend, y = _legend(names, colours, components, slots, y, width)
     body.extend(legend)
-    head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{y}" viewBox="0 0 {width} {y}" '
-        f'font-family="ui-sans-serif, system-ui, Helvetica, Arial, sans-serif" role="img" '
-        f"aria-label={quoteattr(_clean(title))}>"
-    )
-    ground = f'<rect width="{width}" height="{y}" fill="#ffffff"/>'
-    return "".join([head, ground, _text(_MARGIN, 22, title, 14, "#111827", bold=True), *body, "</svg>"])
+    return document(width, y, title, body)
 
 
 def _slot_height(slot: SlotTasks, squares: bool) -> int:
@@ -98,8 +87,8 @@ def _slot(
 ) -> Iterable[str]:
     x = _MARGIN + _LABEL_WIDTH
     dash = ' stroke-dasharray="4 3"' if slot.kept else ""
-    yield _box(_MARGIN + 8, y, width - 2 * _MARGIN - 16, height - 4, "#ffffff", "#9aa4b2", dash)
-    yield _text(_MARGIN + 16, y + height / 2 + 2, f"slot {slot.port}", 12, "#374151")
+    yield box(_MARGIN + 8, y, width - 2 * _MARGIN - 16, height - 4, "#ffffff", "#9aa4b2", dash)
+    yield label(_MARGIN + 16, y + height / 2 + 2, f"slot {slot.port}", 12, "#374151")
     top = y + _SLOT_PADDING - 2
     if squares:
         for index, task in enumerate(slot.tasks):
@@ -107,7 +96,7 @@ def _slot(
             left, upper = x + column * (_CELL + _GAP), top + row * (_CELL + _GAP)
             name = components.get(task, "?")
             yield (
-                f"<g><title>{escape(_clean(f'task {task}: {name}'))}</title>"
+                f"<g><title>{escape(clean(f'task {task}: {name}'))}</title>"
                 f'<rect x="{left}" y="{upper}" width="{_CELL}" height="{_CELL}" rx="4" fill="{colours[name]}"/>'
                 f'<text x="{left + _CELL / 2}" y="{upper + 15}" font-size="{11 if task < 1000 else 8}" '
                 f'text-anchor="middle" fill="#ffffff">{task}</text></g>'
@@ -121,7 +110,7 @@ def _slot(
     for name in sorted(counts, key=_system_last):
         share = room * counts[name] / max(1, len(slot.tasks))
         yield (
-            f"<g><title>{escape(_clean(f'{name}: {counts[name]} tasks'))}</title>"
+            f"<g><title>{escape(clean(f'{name}: {counts[name]} tasks'))}</title>"
             f'<rect x="{left:.1f}" y="{top}" width="{max(1.0, share):.1f}" height="{_CELL}" fill="{colours[name]}"/></g>'
         )
         left += share
@@ -142,12 +131,12 @@ def _legend(
     parts: list[str] = []
     x = _MARGIN
     for name in names[:60]:
-        label = f"{_short(name)} ({counts[name]})"
-        span = 24 + 7 * len(label)
+        words = f"{short(name)} ({counts[name]})"
+        span = 24 + 7 * len(words)
         if x + span > width - _MARGIN and x > _MARGIN:
             x, y = _MARGIN, y + 22
         parts.append(f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{colours[name]}"/>')
-        parts.append(_text(x + 19, y + 11.5, label, 12, "#374151"))
+        parts.append(label(x + 19, y + 11.5, words, 12, "#374151"))
         x += span
     return parts, y + 22 + _MARGIN
 
@@ -161,30 +150,3 @@ def _by_node(slots: Iterable[SlotTasks]) -> list[tuple[str, list[SlotTasks]]]:
 
 def _system_last(name: str) -> tuple[bool, str]:
     return (name.startswith("__"), name)
-
-
-def _colour(index: int) -> str:
-    # The golden angle keeps neighbouring components apart; lightness 0.42 carries white text.
-    red, green, blue = colorsys.hls_to_rgb((0.58 + index * 0.38196601) % 1.0, 0.42, 0.55)
-    return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 28 else text[:27] + "\u2026"
-
-
-def _clean(text: str) -> str:
-    """Without the control characters that XML cannot hold even when escaped."""
-    return "".join(letter for letter in text if letter.isprintable())
-
-
-def _text(x: float, y: float, text: str, size: int, colour: str, *, bold: bool = False) -> str:
-    weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}"{weight}>{escape(_clean(text))}</text>'
-
-
-def _box(x: float, y: float, width: float, height: float, fill: str, line: str, extra: str = "") -> str:
-    return (
-        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" '
-        f'stroke="{line}"{extra}/>'
-    )

@@ -53,7 +53,10 @@ def _metadata(report: ReassignReport) -> dict[str, Any]:
 
 
 def _log_materializations(
-    context: dg.OpExecutionContext, ops: OperationsContext, report: ReassignReport
+    context: dg.OpExecutionContext,
+    ops: OperationsContext,
+    report: ReassignReport,
+    zookeeper: ZooKeeperResource,
 ) -> None:
     """One materialization for each of the two assets, at the topology's partition."""
     table = ops.cluster.read_tasks(report.topology_id)
@@ -68,7 +71,7 @@ def _log_materializations(
     for key, metadata in ((ASSIGNMENT, planned), (PUBLISHED_ASSIGNMENT, stored)):
         context.log_event(
             dg.AssetMaterialization(
-                asset_key=key,
+                asset_key=zookeeper.asset_key(key),
                 partition=report.name,
                 description=f"reassigned {report.moved} tasks of {report.topology_id}",
                 metadata=metadata,
@@ -93,7 +96,7 @@ def reassign_op(
         for report in reports:
             context.log.info(f"{report.topology_id}: {report.status}, {report.moved} tasks moved")
             if report.status == "assigned":
-                _log_materializations(context, ops, report)
+                _log_materializations(context, ops, report, zookeeper)
     failed = [report for report in reports if report.status == "failed"]
     context.add_output_metadata(
         {

@@ -7,22 +7,31 @@ task for task). Only when that improves the balance by more than ``topology.reba
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import dagster as dg
 
 from storm_dagster.core.balance import imbalance
 from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.forms import AskForRebalanceConfig
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.keys import PARTITIONS_NAME, REBALANCE_JOB, topology_tags
+from storm_dagster.defs.nimbus_resource import NimbusResource
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.rebalance import rebalance
 
-__all__ = ["rebalance_schedule"]
+__all__ = ["build_rebalance_schedule", "rebalance_schedule"]
 
 _REASSIGN = {"ops": {"storm__assignment": {"config": {"reassign": True}}}}
+
+_ASK = (
+    "Ask the cluster to rebalance a topology; the rebalance itself is a run in the cluster's code location."
+)
 
 _log = logging.getLogger(__name__)
 
@@ -94,16 +103,79 @@ def _plan(ops: OperationsContext, view: ClusterView, name: str, reassign: bool) 
     return _Gain(report.topology_id, report.moved, reassign, skipped, text)
 
 
-@dg.schedule(
-    name="rebalance_schedule",
-    job_name=REBALANCE_JOB,
-    cron_schedule="*/10 * * * *",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Every 10 minutes: rebalances each topology whose balance gains more than "
-    "topology.rebalance.threshold; else says why not.",
-)
-def rebalance_schedule(
-    context: dg.ScheduleEvaluationContext, zookeeper: ZooKeeperResource, blobstore: BlobStoreResource
+@dg.op(name="ask_for_rebalance_op", out=dg.Out(dg.Nothing), description=_ASK)
+def ask_for_rebalance_op(
+    context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource
+) -> None:
+    """Ask nimbus, whose Dagster runs the rebalance itself."""
+    with step_errors(), nimbus.client() as client:
+        answer = client.post(
+            f"/v1/topologies/{check_topology_name(config.name)}/rebalance",
+            {"reassign": config.reassign},
+            repeat=False,
+        )
+    context.add_output_metadata({"run_id": str(answer.get("run_id") or "none"), "topology": config.name})
+
+
+@dg.job(name="ask_for_rebalance", executor_def=dg.in_process_executor, description=_ASK)
+def ask_for_rebalance() -> None:
+    """The job of one op."""
+    ask_for_rebalance_op()
+
+
+def build_rebalance_schedule(
+    *,
+    name: str = "rebalance_schedule",
+    cron_schedule: str = "*/10 * * * *",
+    execution_timezone: str | None = None,
+    topologies: Iterable[str] | None = None,
+    in_cluster_location: bool = False,
+    default_status: dg.DefaultScheduleStatus = dg.DefaultScheduleStatus.RUNNING,
+) -> dg.ScheduleDefinition:
+    """A schedule that rebalances each topology (of ``topologies``, default: all) that gains from it.
+
+    It uses the resources ``zookeeper``, ``blobstore`` and ``nimbus`` of its code location
+    (:func:`build_storm_resources`) and brings its own job, which asks the cluster to rebalance. In the
+    code location that holds the cluster's own definitions, ``in_cluster_location`` launches `rebalance_topology`
+    directly.
+    """
+    only = None if topologies is None else {check_topology_name(topology) for topology in topologies}
+
+    @dg.schedule(
+        name=name,
+        job_name=REBALANCE_JOB if in_cluster_location else None,
+        job=None if in_cluster_location else ask_for_rebalance,
+        cron_schedule=cron_schedule,
+        execution_timezone=execution_timezone,
+        default_status=default_status,
+        description="Rebalances each topology whose balance gains more than topology.rebalance.threshold; else says "
+        "why not.",
+    )
+    def schedule(
+        context: dg.ScheduleEvaluationContext, zookeeper: ZooKeeperResource, blobstore: BlobStoreResource
+    ) -> list[dg.RunRequest] | dg.SkipReason:
+        return _evaluate(context, zookeeper, blobstore, only, in_cluster_location)
+
+    return schedule
+
+
+def _request(gain: _Gain, name: str, version: int, in_cluster_location: bool) -> dg.RunRequest:
+    tags = {**topology_tags(name), "storm/moved_tasks": str(gain.moved)}
+    run_key = f"{gain.topology_id}:{version}"
+    if not in_cluster_location:
+        config = {"ops": {"ask_for_rebalance_op": {"config": {"name": name, "reassign": gain.reassign}}}}
+        return dg.RunRequest(run_key=run_key, run_config=config, tags=tags)
+    return dg.RunRequest(
+        run_key=run_key, partition_key=name, run_config=_REASSIGN if gain.reassign else None, tags=tags
+    )
+
+
+def _evaluate(
+    context: dg.ScheduleEvaluationContext,
+    zookeeper: ZooKeeperResource,
+    blobstore: BlobStoreResource,
+    only: set[str] | None,
+    in_cluster_location: bool,
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """Plan every settled topology with what it has, and ask for a run where tasks would move."""
     requests: list[dg.RunRequest] = []
@@ -115,6 +187,8 @@ def rebalance_schedule(
             )
             view = cluster.load_view()
             for name, version in sorted(_unsettled(view).items()):
+                if only is not None and name not in only:
+                    continue
                 try:
                     gain = _gain(ops, view, name)
                 except StormDagsterError as error:
@@ -122,21 +196,22 @@ def rebalance_schedule(
                     continue
                 if gain.skipped:
                     why.append(f"{name}: {gain.skipped}")
-                elif not context.instance.has_dynamic_partition(PARTITIONS_NAME, name):
+                elif in_cluster_location and not context.instance.has_dynamic_partition(
+                    PARTITIONS_NAME, name
+                ):
                     why.append(f"{name} has no partition key yet: lifecycle_sensor adds it")
                 else:
                     context.log.info(f"{name}: {gain.text}")
-                    requests.append(
-                        dg.RunRequest(
-                            run_key=f"{gain.topology_id}:{version}",
-                            partition_key=name,
-                            run_config=_REASSIGN if gain.reassign else None,
-                            tags={**topology_tags(name), "storm/moved_tasks": str(gain.moved)},
-                        )
-                    )
+                    requests.append(_request(gain, name, version, in_cluster_location))
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
-    why += [f"{name}: {reason}" for name, reason in sorted(_busy(view).items())]
+    why += [
+        f"{name}: {reason}" for name, reason in sorted(_busy(view).items()) if only is None or name in only
+    ]
     for line in why:
         context.log.info(line)
     return requests or dg.SkipReason("; ".join(why[:20]) or "no topology runs")
+
+
+rebalance_schedule = build_rebalance_schedule(in_cluster_location=True)
+"""The one of :func:`build_storm_defs`."""

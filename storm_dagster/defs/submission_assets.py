@@ -227,7 +227,7 @@ def published_assignment(
         # The cluster had changed since storm/assignment was computed: its newest value is this one.
         context.log_event(
             dg.AssetMaterialization(
-                asset_key=keys.ASSIGNMENT,
+                asset_key=zookeeper.asset_key(keys.ASSIGNMENT),
                 partition=name,
                 description=f"planned again while publishing ({report.replanned} times)",
                 metadata={

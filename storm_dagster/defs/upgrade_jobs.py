@@ -57,11 +57,15 @@ def progress_metadata(report: UpgradeReport, progress: Progress, began: float) -
 
 
 def _observe(
-    context: dg.OpExecutionContext, verb: str, report: UpgradeReport, metadata: dict[str, Any]
+    context: dg.OpExecutionContext,
+    verb: str,
+    report: UpgradeReport,
+    metadata: dict[str, Any],
+    shown: dg.AssetKey,
 ) -> None:
     context.log_event(
         dg.AssetObservation(
-            asset_key=ACTIVE_TOPOLOGY,
+            asset_key=shown,
             partition=report.name,
             description=f"{verb}: {metadata['outcome']}, {metadata['status']}",
             metadata={"verb": verb, **metadata},
@@ -72,14 +76,16 @@ def _observe(
         context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: report.name})
 
 
-def _teller(context: dg.OpExecutionContext, report: UpgradeReport, verb: str) -> Callable[[str, str], None]:
+def _teller(
+    context: dg.OpExecutionContext, report: UpgradeReport, verb: str, shown: dg.AssetKey
+) -> Callable[[str, str], None]:
     """Shows each worker's change in the run and at the topology's asset while it happens."""
 
     def tell(worker: str, state: str) -> None:
         context.log.info(f"{worker}: {state}")
         context.log_event(
             dg.AssetObservation(
-                asset_key=ACTIVE_TOPOLOGY,
+                asset_key=shown,
                 partition=report.name,
                 description=f"{verb}: {worker} {state}",
                 metadata={"verb": verb, "worker": worker, "code": state, "topology_id": report.topology_id},
@@ -114,9 +120,18 @@ def gray_upgrade_topology_op(
         )
         context.log.info(f"the upgrade of {report.topology_id} is {report.outcome}")
         progress = await_batch(
-            ops, report, wait_secs=config.wait_secs, tell=_teller(context, report, "gray-upgrade")
+            ops,
+            report,
+            wait_secs=config.wait_secs,
+            tell=_teller(context, report, "gray-upgrade", zookeeper.asset_key(ACTIVE_TOPOLOGY)),
         )
-    _observe(context, "gray-upgrade", report, progress_metadata(report, progress, began))
+    _observe(
+        context,
+        "gray-upgrade",
+        report,
+        progress_metadata(report, progress, began),
+        zookeeper.asset_key(ACTIVE_TOPOLOGY),
+    )
 
 
 @dg.op(name="complete_upgrade_topology_op", description=_COMPLETE, out=dg.Out(dg.Nothing))
@@ -138,7 +153,7 @@ def complete_upgrade_topology_op(
         "code": report.assignment.code_dir if report.assignment is not None else "",
         "seconds": round(time.monotonic() - began, 3),
     }
-    _observe(context, "complete-upgrade", report, metadata)
+    _observe(context, "complete-upgrade", report, metadata, zookeeper.asset_key(ACTIVE_TOPOLOGY))
 
 
 @dg.op(name="rollback_topology_op", description=_ROLL_BACK, out=dg.Out(dg.Nothing))
@@ -154,9 +169,18 @@ def rollback_topology_op(
     with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
         report = lifecycle.roll_back(ops, config.name)
         progress = await_rollback(
-            ops, report, wait_secs=config.wait_secs, tell=_teller(context, report, "rollback")
+            ops,
+            report,
+            wait_secs=config.wait_secs,
+            tell=_teller(context, report, "rollback", zookeeper.asset_key(ACTIVE_TOPOLOGY)),
         )
-    _observe(context, "rollback", report, progress_metadata(report, progress, began))
+    _observe(
+        context,
+        "rollback",
+        report,
+        progress_metadata(report, progress, began),
+        zookeeper.asset_key(ACTIVE_TOPOLOGY),
+    )
 
 
 @dg.job(name="gray_upgrade_topology", description=_GRAY, executor_def=dg.in_process_executor)

@@ -1,0 +1,111 @@
+"""What is asked of a declared topology: that it runs, that it is as declared, and that it keeps its limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.component_attributes import TopologyAlerts
+from storm_dagster.defs.declared import Actual, Declaration, Described, differences
+from storm_dagster.defs.declared_metadata import spout_figures
+from storm_dagster.defs.metadata import table
+
+__all__ = ["Verdict", "verdicts", "wanted_checks"]
+
+_ALWAYS = {
+    "all_tasks_run": "Every task of the topology runs.",
+    "as_declared": "What ZooKeeper and nimbus say of the topology is what defs.yaml declares.",
+}
+_LIMITS = {
+    "latency_within_limit": ("complete_ms", "Spouts' tuples complete within alerts.complete_ms on average."),
+    "failures_within_limit": ("failed_ratio", "No more of the spouts' tuples fail than alerts.failed_ratio."),
+    "errors_within_limit": ("errors", "Components have reported no more errors than alerts.errors."),
+}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one check."""
+
+    passed: bool
+    words: str
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
+    """Check name -> what it asks; of the limits only those that are set."""
+    return _ALWAYS | {
+        name: text for name, (limit, text) in _LIMITS.items() if getattr(alerts, limit) is not None
+    }
+
+
+def verdicts(
+    declaration: Declaration,
+    described: Described,
+    actual: Actual | None,
+    document: Mapping[str, Any] | None,
+    alerts: TopologyAlerts,
+) -> dict[str, Verdict]:
+    """Every wanted check's outcome. ``document`` is nimbus's `show`, ``None`` when nothing runs."""
+    found = {
+        "all_tasks_run": _all_tasks_run(declaration.name, document),
+        "as_declared": _as_declared(declaration, described, actual),
+    }
+    latency, ratio = spout_figures(document)
+    measured = {
+        "complete_ms": latency,
+        "failed_ratio": ratio,
+        "errors": float(len((document or {}).get("errors", ()))),
+    }
+    for name in wanted_checks(alerts):
+        if name in _LIMITS:
+            limit_name = _LIMITS[name][0]
+            limit, value = float(getattr(alerts, limit_name)), measured[limit_name]
+            found[name] = Verdict(
+                passed=document is not None and value <= limit,
+                words=f"{limit_name} is {value:g}, the limit is {limit:g}"
+                if document is not None
+                else f"topology {declaration.name!r} does not run",
+                severity=dg.AssetCheckSeverity.WARN,
+                metadata={limit_name: value, "limit": limit},
+            )
+    return found
+
+
+def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> Verdict:
+    if document is None:
+        return Verdict(False, f"topology {name!r} does not run")
+    tasks = document["tasks"]
+    waiting = [task["id"] for task in tasks if task["status"] != "running"]
+    words = (
+        f"{len(waiting)} of {len(tasks)} tasks of {document['id']} do not run"
+        if waiting or not tasks
+        else f"all {len(tasks)} tasks of {document['id']} run"
+    )
+    return Verdict(
+        passed=bool(tasks) and not waiting,
+        words=words,
+        metadata={"topology_id": str(document["id"]), "not_running": len(waiting), "tasks": len(tasks)},
+    )
+
+
+def _as_declared(declaration: Declaration, described: Described, actual: Actual | None) -> Verdict:
+    differ = differences(declaration, described, actual)
+    # Changed code that waits for somebody to deploy it, or an upgrade under way, is no fault.
+    heavy = differ.keys() - {"code"}
+    return Verdict(
+        passed=not differ,
+        words="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",
+        severity=dg.AssetCheckSeverity.ERROR if heavy else dg.AssetCheckSeverity.WARN,
+        metadata={
+            "drift": table(
+                [("what", "string"), ("how", "string")],
+                [{"what": part, "how": text} for part, text in differ.items()],
+            ),
+            "differences": len(differ),
+        },
+    )

@@ -1,0 +1,92 @@
+"""A local cluster beside this Dagster: whether one runs, and starting it, detached, through the command line.
+
+Only the job `start_local_cluster`, and resources with ``spawn: true`` (development), start daemons from here. A
+sensor or a submission without that flag never does.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.run_file import RunFile
+
+__all__ = ["ensure_local_cluster", "local_cluster_runs", "run_cli", "start_cluster"]
+
+_LONGEST_SECS = 300
+
+
+def local_cluster_runs(home: Path) -> bool:
+    """Whether a local cluster lives in that state folder."""
+    return any(record.role == "dev" and record.alive() for record in RunFile.read_all(home))
+
+
+def run_cli(arguments: Sequence[str]) -> dict[str, Any]:
+    """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
+    argv = [sys.executable, "-m", "storm_dagster", *arguments, "--json"]
+    try:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, timeout=_LONGEST_SECS, stdin=subprocess.DEVNULL, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(
+            f"`storm-dagster {' '.join(arguments)}` did not end within {_LONGEST_SECS} s: look at HOME/logs"
+        ) from None
+    document: Any = None
+    for text in (done.stdout, done.stdout.strip().rpartition("\n")[2]):
+        try:
+            document = json.loads(text)
+            break
+        except ValueError:
+            continue
+    if done.returncode:
+        if isinstance(document, dict) and "error" in document:
+            raise error_from_document(document)
+        raise StormDagsterError(
+            f"`storm-dagster {' '.join(arguments)}` failed ({done.returncode}): {done.stderr[-2000:]}"
+        )
+    return document if isinstance(document, dict) else {}
+
+
+def start_cluster(home: Path, *, supervisors: int, slots: int, nimbuses: int) -> None:
+    """Start a local cluster in ``home``; returns when it is ready. It outlives this process."""
+    run_cli(
+        [
+            *("dev", "--detach", "--ports", "auto", "--home", str(home)),
+            *("--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)),
+        ]
+    )
+
+
+def ensure_local_cluster(home: Path) -> None:
+    """Start the smallest useful cluster in ``home`` when none runs there, and wait until it is ready.
+
+    Two runs that find none at once start one: the second is refused by `dev` and uses the first's. Raises
+    :class:`Unavailable` when none is ready within five minutes.
+    """
+    if local_cluster_runs(home) and ClusterFile.read(home) is not None:
+        return
+    try:
+        start_cluster(home, supervisors=2, slots=4, nimbuses=1)
+    except (Conflict, Unavailable):
+        from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
+
+        if not local_cluster_runs(home):
+            raise
+        wait = Retrying(
+            retry=retry_if_result(lambda ready: not ready),
+            stop=stop_after_delay(_LONGEST_SECS),
+            wait=wait_fixed(0.5),
+        )
+        try:
+            wait(lambda: ClusterFile.read(home) is not None)
+        except RetryError:
+            raise Unavailable(
+                f"the cluster that starts in {home} is not ready: look at {home}/logs"
+            ) from None
