@@ -204,7 +204,10 @@ class Runner:
 
     def close_instance(self) -> None:
         """Save the component's state, and tell it that this is the end. In the thread that runs it."""
-        for what, close in (("checkpoint", self.state and self.state.close), ("close", self.instance.close)):
+        for what, close in (
+            ("checkpoint", self.state.close if self.state is not None else None),
+            ("close", self.instance.close),
+        ):
             try:
                 if close is not None:
                     close()
