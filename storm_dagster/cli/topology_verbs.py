@@ -97,6 +97,13 @@ def show(invocation: Invocation, name: str) -> None:
             for task in document["tasks"]
         ],
     )
+    reported = [
+        (task["id"], task["component"], metric, value)
+        for task in document["tasks"]
+        for metric, value in sorted((task.get("metrics") or {}).items())
+    ]
+    if reported:
+        print_table("metrics", ["task", "component", "metric", "value"], reported)
     for error in document.get("errors", [])[:10]:
         said = str(error["error"]).strip().splitlines()
         click.echo(

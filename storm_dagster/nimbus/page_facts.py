@@ -122,6 +122,8 @@ class TopologyFacts:
     executors_total: int
     answered: bool
     """Whether the topology master gave figures; without them all are 0."""
+    metrics: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    """(component, task) -> what it reported with ``report_metric``."""
 
     @property
     def workers_total(self) -> int:
@@ -209,6 +211,11 @@ def topology_facts(
         tasks_total=sum(len(part.tasks) for part in components.values()),
         executors_total=sum(len(part.executors) for part in components.values()),
         answered=told is not None,
+        metrics={
+            (str(entry.get("component") or ""), task): entry["metrics"]
+            for task, entry in sorted(told_tasks.items())
+            if entry.get("metrics")
+        },
     )
 
 

@@ -202,6 +202,7 @@ def _task_document(
         "status": status,
         "uptime_secs": int(told.get("uptime_secs") or 0) if alive and told is not None else 0,
         "stats": {name: given.get(name) or 0 for name in STAT_NAMES},
+        "metrics": dict(told.get("metrics") or {}) if alive and told is not None else {},
     }
 
 

@@ -76,6 +76,7 @@ class WorkerRig:
             paths.taskbeats(topology_id), encode_record(TaskBeats(topology_id=topology_id, topology_master=1))
         )
         self._put(paths.task_errors(topology_id), b"")
+        self._put(paths.metrics(topology_id), b"")
 
     def _put(self, path: str, data: bytes) -> None:
         state = self.cluster.state

@@ -20,6 +20,7 @@ from storm_dagster.model.records import Assignment, StormBase, TaskBeats, Worker
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.contract import Placement
 from storm_dagster.worker.lease import Lease
+from storm_dagster.worker.metric_ids import MetricIdsDriver
 from storm_dagster.worker.upgrade_driver import UpgradeDriver
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -48,6 +49,8 @@ class LoopSide(Protocol):
     def statuses(self) -> Mapping[int, str]: ...
 
     def beats(self, tasks: frozenset[int]) -> TaskBeats | None: ...
+
+    def metric_names(self) -> list[str]: ...
 
     def superseded(self, reason: str) -> None: ...
 
@@ -84,6 +87,7 @@ class Keeper:
         """(version of the assignment, task -> component)."""
         self._next_beat = 0.0
         self._runs_master = False
+        self._metric_ids = MetricIdsDriver(spec.topology_id, conf, cluster)
         self._upgrades = UpgradeDriver(spec.topology_id, cluster, lease)
         self._refreshed = 0.0
         session = cluster.session
@@ -292,6 +296,8 @@ class Keeper:
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
         self._next_beat = now + min(10.0, timeout / 3)
         self.cluster.write_beats(self.spec.topology_id, beats)
+        if self._view[2].status in _RUNNING:
+            self._metric_ids.drive(self.loop.metric_names())
 
     def _drive_upgrade(self) -> None:
         """The topology master picks the batches of a gray upgrade."""

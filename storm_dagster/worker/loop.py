@@ -112,6 +112,11 @@ class Loop:
         launch = float(self.engine.conf.get("nimbus.task.launch.secs") or 120)
         return master.table.beats(time.monotonic(), timeout, tasks, launch)
 
+    def metric_names(self) -> list[str]:
+        """What the topology's components report, when the topology master runs here."""
+        master = self.engine.master
+        return [] if master is None else master.table.metric_names()
+
     def status(self) -> str:
         """``paused``, ``starting`` or ``running``."""
         if self.paused:

@@ -73,6 +73,12 @@ class TopologyMasterTable:
             dead=encode_ranges(dead & known),
         )
 
+    def metric_names(self) -> list[str]:
+        """``component:metric`` of everything that the topology's components report."""
+        with self._lock:
+            tasks = [task for report, _, _ in self._reports.values() for task in report.tasks.values()]
+        return sorted({f"{task.component}:{name}" for task in tasks for name in task.metrics})
+
     def document(self) -> dict[str, Any]:
         """Tasks and workers of the whole topology, for a stats request."""
         with self._lock:

@@ -17,6 +17,7 @@ from storm_dagster.model.records import (
     Blacklist,
     EpochRecord,
     GrayUpgrade,
+    MetricIds,
     TaskBeats,
     TaskError,
     TaskTable,
@@ -315,6 +316,27 @@ class StormClusterState(StormOperations):
         landed = results[-1]
         assert isinstance(landed, int)
         return landed
+
+    def register_metrics(
+        self, topology_id: str, sample_rate: float, names: Iterable[str]
+    ) -> MetricIds | None:
+        """Give ids to the names that have none, in ``/metrics/<id>``, by compare and set.
+
+        ``None`` when the node is gone, because the topology is; nothing is written when nothing changes.
+        """
+        path = paths.metrics(topology_id)
+        raw = self.state.get_data_with_version(path)
+        if raw is None:
+            return None
+        # Empty from its creation until the topology is active.
+        known = decode_record(MetricIds, raw[0], path).ids if raw[0] else {}
+        ids = dict(known)
+        for name in names:
+            ids.setdefault(name, len(ids) + 1)
+        record = MetricIds(sample_rate=sample_rate, ids=ids)
+        if not raw[0] or ids != known:
+            self.fenced(None).set(path, encode_record(record), raw[1].version).commit()
+        return record
 
     # -- parts of transactions --------------------------------------------------------------------------
 

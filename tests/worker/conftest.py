@@ -79,6 +79,7 @@ class Count(Bolt):
         key = f"{line}:{word}"
         if not state.applied(key):
             state.save({word: state.get(word, 0) + n}, applied=[key])
+        self.report_metric("newest", line)
         self.ack(tup)
 
 

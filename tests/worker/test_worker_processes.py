@@ -12,6 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from storm_dagster.model import paths
+from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 from storm_dagster.operations.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
@@ -34,6 +36,11 @@ def counted(rig: WorkerRig) -> Counter[str]:
             for key, value in db.execute("SELECT key, value FROM state"):
                 total[key] += msgspec.json.decode(value)
     return total
+
+
+def metric_ids(rig: WorkerRig) -> MetricIds:
+    raw = rig.cluster.state.get_data(paths.metrics(rig.topology_id))
+    return decode_record(MetricIds, raw) if raw else MetricIds(sample_rate=0)
 
 
 def acked(rig: WorkerRig) -> set[int]:
@@ -79,6 +86,13 @@ def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], 
     document = ask_worker("127.0.0.1", slots[0][1], node.token, "stats")
     assert set(document["tasks"]) == {"1", "2", "3", "4", "5", "6", "7"}
     assert document["tasks"]["7"]["stats"]["acked"] == 2000
+    assert {task["metrics"]["newest"] for task in document["tasks"].values() if task["metrics"]} <= set(
+        range(2000)
+    )
+    registered = eventually(lambda: metric_ids(rig).ids and metric_ids(rig), what="ids of the metrics")
+    assert registered == MetricIds(sample_rate=0.05, ids={"count:newest": 1})
+    spout = document["tasks"]["7"]["stats"]
+    assert spout["complete_ms"] > 0, "latencies are sampled, counts are exact"
     assert document["workers"][f"s1:{slots[0][1]}"]["pid"] == node.pid
     assert "stacks" in ask_worker("127.0.0.1", slots[0][1], node.token, "stacks")
     for process in rig.processes.values():

@@ -1,4 +1,8 @@
-"""``/metrics`` for Prometheus. Labels come from fixed sets only: route patterns, statuses, never callers' words."""
+"""``/metrics`` for Prometheus.
+
+Labels come from fixed sets (route patterns, statuses) and from running topologies (their components, and the
+at most 100 metrics of a task), never from what callers say.
+"""
 
 from __future__ import annotations
 
@@ -137,6 +141,17 @@ class _ClusterFigures(Collector):
             if one.answered:
                 latency.add_metric([one.name], one.totals("600")["complete_ms"] / 1000)
         yield latency
+        reported = GaugeMetricFamily(
+            "storm_topology_user_metric",
+            "Newest number that a task gave to report_metric",
+            labels=["topology", "component", "task", "metric"],
+        )
+        for one in facts:
+            for (component, task), figures in one.metrics.items():
+                for metric, value in figures.items():
+                    if isinstance(value, int | float):
+                        reported.add_metric([one.name, component, task, str(metric)], float(value))
+        yield reported
         for name, text, value in _TOPOLOGY_SIZES:
             family = GaugeMetricFamily(name, text, labels=["topology"])
             for one in facts:

@@ -251,6 +251,7 @@ METRICS = obj(
     {
         "window": STR,
         "windowHint": STR,
+        "reported": arr(obj({"component_id": STR, "task": STR, "metrics": ANY})),
         "spouts": arr(
             obj(
                 {

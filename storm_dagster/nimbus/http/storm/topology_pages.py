@@ -140,6 +140,10 @@ class TopologyPages:
             "windowHint": window_hint(window),
             "spouts": [described(part) for part in shown if part.kind == "spout"],
             "bolts": [described(part) for part in shown if part.kind == "bolt"],
+            "reported": [
+                {"component_id": component, "task": task, "metrics": dict(figures)}
+                for (component, task), figures in facts.metrics.items()
+            ],
         }
 
     def lag(self, name: str) -> dict[str, Any]:
