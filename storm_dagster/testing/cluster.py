@@ -94,7 +94,7 @@ class LocalCluster:
         timeout: float = 240.0,
     ) -> None:
         """``timeout`` bounds the start, in seconds."""
-        self.home = home.absolute()
+        self.home: Path = home.absolute()
         self._timeout = timeout
         self._size = (supervisors, slots, nimbuses, zookeepers)
         self._conf = dict(conf or {})

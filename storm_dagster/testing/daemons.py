@@ -60,7 +60,7 @@ class Daemons:
     ) -> None:
         ports = iter(free_ports(2 * nimbuses + supervisors * (slots + 1)))
         http = {f"n{number + 1}": next(ports) for number in range(nimbuses)}
-        self.home = home.absolute()
+        self.home: Path = home.absolute()
         self._values = {
             "storm.zookeeper.servers": list(zookeeper),
             "nimbus.seeds": [f"127.0.0.1:{port}" for port in http.values()],
@@ -78,9 +78,9 @@ class Daemons:
         for (_, id), values in self._own.items():
             if id in links:
                 values["storm.zookeeper.servers"] = list(links[id])
-        self.nimbuses = sorted(http)
+        self.nimbuses: list[str] = sorted(http)
         """Ids."""
-        self.supervisors = sorted(id for role, id in self._own if role == "supervisor")
+        self.supervisors: list[str] = sorted(id for role, id in self._own if role == "supervisor")
         """Ids."""
         self._urls = {id: f"http://127.0.0.1:{port}" for id, port in http.items()}
         self._children: dict[tuple[str, str], subprocess.Popen[bytes]] = {}

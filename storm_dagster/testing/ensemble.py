@@ -54,7 +54,7 @@ class ZooKeeperEnsemble:
         self._folder = folder
         self._tick_ms = tick_ms
         self._prefixes = [list(prefix) for prefix in prefixes or [()] * size]
-        self.members = [
+        self.members: list[Member] = [
             Member(
                 number + 1,
                 ports[3 * number],

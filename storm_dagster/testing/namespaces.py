@@ -100,6 +100,16 @@ class Network:
         """Nothing reaches the host any more, nor leaves it."""
         _ip("link", "set", self._link(host), "down")
 
+    def part(self, host: int, *others: int) -> None:
+        """The host and these others do not reach each other any more; this machine reaches all."""
+        for other in others:
+            _ip("-n", self._space(host), "route", "add", "blackhole", f"{self.address(other)}/32")
+
+    def join(self, host: int, *others: int) -> None:
+        """Undo :meth:`part`."""
+        for other in others:
+            _ip("-n", self._space(host), "route", "del", "blackhole", f"{self.address(other)}/32")
+
     def mend(self, host: int) -> None:
         """Undo :meth:`cut`."""
         _ip("link", "set", self._link(host), "up")

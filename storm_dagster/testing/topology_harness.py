@@ -38,7 +38,7 @@ class SimulatedClock:
     """Seconds that move only when told to."""
 
     def __init__(self) -> None:
-        self.secs = 0.0
+        self.secs: float = 0.0
 
     def __call__(self) -> float:
         return self.secs
@@ -48,8 +48,8 @@ class GivenSpout(Spout):
     """Emits the given tuples once each, with their index as id; failed ones are emitted again ``replays`` times."""
 
     def __init__(self, tuples: Sequence[Any], stream: str = "default", replays: int = 0) -> None:
-        self.waiting = list(enumerate(tuples))[::-1]
-        self.tuples = list(tuples)
+        self.waiting: list[tuple[int, Any]] = list(enumerate(tuples))[::-1]
+        self.tuples: list[Any] = list(tuples)
         self.stream = stream
         self.replays = replays
         self.acked: list[int] = []
@@ -137,14 +137,14 @@ class TopologyHarness:
                 components[len(components) + 1] = component
         if merged.get("topology.acker.executors") != 0:
             components[len(components) + 1] = ACKER
-        self.clock = SimulatedClock() if simulated else None
+        self.clock: SimulatedClock | None = SimulatedClock() if simulated else None
         if simulated:
             shells = [name for name, _, part in spec.components() if part.object.shell is not None]
             if shells:
                 raise InvalidRequest(
                     f"component {shells[0]!r} is a program, which lives in real time: run without simulated=True"
                 )
-        self.shared = Shared(
+        self.shared: Shared = Shared(
             conf=merged,
             owns=lambda: True,
             wake=lambda: None,
@@ -153,7 +153,7 @@ class TopologyHarness:
             epoch=start_ms / 1000 if simulated else None,
         )
         self.shared.sliced = False
-        self.engine = NativeEngine(
+        self.engine: NativeEngine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
             spec=spec,
             conf=merged,

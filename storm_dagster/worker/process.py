@@ -25,6 +25,7 @@ from storm_dagster.worker.loop import Loop
 from storm_dagster.worker.runner import Shared
 from storm_dagster.worker.transport import Transport
 from storm_dagster.worker.watchdog import Watchdog
+from storm_dagster.zk.quorum_lease import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["run_worker"]
@@ -97,7 +98,7 @@ def run_worker(path: Path) -> int:
         _log.error("%s", error)
         run_file.remove(Path(spec.home))
         raise
-    lease = Lease(cluster.session)
+    lease = Lease(lease_of(cluster.session))
     code = EXIT_SUPERSEDED
     try:
         code = _run(spec, conf, topology, transport, cluster, lease)

@@ -8,7 +8,7 @@ both pass through these few methods. Nothing else in the package touches kazoo's
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kazoo.client import KazooClient
@@ -43,6 +43,8 @@ class Lease:
     """Boot clock at which the newest answered request had been sent; 0.0 without a session."""
     negotiated_ms: int = 0
     """Session timeout that the server granted."""
+    connected_boot: float = 0.0
+    """Boot clock at which the connect of this connection had been sent."""
 
 
 class _Handler(SequentialThreadingHandler):
@@ -68,7 +70,7 @@ class LeaseConnection(ConnectionHandler):
     def _answered(self, sent_boot: float) -> None:
         old = self.lease
         if old.session_id and sent_boot > old.answered_boot:
-            self.lease = Lease(old.session_id, sent_boot, old.negotiated_ms)
+            self.lease = replace(old, answered_boot=sent_boot)
 
     def _invoke(self, timeout: float, request: Any, xid: int | None = None) -> Any:
         sent = boot_clock()
@@ -78,7 +80,7 @@ class LeaseConnection(ConnectionHandler):
             self._sent_boot.clear()
             self._ping_sent_boot = 0.0
             if answer.time_out > 0:
-                self.lease = Lease(answer.session_id, sent, answer.time_out)
+                self.lease: Lease = Lease(answer.session_id, sent, answer.time_out, sent)
         return result
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:

@@ -10,9 +10,12 @@ import pytest
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.testing.ensemble import ZooKeeperEnsemble
 from storm_dagster.testing.fault_proxy import FaultProxy
+from storm_dagster.testing.namespaces import Network, why_not
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.connection import boot_clock
 from storm_dagster.zk.ensemble import Member, ensemble_command, server_mode
+from storm_dagster.zk.quorum_lease import QuorumLease
 from storm_dagster.zk.root import create_root_node
 from storm_dagster.zk.session import ZkSession
 
@@ -81,3 +84,46 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
             assert state.get_data("/held") == b"x"
         finally:
             session.close()
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"servers cannot be parted here: {why_not()}")
+@pytest.mark.parametrize("mode", ["follower", "leader"])
+def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the_others(
+    tmp_path: Path, mode: str
+) -> None:
+    """I2: the server that is out of touch goes on answering its clients; nothing that it says prolongs the lease."""
+    with (
+        Network("sdle", 3) as network,
+        ZooKeeperEnsemble(
+            tmp_path,
+            hosts=[network.address(host) for host in range(3)],
+            prefixes=[network.prefix(host) for host in range(3)],
+        ) as ensemble,
+    ):
+        leading = ensemble.leader()
+        parted = leading if mode == "leader" else ensemble.followers()[0]
+        others = [member for member in ensemble.members if member.id != parted]
+        owner, watcher = (
+            connect(ensemble.members[parted - 1].address),
+            connect(",".join(member.address for member in others)),
+        )
+        lease = QuorumLease(owner).start()
+        try:
+            create_root_node(owner)
+            ZooKeeperClusterState(owner).set_ephemeral_node("/worker", b"")
+            seen = ZooKeeperClusterState(watcher)
+            seen.sync_path("/worker")
+            assert seen.exists("/worker")
+            connected = owner.lease().connected_boot
+            eventually(
+                lambda: lease.lease_end() > connected + owner.negotiated_timeout_ms / 1000,
+                60,
+                "a proof by the leader",
+            )
+            network.part(parted - 1, *(member.id - 1 for member in others))
+            eventually(lambda: not seen.exists("/worker"), 60, "the session's end", ignore=(Unavailable,))
+            assert lease.lease_end() < boot_clock(), "nobody may run a task that another may open now"
+        finally:
+            lease.stop()
+            owner.close(1.0)
+            watcher.close()

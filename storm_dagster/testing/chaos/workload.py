@@ -18,7 +18,7 @@ class WordCount:
 
     def __init__(self, target: Path, *, files: int = 12, limit: int = 4_000, rate: int = 400) -> None:
         self.target, self.files, self.limit, self.rate = target, files, limit, rate
-        self.expected = self._count()
+        self.expected: Counter[str] = self._count()
 
     def _count(self) -> Counter[str]:
         """The counts, computed without the cluster."""
