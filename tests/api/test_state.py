@@ -22,6 +22,7 @@ from storm_dagster.api import (
 from storm_dagster.core.groupings import stable_hash
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
+from storm_dagster.worker import stateful
 
 WORDS = [f"word{n}" for n in range(40)]
 
@@ -85,7 +86,9 @@ def test_what_a_tuple_that_fails_did_to_the_state_is_taken_back(tmp_path: Path) 
     assert result.failed["words"] == [1] and sorted(result.acked["words"]) == [0, 2]
 
 
-def test_a_tuple_is_acked_only_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_tuple_is_acked_only_after_its_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No checkpoint of its own accord, however slow this machine is.
+    monkeypatch.setattr(stateful, "_PAUSE_SECS", 3600.0)
     with TopologyHarness(counting(1), {"words": [["a"], ["b"]]}, state_dir=tmp_path) as harness:
         driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
         while driver is None or not driver.held:
@@ -95,6 +98,7 @@ def test_a_tuple_is_acked_only_after_its_checkpoint(tmp_path: Path) -> None:
         # The process dies here: what is on disk is what the next one finds.
         kept = tmp_path / "kept"
         _copy(tmp_path / "counting", kept / "counting")
+        monkeypatch.undo()
         assert sorted(harness.run().acked["words"]) == [0, 1]
     assert run(kept, 1, [])[1] == [{}]
     assert run(tmp_path, 1, [])[1] == [{"a": 1, "b": 1}]
