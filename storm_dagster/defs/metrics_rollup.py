@@ -2,7 +2,8 @@
 
 Workers count for as long as a topology lives. Each run appends one sample of those counters for every
 component to ``samples/`` and computes from all samples what happened between them: ``hourly/`` has one row
-for each topology, component and hour. Both are Parquet below ``HOME/metrics``, seen by the Spark server.
+for each topology, component and hour. Both are Parquet below ``HOME/metrics``, seen by the Spark server. The
+materialization draws throughput and latency of the last 24 hours.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -18,6 +19,8 @@ from storm_dagster.defs.keys import TOPOLOGY_STATS
 from storm_dagster.defs.metadata import table
 from storm_dagster.defs.nimbus_resource import NimbusResource
 from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.stats_picture import Point, stats_picture
+from storm_dagster.defs.svg import data_uri
 from storm_dagster.model.errors import StormDagsterError
 
 if TYPE_CHECKING:
@@ -90,6 +93,40 @@ def roll_up(session: "SparkSession", samples: "DataFrame") -> "DataFrame":
     )
 
 
+def recent_points(session: "SparkSession", folder: Path, hours: int = 24) -> list[Point]:
+    """What each component of a user did between neighbouring samples of the last hours, by throughput and latency."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    samples = session.read.schema(_SCHEMA).parquet(str(folder / "samples"))
+    order = Window.partitionBy("topology_id", "component").orderBy("sampled_at")
+    # A spout executes nothing: what it emitted is what it did.
+    done = F.greatest("executed", F.when(F.col("executed") == 0, F.col("emitted")).otherwise(F.lit(0)))
+    newest = F.max("sampled_at").over(Window.partitionBy())
+    steps = (
+        samples.where(~F.col("component").startswith("__"))
+        .withColumn("done", done)
+        .withColumn("newest", newest)
+        .withColumn("before", F.coalesce(F.lag("done").over(order), F.lit(0)))
+        .withColumn(
+            "secs", F.col("sampled_at").cast("double") - F.lag("sampled_at").over(order).cast("double")
+        )
+        .where(
+            (F.col("secs") > 0) & (F.col("sampled_at") >= F.col("newest") - F.expr(f"INTERVAL {hours} HOURS"))
+        )
+    )
+    # A restarted worker counts from zero: what it has now is then all that is known to be new.
+    grown = F.when(F.col("done") >= F.col("before"), F.col("done") - F.col("before")).otherwise(F.col("done"))
+    latency = F.when(F.col("complete_ms") > 0, F.col("complete_ms")).otherwise(F.col("execute_ms"))
+    rows = steps.select(
+        "name", "component", "sampled_at", (grown / F.col("secs")).alias("rate"), latency.alias("ms")
+    ).collect()
+    return [
+        Point(f"{row['name']} / {row['component']}", row["sampled_at"], float(row["rate"]), float(row["ms"]))
+        for row in rows
+    ]
+
+
 def write_rollup(
     session: "SparkSession", rows: list[tuple[Any, ...]], folder: Path
 ) -> list[dict[str, str | int | float | bool | None]]:
@@ -125,7 +162,9 @@ def roll_up_metrics_op(context: dg.OpExecutionContext, nimbus: NimbusResource, s
             context.log.info("no component has reported statistics yet: nothing is written")
             return
         folder = nimbus.home_path() / "metrics"
-        newest = write_rollup(spark.pyspark().spark_session, rows, folder)
+        session = spark.pyspark().spark_session
+        newest = write_rollup(session, rows, folder)
+        drawn = stats_picture(recent_points(session, folder), "Throughput and latency, last 24 hours")
     context.log_event(
         dg.AssetMaterialization(
             asset_key=nimbus.asset_key(TOPOLOGY_STATS),
@@ -140,6 +179,9 @@ def roll_up_metrics_op(context: dg.OpExecutionContext, nimbus: NimbusResource, s
                         ("execute_ms", "float"),
                     ],
                     newest,
+                ),
+                "over_time": dg.MetadataValue.md(
+                    f"![Throughput and latency of each component over time]({data_uri(drawn)})"
                 ),
                 "samples": len(rows),
                 "executed_in_newest_hour": sum(int(row["executed"] or 0) for row in newest),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import yaml
 
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.handles import ZooKeeperResource
-from storm_dagster.defs.metrics_rollup import write_rollup
+from storm_dagster.defs.metrics_rollup import recent_points, write_rollup
 from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.stats_picture import stats_picture
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -82,6 +84,15 @@ def test_samples_are_rolled_up_by_the_hour(tmp_path: Path, spark_remote: str) ->
     assert [row["executed"] for row in hourly] == [160, 40]
     assert [row["samples"] for row in hourly] == [2, 1]
     assert [row["executed"] for row in newest] == [40]
+    points = sorted(recent_points(session, tmp_path / "m"), key=lambda one: one.at)
+    assert [round(point.per_second, 4) for point in points] == [round(60 / 1800, 4), round(40 / 1800, 4)]
+    assert {(point.series, point.latency_ms) for point in points} == {("wc / count", 1.5)}
+    drawn = ElementTree.fromstring(stats_picture(points, "over <time> & more"))
+    assert any("wc / count" in (text.text or "") for text in drawn.iter("{http://www.w3.org/2000/svg}text"))
+    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 4, (
+        "two samples in each of two panels"
+    )
+    assert ElementTree.fromstring(stats_picture([], "nothing yet")) is not None
 
 
 def test_zookeeper_is_found_by_its_handle(world) -> None:
