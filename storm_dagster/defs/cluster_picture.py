@@ -78,7 +78,15 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
 
 
 def _slot(slot: DrawnSlot, x: float, y: float, width: float, colours: Mapping[str, str]) -> Iterable[str]:
-    yield label(x, y + 17, str(slot.port), 12, "#374151")
+    dead = slot.state == "dead"
+    yield label(
+        x,
+        y + 17,
+        str(slot.port) + (" \u2717" if dead else ""),
+        12,
+        "#dc2626" if dead else "#374151",
+        bold=dead,
+    )
     left, room = x + _LABEL - 30, width - _LABEL + 30
     if slot.topology is None:
         yield box(left, y, room, _ROW - 6, "#ffffff", "#9aa4b2", ' stroke-dasharray="4 3"')
@@ -98,13 +106,12 @@ def _slot(slot: DrawnSlot, x: float, y: float, width: float, colours: Mapping[st
         )
         text = f"{component} x{count}" if count > 1 else component
         if share > 6.2 * len(text) + 8:
-            yield label(at + 5, y + 16, text, 11, "#ffffff")
+            yield label(at + 5, y + 16, text, 11, "#1f2937" if slot.state == "starting" else "#ffffff")
         at += share
     if not total:
         yield box(left, y, room, _ROW - 6, fill, fill)
-    if slot.state == "dead":
+    if dead:
         yield box(left, y, room, _ROW - 6, "none", "#dc2626", ' stroke-width="2.5"')
-        yield label(left + room - 36, y + 16, "dead", 11, "#fecaca", bold=True)
 
 
 def _legend(colours: Mapping[str, str], y: float) -> tuple[list[str], int]:

@@ -161,13 +161,15 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         self._claim_name(context, where)
         if self.workers is not None and "topology.workers" in self.conf:
             raise InvalidRequest(f"{where} names topology.workers in conf and workers: leave one of them out")
+        chosen = {key: value for key, value in conf.items() if key in self.conf and key != "topology.workers"}
+        if self.deploy == "gray":
+            # Workers are upgraded one by one under a topology master that shares a worker with nobody.
+            chosen.setdefault("topology.master.single.worker", True)
         declaration = Declaration(
             name=self.name,
             target=_absolute_target(self.target, context.path),
             args=tuple(self.args),
-            conf={
-                key: value for key, value in conf.items() if key in self.conf and key != "topology.workers"
-            },
+            conf=chosen,
             workers=self.workers if self.workers is not None else self.conf.get("topology.workers"),
             parallelism=dict(self.parallelism),
             inactive=self.inactive,

@@ -1,0 +1,126 @@
+"""Daily assets on what the stream writes; a stream that does not deliver blocks what depends on them."""
+
+import os
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.nimbus_resource import NimbusResource
+from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.model.errors import StormDagsterError
+
+DAYS = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
+LANDED = dg.AssetKey(["topologies", "clicks", "landed"])
+CLICKS_DAY = dg.AssetKey(["lake", "clicks_day"])
+TOP_PAGES = dg.AssetKey(["lake", "top_pages"])
+LATEST_SECS = 600
+DAILY = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=26), warn_window=timedelta(hours=25))
+
+
+def lake() -> Path:
+    """The folder that stream and batch share."""
+    return Path(os.environ.get("STREAMS_LAKE", "/tmp/lake"))
+
+
+def newest(folder: Path) -> float | None:
+    """When the stream wrote into the folder last (epoch seconds)."""
+    return max((path.stat().st_mtime for path in folder.glob("*.parquet")), default=None)
+
+
+@dg.asset(
+    key=CLICKS_DAY,
+    deps=[LANDED],
+    partitions_def=DAYS,
+    group_name="lake",
+    kinds={"pyspark", "parquet"},
+    freshness_policy=DAILY,
+    description="The day's page views, each once.",
+)
+def clicks_day(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
+    """Read what the stream wrote, drop what came twice, write it anew: a second run gives the same."""
+    source, out = (
+        lake() / "clicks" / f"day={context.partition_key}",
+        lake() / "clicks_day" / context.partition_key,
+    )
+    if newest(source) is None:
+        raise dg.Failure(f"the stream has written nothing for {context.partition_key} ({source})")
+    session = spark.pyspark().spark_session
+    raw = session.read.parquet(str(source))
+    raw.dropDuplicates(["view"]).coalesce(1).write.mode("overwrite").parquet(str(out))
+    views, rows = session.read.parquet(str(out)).count(), raw.count()
+    return dg.MaterializeResult(
+        metadata={"views": views, "came_twice": rows - views, "folder": dg.MetadataValue.path(str(out))}
+    )
+
+
+@dg.asset_check(
+    asset=CLICKS_DAY,
+    name="stream_delivers",
+    blocking=True,
+    description="The topology runs, and its newest file is younger than ten minutes, while the day is not over.",
+)
+def stream_delivers(context: dg.AssetCheckExecutionContext, nimbus: NimbusResource) -> dg.AssetCheckResult:
+    """What is made from a day that the stream still writes would be wrong without its newest views."""
+    try:
+        statuses = {document["name"]: document["status"] for document in nimbus.topologies()}
+        status = statuses.get("clicks", "NOT RUNNING")
+    except StormDagsterError as error:
+        status = f"unknown: {error.message}"
+    today = datetime.now(tz=timezone.utc).date().isoformat()
+    day = context.partition_key if context.has_partition_key else today
+    written = newest(lake() / "clicks" / f"day={day}")
+    age = time.time() - written if written is not None else None
+    delivers = status == "ACTIVE" and age is not None and age < LATEST_SECS
+    metadata: dict[str, Any] = {"status": status, "day_is_over": day < today}
+    if age is not None:
+        metadata["newest_file_secs"] = round(age, 1)
+    return dg.AssetCheckResult(
+        passed=day < today or delivers, severity=dg.AssetCheckSeverity.ERROR, metadata=metadata
+    )
+
+
+@dg.asset(
+    key=TOP_PAGES,
+    deps=[CLICKS_DAY],
+    partitions_def=DAYS,
+    group_name="lake",
+    kinds={"pyspark"},
+    freshness_policy=DAILY,
+    description="The day's pages by views.",
+)
+def top_pages(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
+    """Count, and show the first ten."""
+    folder = lake() / "clicks_day" / context.partition_key
+    rows = (
+        spark.pyspark()
+        .spark_session.read.parquet(str(folder))
+        .groupBy("page")
+        .count()
+        .orderBy("count", ascending=False)
+        .limit(10)
+        .collect()
+    )
+    records = [dg.TableRecord({"page": row["page"], "views": row["count"]}) for row in rows]
+    schema = dg.TableSchema([dg.TableColumn("page", "string"), dg.TableColumn("views", "int")])
+    return dg.MaterializeResult(
+        metadata={"top": dg.MetadataValue.table(records, schema), "pages": len(records)}
+    )
+
+
+daily = dg.define_asset_job(
+    "daily_report", selection=[CLICKS_DAY, TOP_PAGES], executor_def=dg.in_process_executor
+)
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """The daily assets, their check, and a run every night for the day before."""
+    return dg.Definitions(
+        assets=[clicks_day, top_pages],
+        asset_checks=[stream_delivers],
+        jobs=[daily],
+        schedules=[dg.build_schedule_from_partitioned_job(daily, hour_of_day=1)],
+    )

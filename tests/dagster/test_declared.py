@@ -1,0 +1,258 @@
+"""A declared topology: lineage, code versions, drift, mistakes in YAML, and a fresh project made with `dg`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import dagster as dg
+import pytest
+import yaml
+
+from storm_dagster.defs.component_attributes import TopologyAlerts
+from storm_dagster.defs.declared import Actual, Declaration, Described, differences
+from storm_dagster.defs.declared_checks import verdicts
+from storm_dagster.defs.declared_deploy import read_actual
+from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+
+pytestmark = pytest.mark.dagster
+
+CODE = """
+from storm_dagster.api import Bolt, Grouping, Spout, Topology
+
+class Lines(Spout):
+    outputs = ["line"]
+
+class Split(Bolt):
+    outputs = ["word"]
+
+class Count(Bolt):
+    outputs = ["word", "count"]
+
+class Shop(Topology):
+    lines = Lines.spec()
+    split = Split.spec(inputs={lines: Grouping.SHUFFLE}, par=2)
+    count = Count.spec(inputs={split: Grouping.fields("word"), lines: Grouping.ALL})
+"""
+
+
+class Project:
+    """A folder that `dg` takes for a project, with topologies declared in it."""
+
+    def __init__(self, root: Path, package: str) -> None:
+        self.root, self.package = root, package
+        self.defs = root / package / "defs"
+        self.defs.mkdir(parents=True)
+        (root / "pyproject.toml").write_text(
+            f'[project]\nname = "{package}"\nversion = "0"\n\n[tool.dg]\ndirectory_type = "project"\n\n'
+            f'[tool.dg.project]\nroot_module = "{package}"\n',
+            encoding="utf-8",
+        )
+        for folder in (self.defs.parent, self.defs):
+            (folder / "__init__.py").write_text("", encoding="utf-8")
+        (self.defs.parent / "definitions.py").write_text(
+            "from pathlib import Path\nfrom dagster import definitions, load_from_defs_folder\n\n\n"
+            "@definitions\ndef defs():\n    return load_from_defs_folder(path_within_project=Path(__file__).parent)\n",
+            encoding="utf-8",
+        )
+
+    def declare(self, folder: str = "shop", code: str = CODE, **attributes) -> Path:
+        place = self.defs / folder
+        place.mkdir(exist_ok=True)
+        (place / "shop_code.py").write_text(code, encoding="utf-8")
+        declared = {"name": "shop", "target": "shop_code.py:Shop", **attributes}
+        (place / "defs.yaml").write_text(
+            yaml.safe_dump({"type": "storm_dagster.StormTopologyComponent", "attributes": declared}),
+            encoding="utf-8",
+        )
+        return place
+
+    def load(self) -> dg.Definitions:
+        return dg.load_from_defs_folder(path_within_project=self.root)
+
+    def specs(self) -> dict[str, dg.AssetSpec]:
+        return {spec.key.to_user_string(): spec for spec in self.load().resolve_all_asset_specs()}
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Project:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    package = f"shop_{tmp_path.name}".replace("-", "_")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return Project(tmp_path, package)
+
+
+def everything_said(error: BaseException | None) -> str:
+    said = []
+    while error is not None:
+        said.append(str(error))
+        error = error.__cause__ or error.__context__
+    return " ".join(said)
+
+
+def test_spouts_and_bolts_stand_in_the_lineage(project: Project) -> None:
+    project.declare(parallelism={"count": 3}, owners=["team:shop"], group="shop")
+    specs = project.specs()
+    upstream = {key: {dep.asset_key.to_user_string() for dep in spec.deps} for key, spec in specs.items()}
+    assert upstream == {
+        "topologies/shop": set(),
+        "topologies/shop/lines": {"topologies/shop"},
+        "topologies/shop/split": {"topologies/shop/lines"},
+        "topologies/shop/count": {"topologies/shop/split", "topologies/shop/lines"},
+    }
+    assert all((spec.group_name, spec.owners) == ("shop", ["team:shop"]) for spec in specs.values())
+    assert specs["topologies/shop"].freshness_policy is not None
+    groupings = {row.data["grouping"] for row in specs["topologies/shop/count"].metadata["inputs"].records}
+    assert groupings == {"fields on word", "all"}
+    assert specs["topologies/shop/count"].metadata["executors"] == 3
+
+
+def test_the_code_version_follows_code_and_conf_and_nothing_else(project: Project) -> None:
+    def version() -> str | None:
+        return project.specs()["topologies/shop"].code_version
+
+    project.declare()
+    first = version()
+    assert first == version()
+    project.declare(workers=3, parallelism={"count": 2}, deploy="hot")
+    assert version() == first
+    project.declare(conf={"topology.max.spout.pending": 7})
+    assert version() not in (None, first)
+    project.declare(code=CODE + "\n# changed\n")
+    assert version() not in (None, first)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import no_such_package_of_ours\n" + CODE, "no_such_package_of_ours"),
+        ("raise RuntimeError('not today')\n", "not today"),
+        ("x = 1\n", "has no attribute 'Shop'"),
+    ],
+)
+def test_a_target_that_fails_is_declared_and_says_why(project: Project, code: str, words: str) -> None:
+    project.declare(code=code)
+    (spec,) = project.specs().values()
+    assert words in (spec.description or "")
+    assert words in str(spec.metadata["missing"])
+    dg.Definitions.validate_loadable(project.load())
+
+
+def test_two_of_one_name_are_an_error_that_names_both(project: Project) -> None:
+    one, two = project.declare("one"), project.declare("two")
+    with pytest.raises(Exception) as caught:
+        project.load()
+    said = everything_said(caught.value)
+    assert "declared twice" in said
+    assert str(one) in said and str(two) in said
+
+
+@pytest.mark.parametrize(
+    ("attributes", "word"),
+    [
+        ({"worker": 2}, "worker"),
+        ({"alerts": {"latency": 1}}, "latency"),
+        ({"deploy": "blue-green"}, "blue-green"),
+        ({"workers": 0}, "workers"),
+        ({"conf": {"topology.workers": 2}, "workers": 2}, "leave one of them out"),
+    ],
+)
+def test_unknown_and_wrong_fields_are_errors(project: Project, attributes: dict, word: str) -> None:
+    project.declare(**attributes)
+    with pytest.raises(Exception) as caught:
+        project.load()
+    assert word in everything_said(caught.value)
+
+
+def test_schedules_and_limits_only_when_asked_for(project: Project) -> None:
+    project.declare()
+    plain = project.load()
+    assert not list(plain.schedules or [])
+    project.declare(
+        schedule={"deploy": "*/10 * * * *", "rebalance": "0 3 * * *"}, alerts={"complete_ms": 500}
+    )
+    full = project.load()
+    assert {item.name for item in full.schedules or []} == {"deploy_shop_schedule", "rebalance_shop_schedule"}
+    checks = {key.name for check in full.asset_checks or [] for key in check.check_keys}
+    assert checks == {"all_tasks_run", "as_declared", "latency_within_limit"}
+    dg.Definitions.validate_loadable(full)
+
+
+def test_drift_is_found_in_every_part() -> None:
+    declared = Declaration("shop", "shop.py", workers=3, parallelism={"count": 4})
+    described = Described(code_version="new")
+    same = Actual("shop-1-1", "ACTIVE", 3, {"count": 4}, "new")
+    assert differences(declared, described, same) == {}
+    assert set(differences(declared, described, None)) == {"running"}
+    other = Actual("shop-1-1", "INACTIVE", 2, {"count": 1}, "old")
+    assert set(differences(declared, described, other)) == {"code", "workers", "parallelism.count", "status"}
+    foreign = Actual("shop-1-1", "ACTIVE", 3, {"count": 4}, None)
+    assert "not deployed from here" in differences(declared, described, foreign)["code"]
+
+
+def test_limits_are_judged_by_what_spouts_did() -> None:
+    document = {
+        "id": "shop-1-1",
+        "tasks": [{"id": 1, "status": "running"}],
+        "components": {
+            "lines": {"type": "spout", "stats": {"acked": 90, "failed": 10, "complete_ms": 20.0}},
+            "count": {"type": "bolt", "stats": {"acked": 5, "failed": 5}},
+        },
+        "errors": [{}],
+    }
+    running = Actual("shop-1-1", "ACTIVE", 1, {}, "v")
+    alerts = TopologyAlerts(complete_ms=19, failed_ratio=0.1, errors=0)
+    found = verdicts(Declaration("shop", "x"), Described(code_version="v"), running, document, alerts)
+    assert {name: verdict.passed for name, verdict in found.items()} == {
+        "all_tasks_run": True,
+        "as_declared": True,
+        "latency_within_limit": False,
+        "failures_within_limit": True,
+        "errors_within_limit": False,
+    }
+
+
+@pytest.mark.zookeeper
+def test_the_actual_state_is_read_from_zookeeper_and_blobs(world) -> None:
+    zookeeper = ZooKeeperResource(home=str(world.home))
+    blobs = BlobStoreResource(home=str(world.home), local_dir=str(world.home / "blobs"))
+    assert read_actual(zookeeper, blobs, "wc") is None
+    assert world.submit("wc", conf={"topology.workers": 2, "declared.code.version": "abc"}).success
+    actual = read_actual(zookeeper, blobs, "wc")
+    assert actual is not None
+    assert (actual.workers, actual.executors["count"], actual.code_version) == (2, 2, "abc")
+    wanted = Declaration("wc", "wc.py", workers=3, parallelism={"count": 2})
+    assert set(differences(wanted, Described(code_version="abc"), actual)) == {"workers"}
+
+
+def test_a_fresh_project_is_scaffolded_and_checked_with_dg(project: Project) -> None:
+    env = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(project.root),
+        "DAGSTER_DISABLE_TELEMETRY": "yes",
+    }
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("dg")), *arguments],
+            cwd=project.root,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=170,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run("scaffold", "defs", "storm_dagster.StormTopologyComponent", "wc")
+    made = project.defs / "wc"
+    assert {path.name for path in made.iterdir()} == {"defs.yaml", "wc_topology.py"}
+    assert "successfully" in run("check", "defs", "--use-active-venv")
+    assert "storm_dagster.StormTopologyComponent" in run("list", "components")
+    specs = project.specs()
+    assert specs.keys() == {f"topologies/wc{part}" for part in ("", "/lines", "/split", "/count")}
+    assert "missing" not in specs["topologies/wc"].metadata

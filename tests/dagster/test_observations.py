@@ -1,0 +1,119 @@
+"""Observations of the cluster: on change, at most once a minute, with pictures and numbers; recovery times."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from storm_dagster.defs.cluster_observations import Curves
+from storm_dagster.defs.cluster_picture import DrawnSlot, DrawnSupervisor, cluster_picture, curves_picture
+from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
+from storm_dagster.defs.recoveries import recoveries
+
+pytestmark = pytest.mark.dagster
+
+
+def tick(world, cursor=None, name="supervisor_sensor"):
+    with dg.build_sensor_context(
+        instance=world.instance,
+        definitions=world.defs,
+        resources=dict(world.defs.resources or {}),
+        cursor=cursor,
+    ) as context:
+        return world.defs.resolve_sensor_def(name)(context)
+
+
+def later(cursor: str, secs: float = 61) -> str:
+    document = json.loads(cursor)
+    document["at"] -= secs
+    return json.dumps(document)
+
+
+def drawn(event, name="tasks_on_slots") -> ET.Element:
+    (data,) = re.findall(r"base64,([A-Za-z0-9+/=]+)", event.metadata[name].value)
+    return ET.fromstring(base64.b64decode(data))
+
+
+@pytest.mark.zookeeper
+def test_what_changes_is_observed_once_a_minute_at_most(world) -> None:
+    assert world.submit("wc", conf={"topology.workers": 2}).success
+    world.run_workers("wc")
+    first = tick(world)
+    events = {
+        event.asset_key: event for event in first.asset_events if isinstance(event, dg.AssetObservation)
+    }
+    assert events.keys() == {SUPERVISORS, WORKERS, TOPOLOGIES}
+    assert events[WORKERS].metadata["running"].value == 2
+    assert events[TOPOLOGIES].metadata["live"].value == 1
+    text = " ".join(drawn(events[SUPERVISORS]).itertext())
+    assert "wc" in text and "host-s1" in text and "free" in text
+    # Another worker process is a change of the workers alone, and waits for its minute.
+    world.run_workers("wc", token="another")
+    assert isinstance(tick(world, first.cursor), dg.SkipReason)
+    second = tick(world, later(first.cursor))
+    assert [event.asset_key for event in second.asset_events] == [WORKERS]
+    assert isinstance(tick(world, later(second.cursor)), dg.SkipReason)
+
+
+@pytest.mark.zookeeper
+def test_a_recovery_is_timed_from_loss_to_return(world) -> None:
+    assert world.submit("wc", conf={"topology.workers": 2}).success
+    world.run_workers("wc")
+    whole = world.cluster.load_view()
+    (topology,) = whole.topologies.values()
+    lost = replace(topology, live_workers=dict(list(topology.live_workers.items())[1:]))
+    broken = replace(whole, topologies={topology.id: lost})
+    found, memory = recoveries(whole, {}, 10.0)
+    assert found == []
+    found, memory = recoveries(broken, memory, 12.0)
+    assert found == []
+    found, memory = recoveries(broken, memory, 13.0)
+    found, memory = recoveries(whole, memory, 13.5)
+    assert [(one.name, one.seconds, one.moved) for one in found] == [("wc", 1.5, False)]
+    assert recoveries(whole, memory, 20.0)[0] == []
+    # Workers that are missing from the start, or after a rebalance, recover from nothing.
+    assert recoveries(whole, recoveries(broken, {}, 1.0)[1], 2.0)[0] == []
+
+
+def test_rates_come_from_neighbouring_samples() -> None:
+    def document(executed: int, ms: float) -> dict:
+        return {
+            "tasks": [
+                {"component": "count", "stats": {"executed": executed, "execute_ms": 1.0}},
+                {"component": "lines", "stats": {"acked": 10, "complete_ms": ms}},
+                {"component": "__acker", "stats": {"executed": 10**9}},
+            ]
+        }
+
+    curves = Curves()
+    for at, executed in ((0.0, 100), (60.0, 700), (120.0, 60)):
+        curves = Curves.from_json(json.loads(json.dumps(curves.to_json()))).with_sample(
+            {"wc": document(executed, 4.0)}, at
+        )
+    # A counter that fell began anew.
+    assert curves.rates("wc") == [(60.0, 10.0), (120.0, 1.0)]
+    assert curves.latencies("wc")[-1] == (120.0, 4.0)
+    assert Curves.from_json("nonsense").samples == {}
+    assert Curves.from_json({"wc": "x"}).rates("wc") == []
+    for number in range(100):
+        curves = curves.with_sample({"wc": document(number, 1.0)}, 200.0 + number)
+    assert len(curves.samples["wc"]) == 60
+
+
+def test_pictures_are_well_formed_whatever_the_names() -> None:
+    nasty = '<script>"&\x00'
+    slots = [DrawnSlot(1), DrawnSlot(2, nasty, {nasty: 2, "b": 1}, "dead"), DrawnSlot(3, "t", {}, "starting")]
+    many = [DrawnSupervisor(f"{nasty}{n}", nasty, slots, gone=n == 1) for n in range(45)]
+    picture = ET.fromstring(cluster_picture(many, nasty))
+    assert "and 5 more supervisors" in " ".join(picture.itertext())
+    assert not [element for element in picture.iter() if element.tag.endswith("script")]
+    points = [(float(n), float(n % 7)) for n in range(30)]
+    curves = {nasty: points, "flat": [(0.0, 0.0)], "none": []}
+    ET.fromstring(curves_picture({"per second": curves, "empty": {}}, nasty))
+    ET.fromstring(cluster_picture([], "no supervisors"))

@@ -1,0 +1,133 @@
+"""A sensor on a node of ZooKeeper: every change once, by zxid, seen at once, and within Dagster's limit."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import dagster as dg
+import pytest
+
+from storm_dagster import build_zookeeper_sensor
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.testing.waiting import eventually
+
+pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
+
+
+@dg.job
+def react() -> None: ...
+
+
+@pytest.fixture
+def node(zk_conf, zk_cluster) -> str:
+    """Absolute path of a node below the test's root."""
+    zk_cluster.state.set_data("/shop", b"")
+    return f"{zk_conf['storm.zookeeper.root']}/shop"
+
+
+def sensor(zk_conf, tmp_path, path, on_change, **how):
+    return build_zookeeper_sensor(
+        "shop", path, on_change, job=react, home=str(tmp_path), overrides=zk_conf, **{"tick_secs": 0.0, **how}
+    )
+
+
+def tick(made, cursor=None):
+    with dg.build_sensor_context(cursor=cursor) as context:
+        return made(context)
+
+
+def test_each_change_is_handed_over_once(zk_conf, zk_cluster, tmp_path, node) -> None:
+    seen = []
+
+    def on_change(context, change):
+        seen.append(change)
+        return dg.RunRequest(tags={"value": change.data.decode()})
+
+    made = sensor(zk_conf, tmp_path, node, on_change)
+    first = tick(made)
+    assert not first.run_requests and not seen
+    zk_cluster.state.set_data("/shop", b"open")
+    second = tick(made, first.cursor)
+    (request,) = second.run_requests
+    assert request.tags["value"] == "open"
+    assert request.run_key == f"{node}:{seen[0].zxid}"
+    # Neither the next tick nor one that is repeated with the old cursor makes another run.
+    assert not tick(made, second.cursor).run_requests
+    (again,) = tick(made, first.cursor).run_requests
+    assert again.run_key == request.run_key
+    # Writing the same bytes is a change: ZooKeeper counts it.
+    zk_cluster.state.set_data("/shop", b"open")
+    third = tick(made, second.cursor)
+    assert third.run_requests[0].run_key != request.run_key
+    zk_cluster.state.delete_node("/shop")
+    gone = tick(made, third.cursor)
+    assert gone.run_requests[0].run_key.endswith(":gone")
+    assert not seen[-1].exists and seen[-1].data == b""
+    assert not tick(made, gone.cursor).run_requests
+
+
+def test_children_count_when_asked_for(zk_conf, zk_cluster, tmp_path, node) -> None:
+    found = []
+    made = sensor(zk_conf, tmp_path, node, lambda c, change: found.append(change.children), children=True)
+    cursor = tick(made).cursor
+    zk_cluster.state.create_node("/shop/b")
+    zk_cluster.state.create_node("/shop/a")
+    cursor = tick(made, cursor).cursor
+    assert found == [("a", "b")]
+    plain = sensor(zk_conf, tmp_path, node, lambda c, change: found.append(change.children))
+    cursor = tick(plain).cursor
+    zk_cluster.state.create_node("/shop/c")
+    tick(plain, cursor)
+    assert found == [("a", "b")]
+
+
+def test_a_waiting_tick_wakes_at_the_change(zk_conf, zk_cluster, tmp_path, node) -> None:
+    made = sensor(zk_conf, tmp_path, node, lambda c, change: dg.RunRequest(), tick_secs=50.0)
+    cursor = tick(sensor(zk_conf, tmp_path, node, lambda c, change: None)).cursor
+    found, began = [], time.monotonic()
+    thread = threading.Thread(target=lambda: found.append(tick(made, cursor)), daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    zk_cluster.state.set_data("/shop", b"now")
+    eventually(lambda: bool(found), timeout=30, what="the tick's end")
+    thread.join()
+    assert found[0].run_requests
+    assert time.monotonic() - began < 45
+
+
+def test_what_the_function_raises_loses_no_change(zk_conf, zk_cluster, tmp_path, node) -> None:
+    def broken(context, change):
+        raise ValueError("not today")
+
+    cursor = tick(sensor(zk_conf, tmp_path, node, broken)).cursor
+    zk_cluster.state.set_data("/shop", b"x")
+    with pytest.raises(Exception, match="not today"):
+        tick(sensor(zk_conf, tmp_path, node, broken), cursor)
+    made = sensor(zk_conf, tmp_path, node, lambda c, change: dg.RunRequest())
+    assert tick(made, cursor).run_requests
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "[]", json.dumps({"marks": "x"})])
+def test_a_foreign_cursor_begins_anew(zk_conf, tmp_path, node, cursor) -> None:
+    made = sensor(zk_conf, tmp_path, node, lambda c, change: dg.RunRequest())
+    assert not tick(made, cursor).run_requests
+    first = sensor(zk_conf, tmp_path, node, lambda c, change: dg.RunRequest(), on_first_look=True)
+    assert first and tick(first, cursor).run_requests
+
+
+def test_ticks_beyond_dagsters_limit_and_relative_paths_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="tick_secs=60"):
+        build_zookeeper_sensor("s", "/a", lambda c, change: None, tick_secs=60)
+    with pytest.raises(InvalidRequest, match="absolute"):
+        build_zookeeper_sensor("s", "a", lambda c, change: None)
+
+
+def test_without_zookeeper_a_tick_is_skipped(tmp_path) -> None:
+    conf = {
+        "storm.zookeeper.servers": ["127.0.0.1"],
+        "storm.zookeeper.port": 9,
+        "storm.zookeeper.connection.timeout": 200,
+    }
+    assert isinstance(tick(sensor(conf, tmp_path, "/a", lambda c, change: None)), dg.SkipReason)
