@@ -24,7 +24,7 @@ class TopologyBuilder:
 
     def __init__(self, name: str = "", config: Mapping[str, Any] | None = None) -> None:
         self.name = name
-        self.config = dict(config or {})
+        self.config: dict[str, Any] = dict(config or {})
         self._specs: dict[str, Spec] = {}
 
     def set_spout(

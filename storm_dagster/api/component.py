@@ -12,7 +12,7 @@ from storm_dagster.model.errors import InvalidRequest
 
 __all__ = ["Collector", "Component", "log", "logger"]
 
-logger = logging.getLogger("storm_dagster.component")
+logger: logging.Logger = logging.getLogger("storm_dagster.component")
 """The logger of component code: its records reach the worker's log with the task's name."""
 
 _LEVELS = {"trace": 5, "debug": 10, "info": 20, "warn": 30, "warning": 30, "error": 40, "critical": 50}

@@ -66,8 +66,8 @@ class SparkSpout(Spout):
         super().__init__()
         self.source = source
         self.checkpoint = checkpoint
-        self.source_args = dict(args or {})
-        self.columns = tuple(columns)
+        self.source_args: dict[str, Any] = dict(args or {})
+        self.columns: tuple[str, ...] = tuple(columns)
         self.trigger = trigger
         self.chunk_rows = chunk_rows
         self._endpoint: BatchEndpoint | None = None

@@ -58,7 +58,7 @@ class SparkBolt(Bolt):
     ) -> None:
         super().__init__()
         self.function = function
-        self.function_args = dict(args or {})
+        self.function_args: dict[str, Any] = dict(args or {})
         self.schema = schema
         self.batch_tuples = batch_tuples
         self.batch_secs = batch_secs

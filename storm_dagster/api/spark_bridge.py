@@ -152,7 +152,7 @@ class BatchEndpoint:
     """
 
     def __init__(self, host: str, *, chunk_rows: int = 5_000) -> None:
-        self.secret = secrets.token_bytes(32)
+        self.secret: bytes = secrets.token_bytes(32)
         """Known to the query's owner and to what it ships; the other tasks take the owner's."""
         self.others: Callable[[], list[tuple[str, int]]] = list
         """Addresses of the endpoints that share a batch with this one."""
@@ -163,12 +163,13 @@ class BatchEndpoint:
             raise Unavailable(
                 f"cannot listen on {host} for Spark's batches ({error}): check the worker's host"
             ) from None
-        self.host, self.port = self._listener.address[0], int(self._listener.address[1])
+        self.host: str = self._listener.address[0]
+        self.port: int = int(self._listener.address[1])
         self._condition = threading.Condition()
         self._batch: _OpenBatch | None = None
         self._serial = 0
         self._closed = False
-        self.batches_done = 0
+        self.batches_done: int = 0
         self._thread = threading.Thread(target=self._accept, name=f"spark-batches-{self.port}", daemon=True)
         self._thread.start()
 

@@ -26,8 +26,8 @@ class StreamOf:
     __slots__ = ("component", "stream")
 
     def __init__(self, component: Any, stream: str) -> None:
-        self.component = component
-        self.stream = stream
+        self.component: Any = component
+        self.stream: str = stream
 
     def __hash__(self) -> int:
         return hash((id(self.component) if isinstance(self.component, Spec) else self.component, self.stream))
@@ -66,7 +66,7 @@ class Spec:
         self.kind = kind
         self.name = name
         self.par = par
-        self.config = dict(config or {})
+        self.config: dict[str, Any] = dict(config or {})
         self.inputs = inputs
         self.outputs = outputs
         self._code = code

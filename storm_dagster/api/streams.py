@@ -60,12 +60,12 @@ class Stream:
         they are emitted."""
         if isinstance(fields, str):
             raise InvalidTopology(f"stream {name!r}: fields must be a list of names, got the text {fields!r}")
-        self.fields = tuple(fields)
-        self.types = (
+        self.fields: tuple[str, ...] = tuple(fields)
+        self.types: tuple[str, ...] | tuple[()] = (
             tuple(_type_name(kind, name) for kind in fields.values()) if isinstance(fields, Mapping) else ()
         )
-        self.name = name
-        self.direct = bool(direct)
+        self.name: str = name
+        self.direct: bool = bool(direct)
         wrong = [field for field in self.fields if not isinstance(field, str) or not field]
         if wrong:
             raise InvalidTopology(f"stream {name!r}: field {wrong[0]!r} must be a non-empty text")

@@ -49,7 +49,7 @@ class BlobWriter:
     def __init__(self, store: LocalBlobStore, key: str) -> None:
         self._store = store
         self.key = key
-        self.size = 0
+        self.size: int = 0
         self._hash = hashlib.sha256()
         self._path = store.temporary_path()
         self._stream: BinaryIO | None = None
@@ -109,7 +109,7 @@ class LocalBlobStore:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = Path(directory)
+        self.directory: Path = Path(directory)
         self._objects = self.directory / "objects"
         self._keys = self.directory / "keys"
         self._tmp = self.directory / "tmp"

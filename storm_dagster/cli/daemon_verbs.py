@@ -23,7 +23,7 @@ from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
 
 __all__ = ["COMMANDS"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 
 
 def _daemon_conf(invocation: Invocation) -> ClusterConf:

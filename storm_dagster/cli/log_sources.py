@@ -35,7 +35,7 @@ class FileLog:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.place = str(path)
+        self.place: str = str(path)
 
     def size(self) -> int:
         """See :class:`LogSource`."""
@@ -55,7 +55,7 @@ class SupervisorLog:
         self._http = http
         self._base = base
         self._log = f"workers/{topology_id}/{port}/worker.log"
-        self.place = f"{base}/api/v1/log?file={topology_id}%2F{port}%2Fworker.log"
+        self.place: str = f"{base}/api/v1/log?file={topology_id}%2F{port}%2Fworker.log"
 
     def _page(self, **query: Any) -> bytes:
         try:

@@ -19,7 +19,7 @@ from storm_dagster.packaging.bundle import bundle_target
 
 __all__ = ["Uploaded", "upload", "upload_target"]
 
-log = logging.getLogger(__name__)
+log: logging.Logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 # Hashes that this process has uploaded or found stored: an archive is uploaded once per process.
 _stored: set[tuple[str, str]] = set()

@@ -24,7 +24,7 @@ class PendingMap(Generic[V]):
     __slots__ = ("entries", "timeout")
 
     def __init__(self, timeout: float) -> None:
-        self.timeout = timeout
+        self.timeout: float = timeout
         self.entries: dict[int, tuple[V, float]] = {}
         """Key -> (value, time added). Add at the end only; deleting is free."""
 
@@ -72,7 +72,7 @@ class Acker:
 
     def __init__(self, timeout: float) -> None:
         self._trees: PendingMap[list[int]] = PendingMap(timeout)
-        self.updates = 0
+        self.updates: int = 0
         """How many values were taken in."""
 
     def __len__(self) -> int:

@@ -39,7 +39,7 @@ class LoadAwareShuffle(Generic[T]):
 
     def __init__(self, targets: Sequence[T], offset: int = 0) -> None:
         start = offset % len(targets)
-        self.targets = tuple(targets[start:]) + tuple(targets[:start])
+        self.targets: tuple[T, ...] = tuple(targets[start:]) + tuple(targets[:start])
         self.weights = [_MOST] * len(self.targets)
         turn = cycle(self.targets).__next__
 
@@ -62,7 +62,7 @@ class LoadAwareShuffle(Generic[T]):
         ]
         if weights == self.weights:
             return
-        self.weights = weights
+        self.weights: list[int] = weights
         if len(set(weights)) == 1:
             self._restart(self.targets)
         else:

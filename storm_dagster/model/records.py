@@ -8,7 +8,7 @@ record, so that damaged or forged state is never acted on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -63,7 +63,7 @@ Ranges = Annotated[str, BeforeValidator(_canonical_ranges)]
 class Record(BaseModel):
     """Base of all records: immutable, no unknown fields, no coercion of types."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     v: Literal[1] = 1
 
@@ -87,7 +87,7 @@ class StormBase(Record):
 class ComponentTasks(Record):
     """The tasks of one component."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     v: Literal[1] = Field(default=1, exclude=True)
     type: Literal["bolt", "spout"]
@@ -197,7 +197,9 @@ class GrayUpgrade(Record):
     reason: str | None = None
     """Why it is rolled back, when nobody asked for that."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="forbid", strict=True, populate_by_name=True
+    )
 
 
 class GrayWorker(Record):

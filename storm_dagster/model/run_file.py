@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -45,7 +46,7 @@ def boot_id() -> str:
 class RunFile(BaseModel):
     """One process of a cluster."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     role: str
     """``dev``, ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``dagster-webserver``, ..."""

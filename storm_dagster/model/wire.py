@@ -7,6 +7,7 @@ by these types only; anything else is dropped and counted.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -125,10 +126,10 @@ _frame_encoder = msgspec.msgpack.Encoder()
 _frame_decoder = msgspec.msgpack.Decoder(Frame)
 _request_decoder = msgspec.json.Decoder(Request)
 
-encode_frame = _frame_encoder.encode
+encode_frame: Callable[[Any], bytes] = _frame_encoder.encode
 """The bytes of a :class:`Frame`; ``TypeError`` for values that cannot travel."""
 
-decode_frame = _frame_decoder.decode
+decode_frame: Callable[[bytes | memoryview], Frame] = _frame_decoder.decode
 """The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,7 +25,7 @@ EXIT_SUPERSEDED = 3
 class WorkerSpec(BaseModel):
     """One worker process."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     worker_id: str
     """Name of the working folder ``HOME/workers/<worker_id>``; new for every start."""
@@ -96,7 +96,7 @@ class WorkerSpec(BaseModel):
 class HeartbeatFile(BaseModel):
     """The worker's local heartbeat. ``count`` rises only while the worker's loop advances."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
 
     pid: int
     time_boot: float

@@ -41,7 +41,7 @@ class ClusterReader:
 
     def __init__(self, nimbus: Nimbus, ask: AskTopologyMaster) -> None:
         self._nimbus = nimbus
-        self.security = Security.of(nimbus.conf)
+        self.security: Security = Security.of(nimbus.conf)
         self._ask = ask
         self._view: tuple[float, ClusterView] | None = None
         self._view_lock = threading.Lock()

@@ -53,7 +53,7 @@ class NimbusBlobStore:
         minimum: int = 1,
     ) -> None:
         self.base = base
-        self.shared = not isinstance(base, LocalBlobStore)
+        self.shared: bool = not isinstance(base, LocalBlobStore)
         self._status = status
         self._registry = registry
         self._replicator = replicator

@@ -42,7 +42,7 @@ class TimeCacheMap(Generic[K, V]):
             raise ValueError(f"a TimeCacheMap needs at least 2 buckets, got {buckets}")
         if expiry_secs <= 0:
             raise ValueError(f"expiry must be positive, got {expiry_secs}")
-        self.rotation_secs = expiry_secs / (buckets - 1)
+        self.rotation_secs: float = expiry_secs / (buckets - 1)
         self._buckets: deque[dict[K, V]] = deque({} for _ in range(buckets))
         self._on_expire = on_expire
         self._limit = limit

@@ -134,7 +134,7 @@ class SparkServer:
 
     def __init__(self, port: int, folder: Path, *, memory: str = "1g", log_path: Path | None = None) -> None:
         self.port = port
-        self.remote = f"sc://127.0.0.1:{port}"
+        self.remote: str = f"sc://127.0.0.1:{port}"
         self._folder = folder
         self._memory = memory
         self._log_path = log_path or folder / "spark.log"

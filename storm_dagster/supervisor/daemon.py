@@ -131,7 +131,7 @@ class Supervisor:
             security=Security.of(conf),
             stop=self._stopping,
         )
-        self.table = SlotTable(
+        self.table: SlotTable = SlotTable(
             self._ports,
             SlotLimits(
                 start_timeout=conf["supervisor.worker.start.timeout.secs"],

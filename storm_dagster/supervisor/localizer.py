@@ -171,7 +171,7 @@ class Localizer:
                         os.rename(path, self._tmp / uuid.uuid4().hex)
                         removed.append(path.name)
             finally:
-                self.removing = False
+                self.removing: bool = False
         for path in self._tmp.iterdir():
             if path.name not in self._under_way:
                 shutil.rmtree(path, ignore_errors=True)

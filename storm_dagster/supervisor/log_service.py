@@ -53,9 +53,9 @@ class LogService:
         except Unavailable as error:
             _log.warning("%s; a free port is used instead", error.message)
             listener = listen(host, 0, "supervisor.http.port")
-        self.port = int(listener.getsockname()[1])
+        self.port: int = int(listener.getsockname()[1])
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"{self._security.scheme}://{shown}:{self.port}"
+        self.url: str = f"{self._security.scheme}://{shown}:{self.port}"
         """Announced in the supervisor's record."""
         tls = None
         if self._security.tls:

@@ -27,7 +27,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    code = main()
+    code: int = main()
     logging.shutdown()
     # Threads of components that block must not keep a worker alive that has ended.
     os._exit(code)

@@ -26,7 +26,7 @@ class AckExchange:
         self.ackers: dict[int, Acker] = {}
         self.spouts: list[SpoutBase] = []
         self.placement: Placement | None = None
-        self.misdirected = 0
+        self.misdirected: int = 0
         """Tuples that came for tasks which are not here; they were failed at once."""
 
     def refuse(self, bundles: Any) -> None:

@@ -60,7 +60,7 @@ class BoltRunner(Runner):
         attach_drivers(bolt, self)
         bolt.initialize(self.conf, self.context)
         self.instance = bolt
-        self.next_pulse = 0.0
+        self.next_pulse: float = 0.0
 
     def _bind(self, bolt: Any) -> Any:
         """Connect the bolt, and return ``execute(batch) -> tuples failed by an error``.
@@ -236,8 +236,8 @@ class BoltCollector:
     def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any) -> None:
         self._runner = runner
         self._emit = emit
-        self.ack = ack
-        self.fail = fail
+        self.ack: Any = ack
+        self.fail: Any = fail
 
     def emit(
         self, tup: Any, stream: Any, anchors: Any, direct_task: Any, need_task_ids: bool, tup_id: Any

@@ -65,7 +65,7 @@ class NativeEngine:
         self.state_dir = state_dir
         self.placement: Placement | None = None
         self.runners: dict[int, Runner] = {}
-        self.exchange = AckExchange(shared, transport, self.runners)
+        self.exchange: AckExchange = AckExchange(shared, transport, self.runners)
         self._order: list[Runner] = []
         self.master: TopologyMaster | None = None
         self._held: dict[int, list[Tuple]] = {}

@@ -31,7 +31,7 @@ class Lease:
         self._owner = 0
         """Session that the worker's node was written under; 0: not granted."""
         self._until = 0.0
-        self.pauses = 0
+        self.pauses: int = 0
         """How often the lease ended while it was held."""
 
     def grant(self, session_id: int) -> None:

@@ -41,7 +41,7 @@ class LocalLink:
     __slots__ = ("append", "task")
 
     def __init__(self, task: int, append: Callable[[Any], None]) -> None:
-        self.task = task
+        self.task: int = task
         self.append = append
 
 
@@ -55,11 +55,11 @@ class RemoteLink:
     __slots__ = ("append", "bundle", "items", "last", "peer", "source", "stream", "task")
 
     def __init__(self, task: int, source: int, stream: str, peer: Any) -> None:
-        self.append = None
-        self.task = task
-        self.source = source
-        self.stream = stream
-        self.peer = peer
+        self.append: None = None
+        self.task: int = task
+        self.source: int = source
+        self.stream: str = stream
+        self.peer: Any = peer
         self.items: list[Any] = []
         self.last: Any = _NEVER
         self.bundle: list[Any] = []
@@ -89,10 +89,10 @@ class Route:
     )
 
     def __init__(self, stream: str, fields: Sequence[str], component: str = "") -> None:
-        self.stream = stream
-        self.fields = tuple(fields)
-        self.component = component
-        self.width = len(fields)
+        self.stream: str = stream
+        self.fields: tuple[str, ...] = tuple(fields)
+        self.component: str = component
+        self.width: int = len(fields)
         self.shuffles: list[LoadAwareShuffle[Any]] = []
         """Those of the choosers that want to know of loads."""
         self.only: Callable[[Sequence[Any]], Any] | None = None
@@ -103,9 +103,9 @@ class Route:
         """Choosers that give several targets."""
         self.direct: dict[int, Any] | None = None
         """Tasks that may be named as receiver, when the stream is direct or read with direct grouping."""
-        self.copies = 0
+        self.copies: int = 0
         self.emitted = 0
-        self.extra = 0
+        self.extra: int = 0
 
     @property
     def transferred(self) -> int:
@@ -114,7 +114,7 @@ class Route:
 
     def adopt(self, other: Route) -> None:
         """Take the counts of the route that this one replaces."""
-        self.emitted = other.emitted
+        self.emitted: int = other.emitted
         self.extra = other.transferred - self.emitted * self.copies
 
     def links(self, values: Sequence[Any]) -> list[Any]:

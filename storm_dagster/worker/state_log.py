@@ -63,7 +63,7 @@ class StateLog:
         self._file = -1
         folder.mkdir(parents=True, exist_ok=True)
         self._number = self._enter(stamp)
-        self.contents = self._load(self._number, index)
+        self.contents: Contents = self._load(self._number, index)
         self._rewrite()
         self._remove_old()
 

@@ -116,7 +116,7 @@ class StateDriver:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         tasks = context.component_tasks(context.component)
         division = Division(len(tasks), by_key)
-        self.log = StateLog(
+        self.log: StateLog = StateLog(
             state_folder(context._state_dir, context.topology_name, context.component),
             division,
             tasks.index(context.task_id),

@@ -45,21 +45,21 @@ class TaskStats:
     )
 
     def __init__(self, sample_rate: float = 1.0) -> None:
-        self.every = max(1, round(1 / sample_rate)) if sample_rate > 0 else 0
+        self.every: int = max(1, round(1 / sample_rate)) if sample_rate > 0 else 0
         """Of so many tuples the latency of at least one is taken; 0: of none."""
         self.until_sample = 1
-        self.opened = time.monotonic()
-        self.executed = 0
-        self.acked = 0
-        self.failed = 0
-        self.errors = 0
-        self.execute_ns = 0
-        self.timed = 0
+        self.opened: float = time.monotonic()
+        self.executed: int = 0
+        self.acked: int = 0
+        self.failed: int = 0
+        self.errors: int = 0
+        self.execute_ns: int = 0
+        self.timed: int = 0
         """Tuples that ``execute_ns`` is of."""
-        self.process_ns = 0
-        self.processed = 0
-        self.complete_ns = 0
-        self.completed = 0
+        self.process_ns: int = 0
+        self.processed: int = 0
+        self.complete_ns: int = 0
+        self.completed: int = 0
         self.executed_by: dict[str, int] = {}
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts what is emitted."""
@@ -72,7 +72,7 @@ class TaskStats:
         self.until_sample -= tuples
         if self.until_sample > 0 or not self.every:
             return False
-        self.until_sample = self.every
+        self.until_sample: int = self.every
         return True
 
     def _figures(self) -> _Figures:

@@ -82,7 +82,7 @@ class ThreadMixin(Runner):
             self._pause = min(self._pause * 2, 60.0)
             return False
         self.status = "running"
-        self.next_tick = now + (self.tick_secs or 0.0)
+        self.next_tick: float = now + (self.tick_secs or 0.0)
         return True
 
     def carry_out(self) -> bool:
@@ -224,7 +224,7 @@ class ThreadMixin(Runner):
         attach_drivers(component, self)
         component.initialize(self.conf, self.context)
         self.instance = component
-        self.next_pulse = 0.0
+        self.next_pulse: float = 0.0
 
     def _work(self) -> None:
         raise InvalidRequest("a task with a thread must say what it does")

@@ -163,7 +163,7 @@ class Transport:
                 f"{host}:{port} cannot be bound ({error.strerror}): another worker or program holds the port"
             ) from None
         endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.port = int(endpoint.rpartition(":")[2])
+        self.port: int = int(endpoint.rpartition(":")[2])
         """The port that is bound (the one asked for, or any free one for 0)."""
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)

@@ -72,7 +72,7 @@ class CachedReads(ZooKeeperClusterState):
         # Rises with each event of a node, and with each interruption: what was asked for before proves nothing.
         self._changes: dict[str, int] = {}
         self._interruptions = 0
-        self.figures = CacheFigures()
+        self.figures: CacheFigures = CacheFigures()
         self._decoded: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
         self.register(self._on_change)
         self.add_listener(self._on_interruption)

@@ -175,9 +175,9 @@ class EmbeddedZooKeeper:
         log_path: Path | None = None,
         durable: bool = True,
     ) -> None:
-        self.data_dir = Path(data_dir)
+        self.data_dir: Path = Path(data_dir)
         self.host = host
-        self.log_path = log_path or self.data_dir / "zookeeper.log"
+        self.log_path: Path = log_path or self.data_dir / "zookeeper.log"
         self._wanted_port = port
         self._port = port
         self._tick_ms = tick_ms

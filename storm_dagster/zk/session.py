@@ -79,7 +79,7 @@ class ZkSession:
         retry_interval_ms: int,
     ) -> None:
         self.hosts = hosts
-        self.root = normalize_root(root)
+        self.root: str = normalize_root(root)
         self._client = client
         self._connection = connection
         self._session_timeout_ms = session_timeout_ms

@@ -50,7 +50,7 @@ class StormOperations:
 
     def __init__(self, state: ClusterState) -> None:
         self.state = state
-        self.watches = WatchSlots()
+        self.watches: WatchSlots = WatchSlots()
 
     def _callback(self, path: str, callback: Callable[..., object] | None) -> bool:
         """Register before reading, so that no change falls between the two."""

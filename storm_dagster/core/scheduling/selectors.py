@@ -85,7 +85,7 @@ class Selector:
     ) -> None:
         self.bins = bins
         self.average = average
-        self.remainder = remainder
+        self.remainder: int = remainder
         self._related = related
         self._in_bin: list[Counter[str]] = [Counter(unit.component for unit in bin.units) for bin in bins]
         self._on_node: defaultdict[str, Counter[str]] = defaultdict(Counter)

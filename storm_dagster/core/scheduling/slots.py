@@ -25,7 +25,7 @@ class Pool:
         """Supervisor id -> host, in ascending order of id."""
         self.free: dict[str, list[int]] = {}
         """Supervisor id -> free ports, ascending."""
-        self.total = 0
+        self.total: int = 0
         self._ports: dict[str, int] = {}
         self._lendable: set[Slot] = set()
         for supervisor in sorted(supervisors, key=lambda supervisor: supervisor.id):
@@ -73,9 +73,9 @@ class Offer:
         """``isolation`` are hosts; they bind as soon as one of them has a supervisor."""
         self._pool = pool
         chosen = {node: host for node, host in pool.hosts.items() if host in isolation} if isolation else {}
-        self.isolated = bool(chosen)
+        self.isolated: bool = bool(chosen)
         """Only supervisors of ``isolation.scheduler.machines`` are in it."""
-        self.hosts = chosen or pool.hosts
+        self.hosts: dict[str, str] = chosen or pool.hosts
         """Supervisor id -> host, of the supervisors that the topology may use, in ascending order of id."""
         self._loads = sorted(map(pool.load, chosen)) if chosen else pool.loads
         self._lent: set[Slot] = set()

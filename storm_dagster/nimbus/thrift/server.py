@@ -53,7 +53,7 @@ class ServerLimits:
         self.threads = threads
         self.connections = connections
         """Most connections; one more drops that which has been idle longest."""
-        self.held_bytes = max(64 << 20, 4 * frame_bytes) if held_bytes is None else held_bytes
+        self.held_bytes: int = max(64 << 20, 4 * frame_bytes) if held_bytes is None else held_bytes
         """Most bytes of frames and answers of all connections; beyond it, the slowest one is dropped."""
         self.idle_secs = idle_secs
         """Storm's clients keep a connection for as long as they run."""

@@ -34,7 +34,7 @@ class Upload:
         self.path = path
         self.key = key
         """The blob that it will be."""
-        self.size = 0
+        self.size: int = 0
         self.lock = threading.Lock()
         self.ended = False
         self._digest = hashlib.sha256()
@@ -54,7 +54,7 @@ class Upload:
 
     def discard(self) -> None:
         """Remove what is left of the file; repeatable."""
-        self.ended = True
+        self.ended: bool = True
         self.path.unlink(missing_ok=True)
 
 

@@ -36,7 +36,7 @@ class Worker:
     __slots__ = ("counts", "node", "positions", "reasons")
 
     def __init__(self, node: str) -> None:
-        self.node = node
+        self.node: str = node
         self.positions: list[int] = []
         self.reasons: list[int] = []
         self.counts: dict[int, int] = {}
@@ -66,7 +66,7 @@ class Filling:
     def __init__(self, workers: Sequence[Worker], share: int, rest: int, related: list[list[int]]) -> None:
         self.workers = workers
         self.share = share
-        self.rest = rest
+        self.rest: int = rest
         self._related = related
         self._groups: dict[str, list[int]] = {}
         self._totals: dict[str, int] = {}

@@ -43,7 +43,7 @@ class Ports:
                 self.free[node].append(port)
             elif holders == 1:
                 self._lendable.add((node, port))
-        self.total = sum(map(len, self.free.values()))
+        self.total: int = sum(map(len, self.free.values()))
         self._heap: list[_Load] = [self.load(node) for node in self.free]
         heapq.heapify(self._heap)
         self._nodes_of: dict[str, list[str]] = {}

@@ -17,7 +17,7 @@ class Saving:
     __slots__ = ("base", "more", "row")
 
     def __init__(self, row: Row, share: int) -> None:
-        self.row = row
+        self.row: Row = row
         self.base = self.more = 0
         room = share
         # ``weights`` are descending: how many tasks an executor has here, and how many such executors there are.

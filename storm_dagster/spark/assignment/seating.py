@@ -34,7 +34,7 @@ class Seating:
         nodes = ports.nodes_of(about["isolation"])
         self.within: list[str] | None = nodes or None
         """Supervisors of its isolation hosts, if any is there; ``None``: all."""
-        self.reserve = max(0, about["reserve"])
+        self.reserve: int = max(0, about["reserve"])
         self._lent: set[Slot] = set()
         self._taken: list[Slot] = []
         for slot in demand["own"]:
