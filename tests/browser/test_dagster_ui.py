@@ -133,7 +133,7 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: Any, cluster: LocalCl
 
 def test_a_kill_is_launched_from_its_form(ui: Any, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("kill_topology")
-    ui.write_config("kill_topology_op", KILL)
+    ui.write_config("resources", KILL)
     ui.launch()
     ui.wait_success(steps=1)
     eventually(lambda: cluster.topologies() == [], 60, "the topology gone", interval=0.5)
