@@ -112,8 +112,25 @@ class BlobSync:
             if self._fetch_needed(entry):
                 left.discard(key)
                 self._status.set_lacking(left)
+        self._take_registered(set(needed))
         self._follow_leader(set(needed))
         return len(left)
+
+    def _take_registered(self, needed: set[str]) -> None:
+        """Blobs of topologies that are being submitted still: shown (also after a lost session), and fetched.
+
+        Their submission waits for these copies; a session that ended took the announcements with it.
+        """
+        if self._blobs.shared:
+            return
+        others = sorted(set(self._registry.keys()) - needed)
+        for entry in self._registry.read(others).values():
+            if entry.record is None:
+                continue
+            if self._is_held(entry):
+                self._register([entry])
+            elif entry.newest_holders():
+                self._fetch_needed(entry)
 
     def _register(self, entries: Iterable[Registered]) -> None:
         for entry in entries:

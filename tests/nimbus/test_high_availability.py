@@ -130,6 +130,29 @@ def test_a_late_follower_fetches_everything(nimbuses: Any, state: Any) -> None:
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 2, what="both registrations")
 
 
+def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_nimbus(
+    nimbuses: Any, state: Any
+) -> None:
+    """Its topology is not visible yet. A session that ends takes the announcement of a copy along, not the copy."""
+    first = nimbuses.start("n1").await_leading()
+    nimbuses.start("n2").await_serving()
+    with NimbusBlobClient(first.url, min_replication=2) as blobs:
+        blobs.put(KEY, b"one")
+    tree = state()
+    holders = eventually(
+        lambda: (found := tree.get_children(paths.blob(KEY))) and len(found) == 2 and found,
+        what="both registrations",
+    )
+    for holder in holders:
+        tree.delete_node(paths.blob(KEY, holder))
+    eventually(
+        lambda: sorted(tree.get_children(paths.blob(KEY))) == sorted(holders), what="both registrations again"
+    )
+    third = nimbuses.start("n3").await_serving()
+    eventually(lambda: store_of(third).exists(KEY), what="a copy on the third")
+    eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 3, what="its registration")
+
+
 def test_an_update_reaches_a_nimbus_that_was_away(nimbuses: Any, state: Any) -> None:
     first = nimbuses.start("n1").await_leading()
     second = nimbuses.start("n2").await_serving()
