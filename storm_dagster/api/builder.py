@@ -15,11 +15,11 @@ __all__ = ["TopologyBuilder", "build_spec"]
 
 
 class TopologyBuilder:
-    """Collects spouts and bolts by id::
+    """Collects spouts and bolts by id.
 
-    builder = TopologyBuilder("wc")
-    builder.set_spout("words", WordSpout, par=2)
-    builder.set_bolt("count", CountBolt, inputs={"words": Grouping.fields("word")})
+    >>> builder = TopologyBuilder("wc")
+    >>> builder.set_spout("words", WordSpout, par=2)
+    >>> builder.set_bolt("count", CountBolt, inputs={"words": Grouping.fields("word")})
     """
 
     def __init__(self, name: str = "", config: Mapping[str, Any] | None = None) -> None:
