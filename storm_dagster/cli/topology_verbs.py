@@ -98,9 +98,10 @@ def show(invocation: Invocation, name: str) -> None:
         ],
     )
     reported = [
-        (task["id"], task["component"], metric, value)
-        for task in document["tasks"]
-        for metric, value in sorted((task.get("metrics") or {}).items())
+        (task, component, metric, value)
+        for component, part in document["components"].items()
+        for task, metrics in (part.get("metrics") or {}).items()
+        for metric, value in sorted(metrics.items())
     ]
     if reported:
         print_table("metrics", ["task", "component", "metric", "value"], reported)

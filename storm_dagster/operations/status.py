@@ -152,7 +152,7 @@ def show_document(
             )
         ],
         "tasks": tasks,
-        "components": _components_document(topology, tasks),
+        "components": _components_document(topology, tasks, told_tasks),
         "errors": [
             {
                 "component": component,
@@ -202,12 +202,16 @@ def _task_document(
         "status": status,
         "uptime_secs": int(told.get("uptime_secs") or 0) if alive and told is not None else 0,
         "stats": {name: given.get(name) or 0 for name in STAT_NAMES},
-        "metrics": dict(told.get("metrics") or {}) if alive and told is not None else {},
     }
 
 
-def _components_document(topology: TopologyView, tasks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Component -> type, executors, task ids, and its statistics: counts summed, latencies weighted by counts."""
+def _components_document(
+    topology: TopologyView, tasks: list[dict[str, Any]], told: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Component -> type, executors, task ids, statistics, and the newest user metrics by task.
+
+    Of the statistics counts are summed and latencies weighted by counts.
+    """
     documents: dict[str, Any] = {}
     by_component: dict[str, list[dict[str, Any]]] = {}
     for task in tasks:
@@ -228,5 +232,10 @@ def _components_document(topology: TopologyView, tasks: list[dict[str, Any]]) ->
             "executors": topology.base.executors.get(component_id, len(ids)),
             "tasks": list(ids),
             "stats": stats,
+            "metrics": {
+                str(task): dict(reported)
+                for task in ids
+                if (reported := (told.get(str(task)) or {}).get("metrics"))
+            },
         }
     return documents

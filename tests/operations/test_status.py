@@ -59,7 +59,7 @@ def test_show_has_the_agreed_keys(world: Any) -> None:
     assert set(worker) == {"node", "host", "port", "pid", "tasks", "uptime_secs", "version"}
     assert (worker["pid"], worker["uptime_secs"], worker["version"]) == (7900, 12, "0123456789abcdef")
     task = document["tasks"][0]
-    assert set(task) == {"id", "component", "node", "host", "port", "status", "uptime_secs", "stats", "metrics"}
+    assert set(task) == {"id", "component", "node", "host", "port", "status", "uptime_secs", "stats"}
     assert list(task["stats"]) == list(status.STAT_NAMES)
     assert (task["status"], task["uptime_secs"], task["stats"]["executed"]) == ("running", 9, 4)
     assert document["errors"] == [

@@ -48,6 +48,8 @@ def isolation_faults(topology: TopologyToPlace, hosts: Collection[str]) -> Itera
 
 def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
     """Supervisors with two executors of a component that has ``task.on.differ.node``."""
+    if topology.strategy == "local":
+        return  # one supervisor takes everything: there is no other node (design 8.14)
     units = units_of(topology)
     for component in sorted(set(topology.differ_node)):
         on_node = Counter(
