@@ -64,7 +64,7 @@ def measure(
     last = cluster.show("plane")
     took = time.monotonic() - began
     cores, after = (_cpu(pids) - cpu) / took, max(map(pss_mb, pids))
-    said = [task["metrics"] for task in last["tasks"] if task["metrics"]]
+    said = [figures for part in last["components"].values() for figures in part["metrics"].values()]
 
     def quantile(name: str) -> str:
         found = [figures[name] for figures in said if name in figures]
