@@ -4,6 +4,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Tests mostly wait: for servers, timeouts, processes. Two files at a time use a machine of two cores well.
+JOBS ?= 2
 ROUNDS ?= 5
 EXAMPLES ?= 300
 export DAGSTER_DISABLE_TELEMETRY := yes
@@ -50,7 +52,7 @@ demo: java install
 	@KEEP=$(KEEP) $(BIN)/python examples/demo.py
 
 test: java browser install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 check: install
 	$(BIN)/ruff check .
