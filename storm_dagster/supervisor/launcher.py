@@ -30,7 +30,9 @@ __all__ = ["LaunchedWorker", "Launcher", "log_path", "worker_command", "worker_e
 
 _log = logging.getLogger(__name__)
 
-_KEPT_BACK = frozenset({"storm.secret", "storm.secret.file", "storm.tls.cert", "storm.tls.key", "storm.tls.ca"})
+_KEPT_BACK = frozenset(
+    {"storm.secret", "storm.secret.file", "storm.tls.cert", "storm.tls.key", "storm.tls.ca"}
+)
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
 
