@@ -1,0 +1,101 @@
+"""The example of streams and batch in one code location: its lineage, its daily assets on real Spark, its gate."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import dagster as dg
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storm_dagster.defs.nimbus_resource import NimbusResource
+from storm_dagster.defs.spark_resource import SparkResource
+
+pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+DAY = datetime.now(tz=timezone.utc).date().isoformat()
+
+
+@pytest.fixture
+def defs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_remote: str) -> dg.Definitions:
+    monkeypatch.setenv("STREAMS_LAKE", str(tmp_path / "lake"))
+    monkeypatch.setenv("STORM_DAGSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "storm.yaml").write_text("nimbus.seeds: ['127.0.0.1:9']\n", encoding="utf-8")
+    loaded = dg.load_from_defs_folder(path_within_project=EXAMPLES / "streams_and_batch")
+    resources = {
+        "spark": SparkResource(overrides={"spark.remote": spark_remote}),
+        "nimbus": NimbusResource(patience_secs=0.0),
+    }
+    return dg.Definitions.merge(loaded, dg.Definitions(resources=resources))
+
+
+def land(lake: Path, day: str) -> None:
+    """What the stream leaves behind: one view came twice."""
+    folder = lake / "clicks" / f"day={day}"
+    folder.mkdir(parents=True)
+    rows = [
+        {"view": v, "user": 1, "page": p, "at": 0} for v, p in (("1", "/"), ("2", "/docs"), ("3", "/docs"))
+    ]
+    for number, part in enumerate((rows, rows[:1])):
+        pq.write_table(pa.Table.from_pylist(part), folder / f"part-{number}.parquet")
+
+
+def report(defs: dg.Definitions, instance: dg.DagsterInstance, day: str) -> dg.ExecuteInProcessResult:
+    return defs.resolve_job_def("daily_report").execute_in_process(
+        instance=instance, partition_key=day, raise_on_error=False
+    )
+
+
+def made(result: dg.ExecuteInProcessResult) -> list[str]:
+    return [event.asset_key.to_user_string() for event in result.get_asset_materialization_events()]
+
+
+def test_one_lineage_from_the_spout_to_the_report(defs: dg.Definitions) -> None:
+    dg.Definitions.validate_loadable(defs)
+    upstream = {
+        spec.key.to_user_string(): [dep.asset_key.to_user_string() for dep in spec.deps]
+        for spec in defs.resolve_all_asset_specs()
+    }
+    path = ["lake/top_pages"]
+    while upstream[path[-1]]:
+        path += upstream[path[-1]]
+    assert path == [
+        "lake/top_pages",
+        "lake/clicks_day",
+        "topologies/clicks/landed",
+        "topologies/clicks/pages",
+        "topologies/clicks/views",
+        "topologies/clicks",
+    ]
+
+
+def test_a_day_that_is_over_is_reported_each_view_once(
+    defs: dg.Definitions, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    land(tmp_path / "lake", "2025-01-02")
+    result = report(defs, instance, "2025-01-02")
+    assert result.success
+    assert made(result) == ["lake/clicks_day", "lake/top_pages"]
+    (day, top) = result.get_asset_materialization_events()
+    assert day.step_materialization_data.materialization.metadata["views"].value == 3
+    assert day.step_materialization_data.materialization.metadata["came_twice"].value == 1
+    records = top.step_materialization_data.materialization.metadata["top"].records
+    assert [(row.data["page"], row.data["views"]) for row in records] == [("/docs", 2), ("/", 1)]
+
+
+def test_a_stream_that_does_not_run_blocks_the_report_of_today(
+    defs: dg.Definitions, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    land(tmp_path / "lake", DAY)
+    result = report(defs, instance, DAY)
+    assert not result.success
+    assert made(result) == ["lake/clicks_day"]
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert "unknown" in str(evaluation.metadata["status"].value)
