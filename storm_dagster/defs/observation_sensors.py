@@ -117,7 +117,9 @@ def supervisor_sensor(
     curves = Curves.from_json(cursor.get("curves"))
     curves = curves.with_sample(documents, now)
     states["topologies"] = digest(topologies_state(view, documents))
-    changed = {name for name, state in states.items() if state != cursor.get(name)}
+    # Of a cluster without topologies, that it has none is no news at the first look.
+    before = {"workers": digest({}), "topologies": digest({}), **cursor}
+    changed = {name for name, state in states.items() if state != before.get(name)}
     if not changed:
         return dg.SkipReason(f"{len(view.supervisors)} supervisors, nothing new")
     shown = zookeeper.asset_key
