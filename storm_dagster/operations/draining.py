@@ -16,7 +16,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.turnstile import commit, fenced, take_turns
 from storm_dagster.operations.worker_curve import link_key_of
-from storm_dagster.operations.worker_requests import ask_worker
 
 __all__ = ["DRAIN", "drain", "undo_drain"]
 
@@ -100,6 +99,9 @@ def _quiet(topology: TopologyView, link_key: str) -> bool:
 
 
 def _worker_quiet(host: str, port: int, token: str, link_key: str) -> bool:
+    # Every Dagster process loads this module; only a hot deploy needs ZeroMQ.
+    from storm_dagster.operations.worker_requests import ask_worker
+
     try:
         answer = ask_worker(host, port, token, "stats", _ANSWER_SECS, link_key)
     except StormDagsterError:

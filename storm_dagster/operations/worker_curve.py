@@ -7,12 +7,12 @@ gets through, and a worker of another topology cannot. ZeroMQ encrypts what foll
 
 from __future__ import annotations
 
-from typing import Any
-
-import zmq
-from zmq.utils import z85
+from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.security import Security
+
+if TYPE_CHECKING:
+    import zmq
 
 __all__ = ["link_key_of", "secure_client", "secure_server"]
 
@@ -23,12 +23,17 @@ def link_key_of(security: Security, topology_id: str) -> str:
 
 
 def _secret_half(link_key: str) -> bytes:
+    # Dagster's processes load this module for the keys alone; they have no use for ZeroMQ.
+    from zmq.utils import z85
+
     return z85.encode(bytes.fromhex(link_key))
 
 
 def secure_server(socket: zmq.Socket[Any], link_key: str) -> None:
     """Before ``bind``: let only clients in that know the key; nothing for an empty one."""
     if link_key:
+        import zmq
+
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.CURVE_SECRETKEY, _secret_half(link_key))
 
@@ -36,6 +41,8 @@ def secure_server(socket: zmq.Socket[Any], link_key: str) -> None:
 def secure_client(socket: zmq.Socket[Any], link_key: str) -> None:
     """Before ``connect``: prove that the key is known; nothing for an empty one."""
     if link_key:
+        import zmq
+
         public, secret = zmq.curve_keypair()
         socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
         socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
