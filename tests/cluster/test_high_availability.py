@@ -252,13 +252,20 @@ def _network(world: World) -> Network:
 
 
 TROUBLE = [
-    leader_killed, leader_frozen, leader_cut_off, follower_killed, follower_frozen, follower_cut_off,
-    zookeeper_leader_killed, zookeeper_leader_frozen, zookeeper_leader_cut_off, zookeeper_follower_killed,
-    zookeeper_follower_cut_off, supervisor_killed, supervisor_frozen,
+    leader_killed, leader_frozen, leader_cut_off, follower_cut_off, zookeeper_leader_killed,
+    zookeeper_follower_cut_off, supervisor_killed,
+]  # fmt: skip
+MORE_TROUBLE = [
+    follower_killed, follower_frozen, zookeeper_leader_frozen, zookeeper_leader_cut_off,
+    zookeeper_follower_killed, supervisor_frozen,
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("trouble", TROUBLE, ids=lambda trouble: trouble.__name__)
+@pytest.mark.parametrize(
+    "trouble",
+    [*TROUBLE, *(pytest.param(one, marks=pytest.mark.long) for one in MORE_TROUBLE)],
+    ids=lambda trouble: trouble.__name__,
+)
 def test_a_submission_survives_and_what_runs_does_not_notice(
     world: World, trouble: Callable[[World], Callable[[], None]]
 ) -> None:

@@ -119,7 +119,7 @@ def submitted(cluster: LocalCluster, project: Path) -> str:
         said = sparse(
             cluster, "submit", "-j", "wordcount.jar", "-o", "pystorm.log.level=info", cwd=project, check=False
         )  # fmt: skip
-        if "did not answer within 5 s" in said:
+        if "did not answer within" in said:
             return None  # Dagster, on a loaded machine: nimbus says so, and a user tries again.
         assert "Submitting wordcount topology to nimbus...done" in said, said
         return said
@@ -308,7 +308,7 @@ def test_of_many_submissions_with_one_name_exactly_one_is_taken(
         except storm.AlreadyAliveException:
             return "refused"
         except TApplicationException as error:
-            assert "did not answer within 5 s" in str(error), error
+            assert "did not answer within" in str(error), error
             return "no Dagster"
         return "taken"
 
@@ -358,7 +358,9 @@ def test_lifecycle_over_thrift(client: Any, cluster: LocalCluster, submitted: st
         try:
             client.rebalance(NAME, storm.RebalanceOptions(wait_secs=0, num_executors={"count_bolt": 3}))
         except TApplicationException as error:
-            assert "did not answer within 5 s" in str(error) or "is still being started" in str(error), error
+            if "is REBALANCING" in str(error):
+                return True  # the call before this one landed, only its answer did not
+            assert "did not answer within" in str(error) or "is still being started" in str(error), error
             return False  # Dagster, on a loaded machine: a user tries again.
         return True
 

@@ -21,7 +21,13 @@ import pytest
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.timeout(900),
+]
 
 PAGE = (Path(__file__).parents[2] / "docs" / "index.md").read_text(encoding="utf-8")
 BIN = Path(os.environ.get("QUICKSTART_BIN") or Path(sys.executable).parent)

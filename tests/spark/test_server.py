@@ -87,8 +87,12 @@ def test_its_python_daemon_has_its_libraries_loaded(spark_server: SparkServer) -
     from storm_dagster.spark.warm_up import warm_up
 
     warm_up(spark_server.remote)
-    parent = psutil.Process(spark_server.process.pid)
-    commands = [" ".join(child.cmdline()) for child in parent.children(recursive=True)]
+    commands = []
+    for child in psutil.Process(spark_server.process.pid).children(recursive=True):
+        try:
+            commands.append(" ".join(child.cmdline()))
+        except psutil.Error:
+            continue  # it ended just now
     assert any("storm_dagster.spark.python_daemon" in command for command in commands), commands
 
 
