@@ -52,7 +52,7 @@ demo: java install
 	@KEEP=$(KEEP) $(BIN)/python examples/demo.py
 
 test: java browser install
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not long" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not long" --durations 15 $(ARGS)
 
 check: install
 	$(BIN)/ruff check .

@@ -183,6 +183,7 @@ def test_a_bolt_that_raises_now_and_then_is_replayed_counted_and_shown(cluster: 
     cluster.cli("kill", "flaky", "-w", "0")
 
 
+@pytest.mark.long  # a frozen host, and one lost under a browser, are in every run
 def test_a_lost_host_is_healed_by_the_sensor(cluster: LocalCluster, expected: Counter[str]) -> None:
     submit(cluster, "host", rate=300)
     wait_for_some(cluster, "host", 300)

@@ -336,6 +336,7 @@ def test_without_dagster_the_leader_heals_and_obeys(cluster: LocalCluster, expec
     cluster.cli("kill", "alone", "-w", "0")
 
 
+@pytest.mark.long
 def test_a_cluster_that_is_stopped_and_started_goes_on_where_it_was(
     cluster: LocalCluster, expected: Counter[str]
 ) -> None:

@@ -389,7 +389,7 @@ def test_any_interleaving_keeps_the_invariants(
     run_state_machine_as_test(
         Cluster,
         settings=settings(
-            max_examples=EXAMPLES or 30,
+            max_examples=EXAMPLES or 20,
             stateful_step_count=STEPS,
             derandomize=not EXAMPLES,
             deadline=None,
