@@ -7,10 +7,11 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.defs.change_observation import observe_change
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import KillConfig, NameConfig, UpdateConfig
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PARTITIONS_NAME, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PARTITIONS_NAME, PUBLISHED_ASSIGNMENT
 from storm_dagster.defs.nimbus_resource import NimbusResource, upload_of
 from storm_dagster.defs.operating import Handles, operations
 from storm_dagster.defs.spark_resource import SparkResource
@@ -51,21 +52,10 @@ def _observe(
     shown: dg.AssetKey,
     gap_secs: float | None = None,
 ) -> None:
-    """Record at the topology's partition what was done to it, and tag the run with its name."""
     metadata = lifecycle_metadata(report, began)
     if gap_secs is not None:
         metadata["gap_secs"] = round(gap_secs, 3)
-    context.log_event(
-        dg.AssetObservation(
-            asset_key=shown,
-            partition=report.name,
-            description=f"{verb}: {report.status or 'gone'}",
-            metadata={"verb": verb, **metadata},
-        )
-    )
-    context.add_output_metadata(metadata)
-    if not context.has_tag(TOPOLOGY_TAG):
-        context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: report.name})
+    observe_change(context, verb, report.name, report.status or "gone", metadata, shown)
 
 
 def _verb_job(

@@ -8,10 +8,11 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.core.gray_upgrade import Selection, parse_workers
+from storm_dagster.defs.change_observation import observe_change
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import GrayUpgradeConfig, NameConfig, RollbackConfig
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, TOPOLOGY_TAG
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
 from storm_dagster.defs.nimbus_resource import NimbusResource, upload_of
 from storm_dagster.defs.operating import Handles, operations
 from storm_dagster.defs.spark_resource import SparkResource
@@ -63,17 +64,8 @@ def _observe(
     metadata: dict[str, Any],
     shown: dg.AssetKey,
 ) -> None:
-    context.log_event(
-        dg.AssetObservation(
-            asset_key=shown,
-            partition=report.name,
-            description=f"{verb}: {metadata['outcome']}, {metadata['status']}",
-            metadata={"verb": verb, **metadata},
-        )
-    )
-    context.add_output_metadata(metadata)
-    if not context.has_tag(TOPOLOGY_TAG):
-        context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: report.name})
+    outcome = f"{metadata['outcome']}, {metadata['status']}"
+    observe_change(context, verb, report.name, outcome, metadata, shown)
 
 
 def _teller(

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
 import pytest
 
-from storm_dagster.api import TaskState
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.testing.chaos.workload import WordCount, task_states
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
@@ -26,21 +24,13 @@ ROOT = Path(__file__).parents[2]
 WORDCOUNT = ROOT / "examples" / "wordcount.py"
 FLAKY = Path(__file__).parent / "topologies" / "flaky.py"
 FILES, LIMIT = 12, 6_000
-
-
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+WORDS = WordCount(WORDCOUNT, files=FILES, limit=LIMIT)
 
 
 @pytest.fixture(scope="module")
 def expected() -> Counter[str]:
     """The counts, computed without us."""
-    example = load(WORDCOUNT)
-    return Counter(word for _, line in example.read_lines(FILES, LIMIT) for word in example.words_of(line))
+    return WORDS.expected
 
 
 @pytest.fixture(scope="module")
@@ -52,45 +42,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 def submit(cluster: LocalCluster, name: str, *, rate: int = 500) -> dict[str, Any]:
     # Messages time out soon, so that what a dead worker held is replayed within the test's patience.
-    return cluster.cli(
-        "submit", str(WORDCOUNT), "--name", name, "--conf", "topology.workers=4",
-        "--conf", f"wordcount.files={FILES}", "--conf", f"wordcount.limit={LIMIT}",
-        "--conf", f"wordcount.lines.per.second={rate}", "--conf", "topology.message.timeout.secs=8",
-    )  # fmt: skip
-
-
-def states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
-    for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
-        state = TaskState(path)
-        try:
-            yield state
-        finally:
-            state.close()
-
-
-def progress(cluster: LocalCluster, name: str) -> tuple[int, int]:
-    """(lines acked, lines in all)."""
-    pairs = [(int(s.get("done", 0)), int(s.get("total", 0))) for s in states(cluster, name, "lines")]
-    return sum(done for done, _ in pairs), sum(total for _, total in pairs)
-
-
-def counts(cluster: LocalCluster, name: str) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for state in states(cluster, name, "count"):
-        found.update(dict(state.items()))
-    return found
+    return cluster.cli("submit", *WORDS.submit_arguments(name, rate=rate))
 
 
 def wait_for_some(cluster: LocalCluster, name: str, lines: int) -> None:
-    eventually(lambda: progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1)
+    eventually(
+        lambda: WORDS.progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1
+    )
 
 
 def wait_for_all(cluster: LocalCluster, name: str) -> None:
-    def finished() -> bool:
-        done, total = progress(cluster, name)
-        return total > 0 and done == total
-
-    eventually(finished, 120, f"all lines of {name} ({progress(cluster, name)})", interval=0.2)
+    eventually(
+        lambda: WORDS.finished(cluster, name),
+        120,
+        f"all lines of {name} ({WORDS.progress(cluster, name)})",
+        interval=0.2,
+    )
 
 
 def pids(document: dict[str, Any]) -> dict[str, int]:
@@ -117,7 +84,7 @@ def test_a_worker_killed_while_counting_costs_no_count(cluster: LocalCluster, ex
 
     eventually(again, 30, "the worker in its old slot", ignore=(StormDagsterError,), interval=0.1)
     wait_for_all(cluster, "worker")
-    assert counts(cluster, "worker") == expected
+    assert WORDS.counts(cluster, "worker") == expected
     cluster.cli("kill", "worker", "-w", "0")
 
 
@@ -134,7 +101,7 @@ def test_a_supervisor_killed_alone_moves_nothing_and_adopts_its_workers(
     )  # fmt: skip
     wait_for_all(cluster, "supervisor")
     assert pids(cluster.show("supervisor")) == before, "no worker may have been restarted or moved"
-    assert counts(cluster, "supervisor") == expected
+    assert WORDS.counts(cluster, "supervisor") == expected
     cluster.cli("kill", "supervisor", "-w", "0")
 
 
@@ -154,7 +121,7 @@ def test_a_zookeeper_outage_pauses_and_restarts_nothing(
     for process in group:
         process.resume()
     wait_for_all(cluster, "zookeeper")
-    assert counts(cluster, "zookeeper") == expected
+    assert WORDS.counts(cluster, "zookeeper") == expected
     eventually(
         lambda: pids(cluster.show("zookeeper")) == before, 60, "the same workers", ignore=(StormDagsterError,)
     )
@@ -167,7 +134,7 @@ def test_a_bolt_that_raises_now_and_then_is_replayed_counted_and_shown(cluster: 
     cluster.cli("submit", f"{FLAKY}:Flaky", "--name", "flaky")
 
     def all_acked() -> bool:
-        return any(state.get("acked") == 3_000 for state in states(cluster, "flaky", "numbers"))
+        return any(state.get("acked") == 3_000 for state in task_states(cluster, "flaky", "numbers"))
 
     eventually(all_acked, 60, "every number acked", interval=0.2)
 
@@ -202,7 +169,7 @@ def test_a_lost_host_is_healed_by_the_sensor(cluster: LocalCluster, expected: Co
 
     eventually(moved, 90, "its tasks running elsewhere", ignore=(StormDagsterError,), interval=0.2)
     wait_for_all(cluster, "host")
-    assert counts(cluster, "host") == expected
+    assert WORDS.counts(cluster, "host") == expected
     kept = {task["id"] for task in before["tasks"] if task["node"] != lost}
     after = {task["id"]: (task["node"], task["port"]) for task in cluster.show("host")["tasks"]}
     for task in before["tasks"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import contextlib
 import os
 import signal
 from collections import Counter
@@ -14,9 +14,9 @@ import httpx
 import psutil
 import pytest
 
-from storm_dagster.api import TaskState
 from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.testing.chaos.workload import WordCount, task_states
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
@@ -25,17 +25,14 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytes
 WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
 SLOW = Path(__file__).parent / "topologies" / "slow.py"
 FILES, LIMIT = 12, 5_000
+WORDS = WordCount(WORDCOUNT, files=FILES, limit=LIMIT)
 CONF = {"nimbus.monitor.backstop.secs": 5, "supervisor.worker.timeout.secs": 6}
 
 
 @pytest.fixture(scope="module")
 def expected() -> Counter[str]:
     """The counts, computed without us."""
-    spec = importlib.util.spec_from_file_location("wordcount", WORDCOUNT)
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    return Counter(word for _, line in example.read_lines(FILES, LIMIT) for word in example.words_of(line))
+    return WORDS.expected
 
 
 @pytest.fixture(scope="module")
@@ -46,45 +43,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def submit(cluster: LocalCluster, name: str, *, rate: int = 250) -> dict[str, Any]:
-    cluster.cli(
-        "submit", str(WORDCOUNT), "--name", name, "--conf", "topology.workers=4",
-        "--conf", f"wordcount.files={FILES}", "--conf", f"wordcount.limit={LIMIT}",
-        "--conf", f"wordcount.lines.per.second={rate}", "--conf", "topology.message.timeout.secs=8",
-    )  # fmt: skip
+    cluster.cli("submit", *WORDS.submit_arguments(name, rate=rate))
     return cluster.wait_running(name)
 
 
-def states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
-    for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
-        state = TaskState(path)
-        try:
-            yield state
-        finally:
-            state.close()
-
-
-def progress(cluster: LocalCluster, name: str) -> tuple[int, int]:
-    """(lines acked, lines in all)."""
-    pairs = [(int(s.get("done", 0)), int(s.get("total", 0))) for s in states(cluster, name, "lines")]
-    return sum(done for done, _ in pairs), sum(total for _, total in pairs)
-
-
 def some(cluster: LocalCluster, name: str, lines: int = 200) -> None:
-    eventually(lambda: progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1)
+    eventually(
+        lambda: WORDS.progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1
+    )
 
 
 def exact(cluster: LocalCluster, name: str, expected: Counter[str]) -> None:
     """Every word is counted, once."""
 
-    def finished() -> bool:
-        done, total = progress(cluster, name)
-        return total > 0 and done == total
-
-    eventually(finished, 180, f"all lines of {name}", interval=0.2)
-    found: Counter[str] = Counter()
-    for state in states(cluster, name, "count"):
-        found.update(dict(state.items()))
-    assert found == expected
+    eventually(lambda: WORDS.finished(cluster, name), 180, f"all lines of {name}", interval=0.2)
+    assert WORDS.counts(cluster, name) == expected
 
 
 def pids(document: dict[str, Any]) -> dict[str, int]:
@@ -124,8 +97,10 @@ def freeze(processes: list[psutil.Process]) -> None:
 
 
 def thaw(processes: list[psutil.Process]) -> None:
+    """Let them go on; one that has ended meanwhile (a worker whose lease is gone ends itself) is no matter."""
     for process in processes:
-        process.resume()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def family(record: RunFile) -> list[psutil.Process]:
@@ -160,7 +135,7 @@ def settled(cluster: LocalCluster, name: str, *, without: set[str] = frozenset()
 def tally(cluster: LocalCluster) -> tuple[int, int, int]:
     (state,) = [
         (int(s.get("sent", 0)), int(s.get("acked", 0)), int(s.get("failed", 0)))
-        for s in states(cluster, "slow", "numbers")
+        for s in task_states(cluster, "slow", "numbers")
     ]
     return state
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from storm_dagster.api import TaskState
 from storm_dagster.client import upload
 from storm_dagster.model.errors import (
     Conflict,
@@ -24,6 +21,7 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, hash_file
+from storm_dagster.testing.chaos.workload import WordCount
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
@@ -31,6 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytes
 
 WORDCOUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
 FILES, LIMIT = 12, 5_000
+WORDS = WordCount(WORDCOUNT, files=FILES, limit=LIMIT)
 # The whole source of what a worker runs differs by these lines; what it does to data does not.
 NEWER = "\nVERSION = 2\n"
 DEADLY = """
@@ -44,19 +43,10 @@ LineSpout.initialize = SplitBolt.initialize = CountBolt.initialize = _die
 """
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def expected() -> Counter[str]:
     """The counts, computed without us."""
-    example = load(WORDCOUNT)
-    return Counter(word for _, line in example.read_lines(FILES, LIMIT) for word in example.words_of(line))
+    return WORDS.expected
 
 
 @pytest.fixture(scope="module")
@@ -94,38 +84,14 @@ def submit(cluster: LocalCluster, name: str, target: str, rate: int) -> dict[str
     return cluster.wait_running(name)
 
 
-def states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
-    for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
-        state = TaskState(path)
-        try:
-            yield state
-        finally:
-            state.close()
-
-
-def progress(cluster: LocalCluster, name: str) -> tuple[int, int]:
-    """(lines acked, lines in all)."""
-    pairs = [(int(s.get("done", 0)), int(s.get("total", 0))) for s in states(cluster, name, "lines")]
-    return sum(done for done, _ in pairs), sum(total for _, total in pairs)
-
-
 def wait_for_some(cluster: LocalCluster, name: str, lines: int) -> None:
-    eventually(lambda: progress(cluster, name)[0] >= lines, 90, f"{lines} lines of {name}", interval=0.1)
+    eventually(
+        lambda: WORDS.progress(cluster, name)[0] >= lines, 90, f"{lines} lines of {name}", interval=0.1
+    )
 
 
 def wait_for_all(cluster: LocalCluster, name: str) -> None:
-    def finished() -> bool:
-        done, total = progress(cluster, name)
-        return total > 0 and done == total
-
-    eventually(finished, 240, f"all lines of {name}", interval=0.2)
-
-
-def counts(cluster: LocalCluster, name: str) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for state in states(cluster, name, "count"):
-        found.update(dict(state.items()))
-    return found
+    eventually(lambda: WORDS.finished(cluster, name), 240, f"all lines of {name}", interval=0.2)
 
 
 def versions(document: dict[str, Any]) -> dict[str, str]:
@@ -221,7 +187,7 @@ def test_worker_by_worker_while_both_versions_count_and_the_leader_dies(
     after = settled(cluster, "gray")
     assert set(versions(after).values()) == {new} and "upgrade" not in after
     wait_for_all(cluster, "gray")
-    assert counts(cluster, "gray") == expected, "no line may be lost or counted twice"
+    assert WORDS.counts(cluster, "gray") == expected, "no line may be lost or counted twice"
     cluster.cli("kill", "gray", "-w", "0")
 
 
@@ -269,5 +235,5 @@ def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     assert done["id"] != running["id"] and done["status"] == "ACTIVE"
     assert old not in versions(cluster.show("back")).values()
     wait_for_all(cluster, "back")
-    assert counts(cluster, "back") == expected
+    assert WORDS.counts(cluster, "back") == expected
     cluster.cli("kill", "back", "-w", "0")

@@ -5,12 +5,23 @@ from __future__ import annotations
 import importlib.util
 from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 
 from storm_dagster.api.state import TaskState
 from storm_dagster.testing.cluster import LocalCluster
 
-__all__ = ["WordCount"]
+__all__ = ["WordCount", "task_states"]
+
+
+def task_states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
+    """What each task of the component has saved on this machine, one after the other; closed behind the reader."""
+    for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
+        state = TaskState(path)
+        try:
+            yield state
+        finally:
+            state.close()
 
 
 class WordCount:
@@ -18,9 +29,9 @@ class WordCount:
 
     def __init__(self, target: Path, *, files: int = 12, limit: int = 4_000, rate: int = 400) -> None:
         self.target, self.files, self.limit, self.rate = target, files, limit, rate
-        self.expected: Counter[str] = self._count()
 
-    def _count(self) -> Counter[str]:
+    @cached_property
+    def expected(self) -> Counter[str]:
         """The counts, computed without the cluster."""
         spec = importlib.util.spec_from_file_location(self.target.stem, self.target)
         assert spec is not None and spec.loader is not None
@@ -30,13 +41,13 @@ class WordCount:
             word for _, line in module.read_lines(self.files, self.limit) for word in module.words_of(line)
         )
 
-    def submit_arguments(self, name: str, workers: int = 4) -> list[str]:
-        """What follows ``storm-dagster submit``."""
+    def submit_arguments(self, name: str, *, workers: int = 4, rate: int | None = None) -> list[str]:
+        """What follows ``storm-dagster submit``; ``rate`` in the place of the usual one."""
         pairs = {
             "topology.workers": workers,
             "wordcount.files": self.files,
             "wordcount.limit": self.limit,
-            "wordcount.lines.per.second": self.rate,
+            "wordcount.lines.per.second": self.rate if rate is None else rate,
             # Messages time out soon, so that what a dead worker held is replayed within a round.
             "topology.message.timeout.secs": 8,
         }
@@ -45,9 +56,7 @@ class WordCount:
 
     def progress(self, cluster: LocalCluster, name: str) -> tuple[int, int]:
         """(lines acked, lines in all)."""
-        pairs = [
-            (int(s.get("done", 0)), int(s.get("total", 0))) for s in self._states(cluster, name, "lines")
-        ]
+        pairs = [(int(s.get("done", 0)), int(s.get("total", 0))) for s in task_states(cluster, name, "lines")]
         return sum(done for done, _ in pairs), sum(total for _, total in pairs)
 
     def finished(self, cluster: LocalCluster, name: str) -> bool:
@@ -55,17 +64,14 @@ class WordCount:
         done, total = self.progress(cluster, name)
         return total > 0 and done == total
 
+    def counts(self, cluster: LocalCluster, name: str) -> Counter[str]:
+        """The counts that the tasks have saved."""
+        found: Counter[str] = Counter()
+        for state in task_states(cluster, name, "count"):
+            found.update(dict(state.items()))
+        return found
+
     def wrong_words(self, cluster: LocalCluster, name: str) -> int:
         """How many words have another count than they should."""
-        found: Counter[str] = Counter()
-        for state in self._states(cluster, name, "count"):
-            found.update(dict(state.items()))
+        found = self.counts(cluster, name)
         return sum(1 for word in found.keys() | self.expected.keys() if found[word] != self.expected[word])
-
-    def _states(self, cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
-        for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
-            state = TaskState(path)
-            try:
-                yield state
-            finally:
-                state.close()
