@@ -96,7 +96,7 @@ class WindowedJoin(Topology):
     numbers = Numbers.spec()
     others = Numbers.spec()
     joined = JoinBolt.spec(
-        Join("numbers", "key").inner("others", "key", "numbers").select("numbers.key", "others.at"),
+        Join("numbers", "key").inner("others", "key", "numbers").select("numbers:key", "others:at"),
         Window.tumbling(secs=0.2),
         inputs={numbers: Grouping.fields("key"), others: Grouping.fields("key")},
         par=2,

@@ -91,7 +91,7 @@ class JoinBolt(WindowedBolt):
         return super().spec(name, inputs, par, config, outputs, args, window)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Find the fields of every input; :class:`InvalidTopology` for one that is missing."""
+        """Find the fields of every input; :class:`InvalidTopology` for a joined or selected one that is missing."""
         self._places: dict[tuple[str, str], dict[str, int]] = {}
         keys = {part["stream"]: part["key"] for part in self._parts}
         several = len(context.component_tasks(context.component)) > 1
@@ -120,6 +120,24 @@ class JoinBolt(WindowedBolt):
         if missing:
             raise InvalidTopology(
                 f"bolt {context.component!r} joins {missing[0]!r}, which is none of its inputs: {', '.join(found)}"
+            )
+        self._check_selected(context.component)
+
+    def _check_selected(self, component: str) -> None:
+        # A field that no stream has would be None in every row, and nobody would know why.
+        for stream, field in self._fields:
+            root, _, rest = field.partition(".")
+            known = {
+                name: list(places)
+                for source, places in self._places.items()
+                if stream in ("", name := self._stream(*source))
+            }
+            if any(root in fields for fields in known.values()):
+                continue
+            has = "; ".join(f"{name}: {', '.join(fields)}" for name, fields in known.items())
+            meant = f"; a field of a stream is written {root}:{rest}" if rest and root in known else ""
+            raise InvalidTopology(
+                f"bolt {component!r} selects {field!r}, which no stream of its join has ({has}){meant}"
             )
 
     def _stream(self, component: str, stream: str) -> str:

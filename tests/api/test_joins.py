@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections import Counter
 from typing import Any
@@ -121,3 +122,27 @@ def test_joins_that_cannot_work_are_refused() -> None:
         with pytest.raises(TimeoutError):
             harness.run(timeout=0.3)
         assert "Grouping.fields('customer')" in str(harness.errors[0][1])
+
+
+@pytest.mark.parametrize(
+    ("selected", "said"),
+    [
+        ("orders.item", r"selects 'orders\.item', which no stream .* is written orders:item"),
+        ("customers:item", r"selects 'item', which no stream of its join has \(customers: id, name\)"),
+    ],
+)
+def test_a_selected_field_that_no_stream_has_is_refused(selected: str, said: str) -> None:
+    class Selecting(Topology):
+        orders = Orders.spec()
+        customers = Customers.spec()
+        joined = JoinBolt.spec(
+            Join("orders", "customer").inner("customers", "id", "orders").select(selected),
+            Window.tumbling(count=2),
+            inputs=[orders, customers],
+        )
+
+    with TopologyHarness(Selecting, {"orders": [], "customers": []}, simulated=True) as harness:
+        with pytest.raises(TimeoutError):
+            harness.run(timeout=0.3)
+        assert harness.errors[0][0] == "joined"
+        assert re.search(said, str(harness.errors[0][1]))
