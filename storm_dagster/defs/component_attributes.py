@@ -46,7 +46,10 @@ class GrayAttributes(_Strict):
     """How a gray upgrade takes its batches of workers."""
 
     number: int = Field(default=1, ge=1, description="Workers in each batch.")
-    component: str | None = Field(default=None, description="Only workers that run tasks of this component.")
+    component: str | None = Field(
+        default=None,
+        description="Workers that run tasks of this component come first, the others afterwards.",
+    )
 
 
 class FreshnessAttributes(_Strict):

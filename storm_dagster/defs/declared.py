@@ -18,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.defs.metadata import masked
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
@@ -73,6 +74,12 @@ class Actual:
     executors: Mapping[str, int]
     code_version: str | None
     """``None``: it was not deployed from a declaration."""
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    """The conf that it was deployed with."""
+    code_dir: str = ""
+    """Prefix of its code's blobs: another one for every deploy, whatever the code."""
+    upgrading_to: str | None = None
+    """Version of the code that a gray upgrade under way brings; ``None``: none is, or it is not from here."""
 
 
 def _files_of(target: Target, home: Path | None) -> list[Path]:
@@ -191,7 +198,8 @@ def _wrong_names(declaration: Declaration, spec: TopologySpec | None) -> str | N
 def differences(declaration: Declaration, described: Described, actual: Actual | None) -> dict[str, str]:
     """What is not as declared -> how, in words; empty when all is.
 
-    Keys are ``target``, ``running``, ``code``, ``workers``, ``status`` and ``parallelism.<component>``.
+    Keys are ``target``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
+    ``parallelism.<component>``. A conf that differs is a difference of the code as well: both travel together.
     """
     found: dict[str, str] = {}
     if described.problem is not None:
@@ -202,6 +210,7 @@ def differences(declaration: Declaration, described: Described, actual: Actual |
     if described.code_version is not None and actual.code_version != described.code_version:
         runs = actual.code_version or "code that was not deployed from here"
         found["code"] = f"declared {described.code_version}, running {runs}"
+        found |= _conf_differences(declaration.conf, actual.conf)
     if declaration.workers is not None and actual.workers != declaration.workers:
         found["workers"] = f"declared {declaration.workers}, running {actual.workers}"
     for component, count in sorted(declaration.parallelism.items()):
@@ -214,6 +223,14 @@ def differences(declaration: Declaration, described: Described, actual: Actual |
     if actual.status in ("ACTIVE", "INACTIVE") and actual.status != status:
         found["status"] = f"declared {status}, it is {actual.status}"
     return found
+
+
+def _conf_differences(declared: Mapping[str, Any], running: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        f"conf.{key}": f"declared {masked(value, key)}, running {masked(running.get(key), key)}"
+        for key, value in sorted(declared.items())
+        if running and running.get(key) != value
+    }
 
 
 def with_parallelism(spec: TopologySpec, parallelism: Mapping[str, int]) -> TopologySpec:

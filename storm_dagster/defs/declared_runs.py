@@ -16,6 +16,7 @@ from storm_dagster.defs.declared import Actual, Declaration, Described, differen
 from storm_dagster.defs.declared_checks import Verdict, verdicts, wanted_checks
 from storm_dagster.defs.declared_deploy import DeployPolicy, bring_about, read_actual
 from storm_dagster.defs.declared_metadata import component_numbers, topology_metadata
+from storm_dagster.defs.declared_requests import deploy_request, mark_final_failure
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.keys import topology_tags
@@ -109,7 +110,7 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
     @dg.multi_asset(name=f"deploy_{topology.identifier}_op", specs=[topology.specs[0]])
     def deploy(context: dg.AssetExecutionContext, config: DeployConfig) -> dg.MaterializeResult:
         policy = "hot" if config.deploy_code and topology.policy == "manual" else topology.policy
-        with step_errors(), topology.nimbus() as nimbus:
+        with step_errors(), mark_final_failure(context), topology.nimbus() as nimbus:
             done = bring_about(
                 nimbus,
                 topology.declaration,
@@ -218,7 +219,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
             dg.ScheduleDefinition(
                 name=f"deploy_{topology.identifier}_schedule",
                 job_name=f"deploy_{topology.identifier}",
-                run_config={"ops": {f"deploy_{topology.identifier}_op": {"config": {"deploy_code": False}}}},
+                run_config=_deploy_config(topology),
                 cron_schedule=wanted.deploy,
                 execution_timezone=wanted.timezone,
                 default_status=dg.DefaultScheduleStatus.RUNNING,
@@ -282,15 +283,31 @@ def _watch(topology: DeclaredTopology) -> dg.SensorDefinition:
         if runs and actual is not None and _passed(state["seen"], now, _SEEN_EVERY_SECS):
             events.append(_seen_running(topology, actual))
             state["seen"] = now
-        request = _deploy_request(topology, actual)
+        request = None
+        if topology.policy != "manual":
+            request = deploy_request(
+                context.instance,
+                job=f"deploy_{topology.identifier}",
+                run_config=_deploy_config(topology),
+                declaration=topology.declaration,
+                described=topology.described,
+                actual=actual,
+                document=document,
+                now=now,
+            )
         return dg.SensorResult(
             asset_events=events,
-            run_requests=request,
+            run_requests=[request] if request else [],
             skip_reason=None if request else dg.SkipReason(found["all_tasks_run"].words),
             cursor=json.dumps(state),
         )
 
     return watch
+
+
+def _deploy_config(topology: DeclaredTopology) -> dict[str, Any]:
+    """What nobody launched by hand follows the deploy policy."""
+    return {"ops": {f"deploy_{topology.identifier}_op": {"config": {"deploy_code": False}}}}
 
 
 def _passed(before: Any, now: float, secs: float) -> bool:
@@ -333,15 +350,3 @@ def _observations(
             )
         )
     return events
-
-
-def _deploy_request(topology: DeclaredTopology, actual: Actual | None) -> list[dg.RunRequest]:
-    if topology.policy == "manual" or actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
-        # One that was killed stays killed: somebody wanted that.
-        return []
-    version = topology.described.code_version
-    differ = differences(topology.declaration, topology.described, actual)
-    if "code" not in differ or "target" in differ:
-        return []
-    config = {"ops": {f"deploy_{topology.identifier}_op": {"config": {"deploy_code": False}}}}
-    return [dg.RunRequest(run_key=f"{actual.topology_id}:{version}", run_config=config)]

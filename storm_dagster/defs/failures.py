@@ -13,11 +13,16 @@ import dagster as dg
 
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidRequest, StormDagsterError
 
-__all__ = ["failure_of", "step_errors"]
+__all__ = ["failure_of", "is_final", "step_errors"]
 
 # A retry inside the run cannot change these: the request is wrong, the state forbids it, the epoch is
 # over (a re-execution takes the new one), or the bytes are damaged.
 _FINAL = (InvalidRequest, Conflict, Fenced, Corrupt)
+
+
+def is_final(error: StormDagsterError) -> bool:
+    """Whether doing the very same again must fail again."""
+    return isinstance(error, _FINAL)
 
 
 def failure_of(error: StormDagsterError) -> dg.Failure:
@@ -25,7 +30,7 @@ def failure_of(error: StormDagsterError) -> dg.Failure:
     return dg.Failure(
         description=error.message,
         metadata={"error_type": type(error).__name__, "message": error.message},
-        allow_retries=not isinstance(error, _FINAL),
+        allow_retries=not is_final(error),
     )
 
 

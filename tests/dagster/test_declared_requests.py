@@ -1,0 +1,105 @@
+"""When the sensor of a declared topology asks for a deploy, and which workers a gray upgrade takes next."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from storm_dagster.defs.declared import Actual, Declaration, Described
+from storm_dagster.defs.declared_requests import deploy_request
+from storm_dagster.defs.declared_upgrade import next_batch
+
+pytestmark = pytest.mark.dagster
+
+DECLARED = Declaration("wc", "wc.py")
+NEW = Described(code_version="new")
+
+
+def running(version: str = "old", status: str = "ACTIVE", **more: Any) -> Actual:
+    return Actual("wc-1-1", status, 2, {}, version, **{"code_dir": "wc-1-1", **more})
+
+
+def ask(instance: dg.DagsterInstance, actual: Actual | None, document: Any = None, later: float = 0.0) -> Any:
+    return deploy_request(
+        instance,
+        job="deploy_wc",
+        run_config={},
+        declaration=DECLARED,
+        described=NEW,
+        actual=actual,
+        document=document,
+        now=time.time() + later,
+    )
+
+
+def launched(
+    instance: dg.DagsterInstance, request: dg.RunRequest, status: dg.DagsterRunStatus, **tags: str
+) -> None:
+    @dg.job(name="deploy_wc")
+    def deploy_wc() -> None: ...
+
+    tagged = {**request.tags, **{key.replace("__", "/"): value for key, value in tags.items()}}
+    instance.create_run_for_job(deploy_wc, tags=tagged, status=status)
+
+
+@pytest.mark.parametrize(
+    "actual",
+    [None, running("new"), running(status="KILLED"), running(status="ROLLBACK"), running(status="UPGRADING")],
+    ids=["nothing runs", "as declared", "killed", "rolled back", "somebody upgrades it"],
+)
+def test_nothing_is_asked_for_when_there_is_nothing_to_deploy_onto(
+    instance: dg.DagsterInstance, actual: Actual | None
+) -> None:
+    assert ask(instance, actual) is None
+
+
+def test_each_change_is_asked_for_once_and_after_another_deploy_again(instance: dg.DagsterInstance) -> None:
+    request = ask(instance, running())
+    launched(instance, request, dg.DagsterRunStatus.STARTED)
+    assert ask(instance, running(), later=3600) is None, "a run is at it"
+    # The same code comes back after another was deployed: its blobs have another prefix.
+    with dg.DagsterInstance.ephemeral() as later:
+        assert ask(later, running(code_dir="wc-1-1.5")).run_key != request.run_key
+
+
+def test_an_outage_is_tried_again_and_a_mistake_is_not(instance: dg.DagsterInstance) -> None:
+    first = ask(instance, running())
+    launched(instance, first, dg.DagsterRunStatus.FAILURE)
+    assert ask(instance, running()) is None, "not at once"
+    second = ask(instance, running(), later=60)
+    assert second.run_key != first.run_key
+    launched(instance, second, dg.DagsterRunStatus.FAILURE, storm__final_error="InvalidTopology")
+    assert ask(instance, running(), later=1e6) is None
+
+
+def test_what_somebody_cancelled_is_left_alone(instance: dg.DagsterInstance) -> None:
+    launched(instance, ask(instance, running()), dg.DagsterRunStatus.CANCELED)
+    assert ask(instance, running(), later=1e6) is None
+
+
+def test_an_upgrade_of_ours_that_nobody_drives_goes_on(instance: dg.DagsterInstance) -> None:
+    first = ask(instance, running())
+    launched(instance, first, dg.DagsterRunStatus.FAILURE, storm__final_error="InvalidTopology")
+    half = running(status="UPGRADING", upgrading_to="new")
+    one = ask(instance, half, {"upgrade": {"upgraded": ["h:1"]}})
+    two = ask(instance, half, {"upgrade": {"upgraded": ["h:1", "h:2"]}})
+    assert len({first.run_key, one.run_key, two.run_key}) == 3
+
+
+def test_workers_of_the_component_come_first_then_the_others() -> None:
+    document = {
+        "tasks": [
+            {"component": "count", "host": "h", "port": 1},
+            {"component": "count", "host": "h", "port": 2},
+            {"component": "split", "host": "h", "port": 3},
+        ],
+        "upgrade": {"workers": {"h:1": "upgraded", "h:2": "former", "h:3": "former"}},
+    }
+    batch = {"component": "count", "number": 2}
+    assert next_batch(document, batch) == batch
+    document["upgrade"]["workers"]["h:2"] = "upgraded"
+    assert next_batch(document, batch) == {"number": 2}
+    assert next_batch(document, {"number": 1}) == {"number": 1}
