@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.model.wire import LevelName
+from storm_dagster.model.records import KeptLevel
+from storm_dagster.model.wire import LevelChange, LevelName
 
-__all__ = ["LEVELS", "ROOT", "check_level", "level_name"]
+__all__ = ["LEVELS", "ROOT", "check_level", "level_in_force", "level_name"]
 
 LEVELS: dict[LevelName, int] = {
     "ALL": 1,
@@ -40,3 +41,11 @@ def level_name(number: int) -> LevelName:
         if value >= number:
             return name
     return "OFF"
+
+
+def level_in_force(kept: KeptLevel, now_ms: int) -> LevelChange | None:
+    """What a worker that begins now does with a level that was given before; ``None`` when its time is over."""
+    if kept.until_ms is None:
+        return LevelChange(level=kept.level, reset=kept.reset)
+    left = kept.until_ms - now_ms
+    return LevelChange(level=kept.level, secs=-(-left // 1000), reset=kept.reset) if left > 0 else None

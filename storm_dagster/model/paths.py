@@ -33,6 +33,7 @@ __all__ = [
     "blob",
     "blob_max_sequence",
     "gray_upgrade",
+    "log_levels",
     "metrics",
     "spark_session",
     "supervisor",
@@ -172,6 +173,11 @@ def blob_max_sequence(key: str) -> str:
 def gray_upgrade(topology_id: str, part: str | None = None) -> str:
     """Gray upgrade of a topology; ``part`` is ``conf``, ``upgrading_workers`` or ``upgraded_workers``."""
     return f"{GRAY_UPGRADE}/{topology_id}" if part is None else f"{GRAY_UPGRADE}/{topology_id}/{part}"
+
+
+def log_levels(topology_id: str) -> str:
+    """Levels of loggers that were changed while it runs; below its base, with which it goes."""
+    return f"{TOPOLOGY}/{topology_id}/log_levels"
 
 
 def token(client_token: str) -> str:

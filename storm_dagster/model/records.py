@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from storm_dagster.model.errors import Corrupt, InvalidTopology
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.wire import LevelName
 
 __all__ = [
     "MAX_NODE_BYTES",
@@ -312,6 +313,24 @@ class Blacklist(Record):
     """Hosts that get no new work; the record stands in ``/blacklist`` itself, which is empty without any."""
 
     hosts: tuple[str, ...] = ()
+
+
+class KeptLevel(BaseModel):
+    """The level that a logger was given while its topology runs."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    level: LevelName
+    until_ms: int | None = None
+    """When it ends (epoch ms); ``None``: when it is taken back."""
+    reset: LevelName | None = None
+    """The level afterwards, when it is not to be that of the conf."""
+
+
+class KeptLevels(Record):
+    """``/topology/<id>/log_levels``: logger -> level, for workers that begin after it was changed."""
+
+    loggers: dict[str, KeptLevel] = {}
 
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -108,7 +108,7 @@ class LevelChange(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
     level: LevelName | None = None
     """``None`` takes an earlier change back."""
     secs: int = 0
-    """How long; 0: until the worker ends."""
+    """How long; 0: until it is taken back."""
     reset: LevelName | None = None
     """The level afterwards, when it is not to be the earlier one."""
 

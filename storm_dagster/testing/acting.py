@@ -32,9 +32,10 @@ from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 from storm_dagster.operations import healing, lifecycle, submission
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.log_levels import keep_log_levels, level_change
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["Actor", "finish_due", "reassign", "submit", "upgrade"]
+__all__ = ["Actor", "finish_due", "log_level", "reassign", "submit", "upgrade"]
 
 _PATIENCE_SECS = 60.0
 _forking = multiprocessing.get_context("forkserver")
@@ -59,6 +60,11 @@ def reassign(ctx: OperationsContext, *, causes: list[dict[str, Any]]) -> None:
 def upgrade(ctx: OperationsContext, *, name: str, number: int, handle: str | None, token: str) -> None:
     """One batch of a gray upgrade, its selection in JSON."""
     lifecycle.gray_upgrade(ctx, name, Selection(number=number), handle=handle, token=token)
+
+
+def log_level(ctx: OperationsContext, name: str, logger: str, level: str) -> None:
+    """One logger's level, until it is taken back."""
+    keep_log_levels(ctx, name, {logger: level_change(logger, level, 0, None)})
 
 
 def finish_due(ctx: OperationsContext) -> None:

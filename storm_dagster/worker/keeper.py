@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
-from storm_dagster.model.records import Assignment, StormBase, TaskBeats, WorkerNode
+from storm_dagster.model.records import Assignment, KeptLevels, StormBase, TaskBeats, WorkerNode
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.contract import Placement
 from storm_dagster.worker.lease import Lease
@@ -51,6 +51,8 @@ class LoopSide(Protocol):
     def beats(self, tasks: frozenset[int]) -> TaskBeats | None: ...
 
     def metric_names(self) -> list[str]: ...
+
+    def recall_levels(self, kept: KeptLevels) -> None: ...
 
     def superseded(self, reason: str) -> None: ...
 
@@ -90,6 +92,7 @@ class Keeper:
         self._metric_ids = MetricIdsDriver(spec.topology_id, conf, cluster)
         self._upgrades = UpgradeDriver(spec.topology_id, cluster, lease)
         self._refreshed = 0.0
+        self._levels_known = False
         session = cluster.session
         session.add_listener(lambda _: self._wake_stale())
 
@@ -208,6 +211,11 @@ class Keeper:
             assert self._written is not None
             self.lease.grant(self._written[1])
             _log.info("the lease is held by session 0x%x", self._written[1])
+        if not self._levels_known:
+            # Later changes come as requests; those from before this process began stand in ZooKeeper.
+            kept = cluster.read_log_levels(spec.topology_id)
+            self.loop.post(lambda: self.loop.recall_levels(kept))
+            self._levels_known = True
         placement = self._placement(assignment, at.version, claim, wanted, live)
         active = base.status in _RUNNING
         self.loop.post(lambda: self.loop.place(placement, active))

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storm_dagster.model.log_levels import LEVELS, ROOT, level_name
+from storm_dagster.model.log_levels import LEVELS, ROOT, level_in_force, level_name
+from storm_dagster.model.records import KeptLevels
 from storm_dagster.model.wire import LevelChange, LevelName
 
 __all__ = ["LogLevels"]
@@ -45,6 +46,18 @@ class LogLevels:
             until = now + change.secs if change.secs > 0 else None
             self._changed[name] = _Changed(change.level, back, until)
             self._set(name, LEVELS[change.level])
+
+    def recall(self, kept: KeptLevels, now_ms: int, now: float) -> None:
+        """Set what the cluster keeps for the topology, unless a request was faster."""
+        found = {name: level_in_force(level, now_ms) for name, level in kept.loggers.items()}
+        self.apply(
+            {
+                name: change
+                for name, change in found.items()
+                if change is not None and name not in self._changed
+            },
+            now,
+        )
 
     def expire(self, now: float) -> None:
         """Take back what was changed for a time that is over."""

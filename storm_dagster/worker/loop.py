@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.model.records import TaskBeats
+from storm_dagster.model.records import KeptLevels, TaskBeats
 from storm_dagster.model.wire import Frame, WorkerReport, decode_frame, decode_request
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.contract import Placement
@@ -93,6 +93,10 @@ class Loop:
         """End in good order (SIGTERM); also from a signal handler."""
         self._stop_requested = True
         self.transport.wake()
+
+    def recall_levels(self, kept: KeptLevels) -> None:
+        """Levels of loggers that were changed before this worker began."""
+        self.log_levels.recall(kept, int(time.time() * 1000), time.monotonic())
 
     def superseded(self, reason: str) -> None:
         """End: the slot belongs to somebody else."""

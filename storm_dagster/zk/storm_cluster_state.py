@@ -17,6 +17,7 @@ from storm_dagster.model.records import (
     Blacklist,
     EpochRecord,
     GrayUpgrade,
+    KeptLevels,
     MetricIds,
     TaskBeats,
     TaskError,
@@ -245,6 +246,11 @@ class StormClusterState(StormOperations):
         """``/taskbeats/<id>`` and its version."""
         path = paths.taskbeats(topology_id)
         return self._record(TaskBeats, path, self._wake(path, wake))
+
+    def read_log_levels(self, topology_id: str) -> KeptLevels:
+        """``/topology/<id>/log_levels``; empty without one."""
+        found = self._record(KeptLevels, paths.log_levels(topology_id))
+        return KeptLevels() if found is None else found[0]
 
     def read_gray_upgrade(
         self, topology_id: str, wake: Wake | None = None

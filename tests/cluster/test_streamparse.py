@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import zipfile
@@ -342,6 +343,22 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
     eventually(
         lambda: set(client.getLogConfig(topology_id).named_logger_level) == {"ROOT"}, 30, "the end of DEBUG"
     )
+    # A worker that is started anew has what was changed before it began.
+    victim = cluster.show(NAME)["workers"][0]
+    os.kill(victim["pid"], signal.SIGKILL)
+
+    def anew() -> bool:
+        workers = cluster.show(NAME)["workers"]
+        return all(worker["pid"] not in (None, victim["pid"]) for worker in workers)
+
+    eventually(anew, 60, "the worker again", ignore=(StormDagsterError,))
+    cluster.wait_running(NAME)
+    with cluster.nimbus() as nimbus:
+        told = nimbus.get(f"/api/v1/topology/{topology_id}/logconfig")
+    assert {name: level["target_level"] for name, level in told["namedLoggerLevels"].items()} == {
+        "ROOT": "WARN"
+    }
+    assert client.getLogConfig(topology_id).named_logger_level["ROOT"].target_log_level == "WARN"
     back = storm.LogLevel(action=storm.LogLevelAction.REMOVE)
     client.setLogConfig(topology_id, storm.LogConfig(named_logger_level={"ROOT": back}))
     assert client.getLogConfig(topology_id).named_logger_level == {}

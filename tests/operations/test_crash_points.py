@@ -29,7 +29,7 @@ from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, rebalance
 from storm_dagster.operations.steps import all_operations, no_observer
 from storm_dagster.operations.upgrade_ending import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
-from storm_dagster.testing.acting import Actor, finish_due, submit, upgrade
+from storm_dagster.testing.acting import Actor, finish_due, log_level, submit, upgrade
 from storm_dagster.testing.archives import packed
 from storm_dagster.testing.upgrades import UpgradeStandIns
 from storm_dagster.zk.gray_upgrades import write_move
@@ -288,6 +288,26 @@ def blacklisting(world: Any) -> Scene:
     )
 
 
+def levelling(world: Any) -> Scene:
+    topology_id = world.submit("wc", "t")
+
+    def kept() -> list[str]:
+        return sorted(world.cluster.read_log_levels(topology_id).loggers)
+
+    def is_kept(*loggers: str) -> None:
+        assert kept() == list(loggers)
+
+    return Scene(
+        world,
+        "storm_dagster.testing.acting:log_level",
+        {"name": "wc", "logger": "my.module", "level": "DEBUG"},
+        again=lambda ctx: log_level(ctx, "wc", "my.module", "DEBUG"),
+        begun=lambda: bool(kept()),
+        completed=lambda: is_kept("my.module"),
+        undone=is_kept,
+    )
+
+
 def due_removal(world: Any) -> Scene:
     scene = killing(world)
     lifecycle.kill(world.context(), "wc", 5)
@@ -513,6 +533,7 @@ SCENES: dict[str, list[tuple[Callable[[Any], Scene], tuple[str, ...] | None]]] =
     "reassign": [(reassigning, None)],
     "clean": [(cleaning, None)],
     "blacklist": [(blacklisting, None)],
+    "log_levels": [(levelling, None)],
     "gray_upgrade": [(upgrading, None)],
     "continue_upgrade": [(going_on, None)],
     "complete_upgrade": [(completing, None)],

@@ -8,6 +8,7 @@ import pytest
 
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.log_levels import check_level
+from storm_dagster.model.records import KeptLevel, KeptLevels
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.worker.log_levels import LogLevels
 
@@ -55,3 +56,22 @@ def test_names_of_levels() -> None:
     for wrong in ("LOUD", "", None, 10):
         with pytest.raises(InvalidRequest, match="no level"):
             check_level(wrong)
+
+
+def test_what_was_changed_before_the_worker_began_is_changed_in_it(logger: logging.Logger) -> None:
+    kept = KeptLevels(
+        loggers={
+            logger.name: KeptLevel(level="DEBUG", until_ms=1_010_000),
+            f"{logger.name}.over": KeptLevel(level="DEBUG", until_ms=999_999),
+            f"{logger.name}.asked": KeptLevel(level="DEBUG"),
+        }
+    )
+    levels = LogLevels()
+    levels.apply({f"{logger.name}.asked": LevelChange(level="WARN")}, now=50.0)
+    levels.recall(kept, now_ms=1_000_000, now=50.0)
+    assert {name: change.level for name, change in levels.document(50.0).items()} == {
+        logger.name: "DEBUG",
+        f"{logger.name}.asked": "WARN",
+    }
+    levels.expire(60.0)
+    assert logger.level == logging.ERROR

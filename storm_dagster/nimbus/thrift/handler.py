@@ -17,7 +17,7 @@ from storm_dagster.model.errors import (
     error_from_document,
 )
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.security import Security, public_conf
+from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import TopologyView
 from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
@@ -32,6 +32,7 @@ from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.to_storm import topology_struct
 from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
 from storm_dagster.nimbus.thrift.workers import WorkerLogLevels
+from storm_dagster.nimbus.worker_levels import WorkerLevels
 from storm_dagster.operations.context import topology_by_name
 
 __all__ = ["REFUSED", "NimbusHandler"]
@@ -64,7 +65,7 @@ class NimbusHandler:
         self._lifecycle = LifecycleRequests(nimbus)
         self._submission = TopologySubmission(nimbus, pending, self._lifecycle)
         self._summaries = Summaries(nimbus, reader)
-        self._levels = WorkerLogLevels(Security.of(nimbus.conf))
+        self._levels = WorkerLogLevels(WorkerLevels(nimbus))
         self._pages = Pages(reader, self._summaries)
         expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
         self._archives = Uploading(nimbus, expiry_secs=expiry, what="file upload")
@@ -291,7 +292,6 @@ class NimbusHandler:
 
     def setLogConfig(self, name: str | None, config: Any) -> None:
         """Change levels of loggers in the workers of a topology, by id or name."""
-        self._nimbus.status.require()
         self._levels.change(topology_by_name(self._reader.view(), _text(name)), config)
 
     def getLogConfig(self, name: str | None) -> Any:

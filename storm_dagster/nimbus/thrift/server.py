@@ -66,6 +66,8 @@ class ServerLimits:
 class _Connection:
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self.writer = writer
+        # asyncio does so only for sockets that were made with their protocol named.
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.peer = Peer(
             host=str((writer.get_extra_info("peername") or ("",))[0]),
             user=next(iter(certificate_state(writer).values()), None),
@@ -179,7 +181,8 @@ class ThriftServer:
                 await self._reply(connection, frame)
         except MalformedFrame as error:
             _log.info("a Thrift client is disconnected: %s", error)
-        except (OSError, EOFError, asyncio.IncompleteReadError):
+        except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            # It left, or the service ends; nothing else cancels a conversation.
             pass
         except Exception:
             _log.exception("a Thrift connection failed")
@@ -221,8 +224,8 @@ class ThriftServer:
             return
         connection.become("sending")
         self._hold(connection, len(answer))
-        connection.writer.write(len(answer).to_bytes(4, "big"))
-        connection.writer.write(answer)
+        # In one segment: a length sent alone makes the client's kernel wait 40 ms before it acknowledges it.
+        connection.writer.write(len(answer).to_bytes(4, "big") + answer)
         await connection.writer.drain()
         # What drain leaves in the transport's buffer is at most its high-water mark.
         self._hold(connection, -connection.held)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.http.storm.formats import Links
 from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.worker_levels import WorkerLevels
 from storm_dagster.nimbus.worker_stacks import stacks_of_worker
 from storm_dagster.operations.context import topology_by_name
+from storm_dagster.operations.log_levels import level_change
 
 __all__ = ["TopologyActions"]
 
@@ -23,7 +27,8 @@ _SLOT = re.compile(r"(?P<host>[A-Za-z0-9._:\[\]-]{1,255}):(?P<port>[0-9]{1,5})")
 class TopologyActions:
     """Each change goes the way of every change: as a Dagster run, or by the leader itself in an emergency."""
 
-    def __init__(self, lifecycle: LifecycleRequests, reader: ClusterReader) -> None:
+    def __init__(self, lifecycle: LifecycleRequests, reader: ClusterReader, levels: WorkerLevels) -> None:
+        self._levels = levels
         self._lifecycle = lifecycle
         self._reader = reader
 
@@ -76,17 +81,41 @@ class TopologyActions:
         )
 
     def log_levels(self, name: str) -> dict[str, Any]:
-        """``GET /topology/:id/logconfig``: no logger of a worker has a level of its own."""
-        topology_by_name(self._reader.view(), name)
-        return {"namedLoggerLevels": {}}
+        """``GET /topology/:id/logconfig``: what is changed in any worker that answers, with Storm's keys."""
+        found = self._levels.current(topology_by_name(self._reader.view(), name))
+        now = int(time.time())
+        return {
+            "namedLoggerLevels": {
+                logger: {
+                    "target_level": change.get("level"),
+                    "reset_level": change.get("reset"),
+                    "timeout": int(change.get("secs") or 0),
+                    "timeout_epoch": (now + int(change["secs"])) * 1000 if change.get("secs") else 0,
+                }
+                for logger, change in found.items()
+            }
+        }
 
-    def set_log_levels(self, name: str) -> dict[str, Any]:
-        """``POST /topology/:id/logconfig``."""
-        topology_by_name(self._reader.view(), name)
-        raise InvalidRequest(
-            "levels of loggers are not changed in running workers: set storm.log.level or the component's own conf, "
-            "and update the topology"
-        )
+    def set_log_levels(self, name: str, document: Mapping[str, Any]) -> dict[str, Any]:
+        """``POST /topology/:id/logconfig`` with ``{"namedLoggerLevels": {logger: {"target_level", "timeout",
+        "reset_level"}}}``; a logger without a target level has that of the conf again."""
+        entries = document.get("namedLoggerLevels")
+        if not isinstance(entries, dict) or not all(isinstance(entry, dict) for entry in entries.values()):
+            raise InvalidRequest(
+                'log levels are {"namedLoggerLevels": {"my.module": {"target_level": "DEBUG", "timeout": 60}}}'
+            )
+        changes: dict[str, LevelChange] = {}
+        for logger, entry in entries.items():
+            wrong = sorted(set(entry) - {"target_level", "reset_level", "timeout", "timeout_epoch"})
+            if wrong:
+                raise InvalidRequest(
+                    f"{wrong[0]!r:.40} is no part of a log level: use target_level, timeout (seconds), reset_level"
+                )
+            changes[logger] = level_change(
+                logger, entry.get("target_level"), entry.get("timeout") or 0, entry.get("reset_level")
+            )
+        self._levels.change(topology_by_name(self._reader.view(), name), changes)
+        return self.log_levels(name)
 
     def stacks(self, name: str, slot: str) -> dict[str, Any]:
         """``GET /topology/:id/profiling/dumpjstack/:host:port``: the stacks themselves, at once."""

@@ -23,6 +23,7 @@ from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.reading import ClusterReader
 from storm_dagster.nimbus.window_stats import check_window
+from storm_dagster.nimbus.worker_levels import WorkerLevels
 
 __all__ = ["storm_operations"]
 
@@ -97,7 +98,7 @@ def _supervisor(pages: ClusterPages, request: Request) -> dict[str, Any]:
 def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
     """Everything under ``/api/v1`` that is not about logs."""
     cluster, topology = ClusterPages(nimbus, reader), TopologyPages(nimbus, reader)
-    actions = TopologyActions(LifecycleRequests(nimbus), reader)
+    actions = TopologyActions(LifecycleRequests(nimbus), reader, WorkerLevels(nimbus))
 
     def read(
         path: str,
@@ -241,8 +242,8 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         ),
         change(
             "/topology/{id}/logconfig",
-            lambda request, _: actions.set_log_levels(name(request)),
-            "Refused: levels are part of the conf",
+            lambda request, document: actions.set_log_levels(name(request), document),
+            "Change levels of loggers in the workers, for a time or until taken back",
             _ID,
             body=map_of(ANY),
         ),
