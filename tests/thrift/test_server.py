@@ -252,3 +252,16 @@ def test_calls_that_wait_do_not_hold_up_others(open_port: Callable[..., Port]) -
     port.handler.leave.set()
     for each in (*waiting, *more):
         assert receive(each, "getTopologyConf") == "wait"
+
+
+def test_an_answer_comes_in_one_piece_and_is_not_held_back(open_port: Callable[..., Port]) -> None:
+    """Its length sent alone would cost every call the 40 ms for which a client's kernel holds back its receipt."""
+    port = open_port()
+    link = port.connect()
+    for _ in range(5):
+        send(link, encode_call("getNimbusConf", 5))
+        answer = link.recv(65_536)
+        assert len(answer) == 4 + int.from_bytes(answer[:4], "big") > 4
+    (connection,) = port.server._connections
+    made = connection.writer.get_extra_info("socket")
+    assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
