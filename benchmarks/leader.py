@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tables import Row, run
+
 from storm_dagster.client.uploads import upload
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.packaging.bundle import bundle_target
@@ -15,7 +17,6 @@ from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
 SENTENCES = str(Path(__file__).with_name("sentences.py"))
-Row = tuple[str, str, str]
 
 
 def _workers(cluster: LocalCluster, name: str) -> dict[str, int]:
@@ -48,7 +49,9 @@ def report(folder: Path, *, quick: bool) -> Iterator[Row]:
                             conf={"bench.rate": 0.001},
                             topology=bundle.topology,
                         )
-                        answer = nimbus.post("/v1/submit", {"name": f"next-{number}", "handle": done.handle})
+                        # With its token, what is asked again stays one submission.
+                        wish = {"name": f"next-{number}", "handle": done.handle, "token": f"next-{number}"}
+                        answer = nimbus.post("/v1/submit", wish)
                         return bool(answer["run_id"])
 
                     eventually(accepted, 120, "an accepted submission", ignore=(StormDagsterError,))
@@ -61,7 +64,20 @@ def report(folder: Path, *, quick: bool) -> Iterator[Row]:
                 eventually(lambda: len(cluster.processes("nimbus")) == 3, 60, "three nimbuses again")
     yield (
         f"leader kill -9 -> a submission is accepted again (session {session:g} s)",
-        "Storm: session 20 s + sync",
+        "Storm: session 20 s + sync; aim: session + 2 s",
         f"{statistics.median(taken):.2f} s",
     )
-    yield "workers restarted by it", "Storm: often all", f"{restarted} in {len(taken)} changes of leader"
+    yield (
+        "workers restarted by it",
+        "Storm: often all; aim: 0",
+        f"{restarted} in {len(taken)} changes of leader",
+    )
+
+
+def _rows(quick: bool) -> Iterator[Row]:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        yield from report(Path(folder), quick=quick)
+
+
+if __name__ == "__main__":
+    run("leader", __doc__, _rows)

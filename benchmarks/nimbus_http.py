@@ -1,4 +1,4 @@
-"""Nimbus as its HTTP clients see it: transfers, a summary of 10,000 tasks, a page of a 10 GB log, idle memory."""
+"""Nimbus as its clients see it: transfers, summaries of 10,000 tasks, a page of a 10 GB log, memory."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import httpx
 from cache import TASKS, TOPOLOGIES, _records
+from tables import Row, run
+from thriftpy2.protocol import TCyBinaryProtocolFactory
+from thriftpy2.rpc import make_client
+from thriftpy2.transport import TCyFramedTransportFactory
 
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.embedded import EmbeddedZooKeeper
@@ -34,7 +41,8 @@ def _pss_mb(pid: int) -> float:
     raise LookupError(pid)
 
 
-def _start(home: Path, zookeeper: str) -> tuple[subprocess.Popen[bytes], str]:
+def _start(home: Path, zookeeper: str) -> tuple[subprocess.Popen[bytes], str, int]:
+    """The process, the address of its HTTP service, the port of its Thrift service."""
     host, _, port = zookeeper.rpartition(":")
     conf = {
         "storm.zookeeper.servers": [host],
@@ -58,15 +66,33 @@ def _start(home: Path, zookeeper: str) -> tuple[subprocess.Popen[bytes], str]:
 
     found = eventually(url, 60, "nimbus", ignore=(httpx.HTTPError,))
     assert found is not None
-    return process, found
+    record = RunFile.read(RunFile.path_of(home, "nimbus", "n1"))
+    assert record is not None
+    return process, found, record.ports["thrift"]
 
 
-def _median_ms(ask: Callable[[], httpx.Response], samples: int, pause: float = 0.0) -> float:
+def _thrift(port: int) -> Any:
+    """A client as Storm's tools make theirs."""
+    return make_client(
+        load_idl().Nimbus,
+        host="127.0.0.1",
+        port=port,
+        proto_factory=TCyBinaryProtocolFactory(),
+        trans_factory=TCyFramedTransportFactory(),
+        timeout=60_000,
+    )
+
+
+def _get(http: httpx.Client, path: str, **params: str) -> Callable[[], object]:
+    return lambda: http.get(path, params=params).raise_for_status()
+
+
+def _median_ms(ask: Callable[[], object], samples: int, pause: float = 0.0) -> float:
     taken: list[float] = []
     for _ in range(samples):
         time.sleep(pause)
         began = time.perf_counter()
-        ask().raise_for_status()
+        ask()
         taken.append(time.perf_counter() - began)
     return statistics.median(taken) * 1000
 
@@ -85,7 +111,31 @@ def _transfers(http: httpx.Client, megabytes: int) -> tuple[float, float]:
     return up, down
 
 
-def report(*, quick: bool = False) -> Iterator[tuple[str, str, str]]:
+def _thrift_transfers(client: Any, megabytes: int) -> tuple[float, float]:
+    """(upload, download) in MB/s, in chunks of the size that Storm's clients use, each answered."""
+    chunk = os.urandom(307_200)
+    chunks = megabytes * 2**20 // len(chunk)
+    began = time.perf_counter()
+    location = client.beginFileUpload()
+    for _ in range(chunks):
+        client.uploadChunk(location, chunk)
+    client.finishFileUpload(location)
+    up = chunks * len(chunk) / 2**20 / (time.perf_counter() - began)
+    meta = load_idl().SettableBlobMeta(acl=[])
+    session = client.beginCreateBlob("bench", meta)
+    for _ in range(chunks):
+        client.uploadBlobChunk(session, chunk)
+    client.finishBlobUpload(session)
+    began, size = time.perf_counter(), 0
+    session = client.beginBlobDownload("bench").session
+    while part := client.downloadBlobChunk(session):
+        size += len(part)
+    down = size / 2**20 / (time.perf_counter() - began)
+    client.deleteBlob("bench")
+    return up, down
+
+
+def report(*, quick: bool = False) -> Iterator[Row]:
     """Rows of the benchmark."""
     samples = 5 if quick else 15
     with (
@@ -93,50 +143,69 @@ def report(*, quick: bool = False) -> Iterator[tuple[str, str, str]]:
         EmbeddedZooKeeper(Path(folder) / "zookeeper", durable=False) as server,
     ):
         home = Path(folder) / "home"
-        process, url = _start(home, server.address)
+        process, url, thrift_port = _start(home, server.address)
         try:
-            with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+            with (
+                httpx.Client(base_url=url, timeout=60, trust_env=False) as http,
+                closing(_thrift(thrift_port)) as client,
+            ):
                 time.sleep(5)
                 yield "idle memory of nimbus (PSS)", "Storm: 1 GB heap", f"{_pss_mb(process.pid):.0f} MB"
-                rates = [_transfers(http, 64 if quick else 256) for _ in range(3)]
-                up, down = (statistics.median(rate) for rate in zip(*rates, strict=True))
-                yield "upload over HTTP, hashed and stored, MB/s", "-", f"{up:,.0f}"
-                yield "download over HTTP, MB/s", "-", f"{down:,.0f}"
-                log = home / "logs" / "big.log"
-                with log.open("wb") as stream:
-                    stream.truncate(LOG_BYTES)
-                page = _median_ms(
-                    lambda: http.get("/logview", params={"cmd": "showLog", "log": "big.log"}), samples
-                )
-                yield "page (128 KiB) of a 10 GB log", "-", f"{page:.1f} ms"
-                session = ZkSession.connect(server.address, root="/storm", session_timeout_ms=20_000)
-                try:
-                    state = ZooKeeperClusterState(session)
-                    for number in range(TOPOLOGIES):
-                        for path, record in _records(number).items():
-                            state.create_node(path, encode_record(record))
-                    eventually(
-                        lambda: (
-                            http.get("/api/v1/cluster/summary").json()["tasksTotal"] == TOPOLOGIES * TASKS
-                        ),
-                        60,
-                        "the summary",
-                    )
-                    # Longer apart than a view is shared, so that each answer reads the cluster.
-                    fresh = _median_ms(lambda: http.get("/api/v1/cluster/summary"), samples, 0.5)
-                    shared = _median_ms(lambda: http.get("/api/v1/cluster/summary"), samples)
-                    every = _median_ms(lambda: http.get("/api/v1/topology/summary"), samples, 0.5)
-                finally:
-                    session.close()
-                size = f"{TOPOLOGIES} topologies, {TOPOLOGIES * TASKS:,} tasks"
-                yield f"cluster summary, {size}", "-", f"{fresh:.0f} ms ({shared:.0f} ms within 0.2 s)"
-                yield f"topology summary, {size}", "-", f"{every:.0f} ms"
+                yield from _transfer_rows(http, client, 64 if quick else 256)
+                yield _log_row(http, home, samples)
+                yield from _summary_rows(http, client, server.address, samples)
                 yield "nimbus with these (PSS)", "-", f"{_pss_mb(process.pid):.0f} MB"
         finally:
             process.terminate()
             process.wait(30)
 
 
+def _transfer_rows(http: httpx.Client, client: Any, megabytes: int) -> Iterator[Row]:
+    for way, transfer in (
+        ("HTTP", lambda: _transfers(http, megabytes)),
+        ("Thrift (chunks of 300 KiB)", lambda: _thrift_transfers(client, megabytes)),
+    ):
+        rates = [transfer() for _ in range(3)]
+        up, down = (statistics.median(rate) for rate in zip(*rates, strict=True))
+        yield f"upload over {way}, hashed and stored, MB/s", "-", f"{up:,.0f}"
+        yield f"download over {way}, MB/s", "-", f"{down:,.0f}"
+
+
+def _log_row(http: httpx.Client, home: Path, samples: int) -> Row:
+    log = home / "logs" / "big.log"
+    with log.open("wb") as stream:
+        stream.truncate(LOG_BYTES)
+    newest = _median_ms(_get(http, "/logview", cmd="showLog", log="big.log"), samples)
+    middle = _median_ms(
+        _get(http, "/logview", cmd="showLog", log="big.log", pos=str(LOG_BYTES // 2)), samples
+    )
+    return "page of a 10 GB log: newest, middle", "-", f"{newest:.1f} ms, {middle:.1f} ms"
+
+
+def _summary_rows(http: httpx.Client, client: Any, zookeeper: str, samples: int) -> Iterator[Row]:
+    session = ZkSession.connect(zookeeper, root="/storm", session_timeout_ms=20_000)
+    try:
+        state = ZooKeeperClusterState(session)
+        for number in range(TOPOLOGIES):
+            for path, record in _records(number).items():
+                state.create_node(path, encode_record(record))
+
+        def complete() -> bool:
+            return http.get("/api/v1/cluster/summary").json()["tasksTotal"] == TOPOLOGIES * TASKS
+
+        eventually(complete, 60, "the summary")
+        size = f"{TOPOLOGIES} topologies, {TOPOLOGIES * TASKS:,} tasks"
+        for figure, ask in (
+            ("getClusterInfo (Thrift)", client.getClusterInfo),
+            ("cluster summary (HTTP)", _get(http, "/api/v1/cluster/summary")),
+            ("topology summary (HTTP)", _get(http, "/api/v1/topology/summary")),
+        ):
+            # Longer apart than a view is shared, so that each answer reads the cluster.
+            fresh, shared = _median_ms(ask, samples, 0.5), _median_ms(ask, samples)
+            yield f"{figure}, {size}", "-", f"{fresh:.0f} ms ({shared:.0f} ms within 0.2 s)"
+    finally:
+        session.close()
+
+
 if __name__ == "__main__":
-    for row in report():
-        print("| " + " | ".join(row) + " |")
+    run("nimbus", __doc__, lambda quick: report(quick=quick))
