@@ -114,7 +114,7 @@ class Loop:
             return None
         timeout = float(self.engine.conf.get("nimbus.task.timeout.secs") or 30)
         launch = float(self.engine.conf.get("nimbus.task.launch.secs") or 120)
-        return master.table.beats(time.monotonic(), timeout, tasks, launch)
+        return master.table.beats(master.listening.now, timeout, tasks, launch)
 
     def metric_names(self) -> list[str]:
         """What the topology's components report, when the topology master runs here."""
@@ -285,6 +285,8 @@ class Loop:
         self._count += 1
         self.log_levels.expire(time.monotonic())
         if engine.master is not None:
+            # More than two intervals without a report of its own: it was paused, frozen, or as good as deaf.
+            engine.master.listening.tick(now, 2 * self._report_secs + 1)
             engine.master.receive(self.report())
             return
         for task, component in placement.components.items():
@@ -317,7 +319,7 @@ class Loop:
     def _stats_document(self) -> dict[str, Any]:
         master = self.engine.master
         if master is not None:
-            master.table.receive(self.report(), time.monotonic())
+            master.table.receive(self.report(), master.listening.now)
             return master.table.document()
         from storm_dagster.worker.master import TopologyMasterTable
 

@@ -12,7 +12,26 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskBeats, WorkerBeat
 from storm_dagster.model.wire import WorkerReport
 
-__all__ = ["TopologyMasterTable"]
+__all__ = ["ListeningClock", "TopologyMasterTable"]
+
+
+class ListeningClock:
+    """Seconds in which this worker could hear the others: a silence counts only while somebody listens.
+
+    It stands still while the worker is paused (an outage of ZooKeeper pauses the others as well, and none of them
+    is dead for that) or frozen. For one thread that ticks; any may read.
+    """
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._ticked: float | None = None
+
+    def tick(self, now: float, most: float) -> None:
+        """Listening now; since the last tick too, unless that is longer ago than ``most`` seconds."""
+        if self._ticked is not None:
+            passed = now - self._ticked
+            self.now += passed if passed <= most else 0.0
+        self._ticked = now
 
 
 class TopologyMasterTable:
@@ -28,7 +47,8 @@ class TopologyMasterTable:
         """Task that no report has named yet -> when it was first missed."""
 
     def receive(self, report: WorkerReport, now: float) -> None:
-        """Keep a report; a new process of a slot begins to count at 1."""
+        """Keep a report; a new process of a slot begins to count at 1. Times are of any clock that stands still
+        while nothing can be heard (:class:`ListeningClock`)."""
         key = f"{report.node}:{report.port}"
         with self._lock:
             known = self._reports.get(key)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.core.acking import Acker as AckerTable
 from storm_dagster.model.topology import ComponentSpec
-from storm_dagster.worker.master import TopologyMasterTable
+from storm_dagster.worker.master import ListeningClock, TopologyMasterTable
 from storm_dagster.worker.routes import Route
 from storm_dagster.worker.runner import Runner, Shared
 
@@ -58,6 +57,7 @@ class TopologyMaster(Runner):
         super().__init__(shared, context, part)
         self.tick_secs = None
         self.table = TopologyMasterTable(context.topology_id, self.task_id)
+        self.listening = ListeningClock()
 
     def wire(self, routes: dict[str, Route]) -> None:
         """A topology master sends no tuples."""
@@ -66,4 +66,4 @@ class TopologyMaster(Runner):
         """Take a worker's report."""
         self.stats.executed += 1
         self.stats.acked += 1
-        self.table.receive(report, time.monotonic())
+        self.table.receive(report, self.listening.now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from storm_dagster.model import paths
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 from storm_dagster.operations.worker_requests import ask_worker
@@ -263,7 +265,13 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                 conf,
                 model.spec,
                 model.table,
-                conf={"rig.lines": 10**9, "rig.pause": 0.001, "topology.message.timeout.secs": 2},
+                conf={
+                    "rig.lines": 10**9,
+                    "rig.pause": 0.001,
+                    "topology.message.timeout.secs": 2,
+                    "task.heartbeat.frequency.secs": 1,
+                    "nimbus.task.timeout.secs": 3,
+                },
                 code={"rig_code.py": (model.code_dir / "code" / "rig_code.py").read_text()},
             )
             try:
@@ -278,10 +286,19 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                     )
                     assert _unchanged(model)
                     assert all(process.poll() is None for process in rig.processes.values())
+                    time.sleep(3)  # longer than tasks may be silent
                 finally:
                     os.kill(server.pid, signal.SIGCONT)
                 before = len(acked(model))
-                eventually(lambda: len(acked(model)) > before + 100, timeout=60, what="they go on")
+                held_dead: set[str] = set()
+
+                def go_on() -> bool:
+                    beats = cluster.read_beats(rig.topology_id)
+                    held_dead.add(beats[0].dead if beats else "no record")
+                    return len(acked(model)) > before + 100
+
+                eventually(go_on, timeout=60, what="they go on", ignore=(Unavailable,))
+                assert held_dead == {""}, "paused is not dead"
                 assert {slot: node.pid for slot, node in rig.live().items()} == pids
             finally:
                 rig.stop()
