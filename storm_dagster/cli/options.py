@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from storm_dagster.cli.log_setup import configure_logging
+from storm_dagster.cli.output import say
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.conf import ClusterConf, parse_assignments
 from storm_dagster.model.endpoints import home_dir
@@ -41,7 +42,9 @@ class Invocation:
 
     def nimbus(self, patience: float = 30.0) -> NimbusClient:
         """A client of the cluster; the caller closes it."""
-        return NimbusClient.of_cluster(self.conf, self.home, conf_dir=self.conf_dir, patience=patience)
+        return NimbusClient.of_cluster(
+            self.conf, self.home, conf_dir=self.conf_dir, patience=patience, waiting=say
+        )
 
 
 def verb(

@@ -38,11 +38,16 @@ def list_topologies(invocation: Invocation) -> None:
                 human_seconds(row["uptime_secs"]),
                 row["workers"],
                 row["executors"],
-                row["tasks"],
+                _tasks(row),
             )
             for row in document["topologies"]
         ],
     )
+
+
+def _tasks(row: dict[str, Any]) -> str:
+    down = row.get("not_running")
+    return f"{row['tasks']} ({down} do not run: see `show`)" if down else str(row["tasks"])
 
 
 def _number(value: Any) -> str:
@@ -61,6 +66,8 @@ def show(invocation: Invocation, name: str) -> None:
         print_json(document)
         return
     click.echo(f"{document['id']}  {document['status']}  up {human_seconds(document['uptime_secs'])}")
+    for problem in document.get("problems", []):
+        click.echo(plain(f"warning: {problem}"), err=True)
     print_table(
         "workers",
         ["node", "host:port", "pid", "uptime", "version", "tasks"],

@@ -17,6 +17,26 @@ from storm_dagster.model.security import Security
 __all__ = ["NimbusClient", "seed_urls"]
 
 _PAUSE = 0.2
+_QUIET_SECS = 3.0
+_NO_LEADER, _NO_ZOOKEEPER = "no leader", "no connection to ZooKeeper"
+
+
+def _plain(status: object) -> str:
+    """What a nimbus that does not lead says of itself; one that names a leader which is not there has none either."""
+    return _NO_ZOOKEEPER if status == _NO_ZOOKEEPER else _NO_LEADER
+
+
+def _remedy(seen: str) -> str:
+    if _NO_ZOOKEEPER in seen:
+        return (
+            "ZooKeeper does not answer; topologies pause meanwhile and lose nothing. Start ZooKeeper again "
+            "(`storm-dagster dev` does so by itself), or see `storm-dagster doctor`"
+        )
+    if _NO_LEADER in seen:
+        return "one will lead in a few seconds, try again; `storm-dagster doctor` says what stands in the way"
+    return (
+        "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
+    )
 
 
 def seed_urls(conf: ClusterConf) -> list[str]:
@@ -50,9 +70,12 @@ class NimbusClient:
         timeout: float = 30.0,
         thing: str = "the cluster",
         security: Security | None = None,
+        waiting: Callable[[str], None] | None = None,
     ) -> None:
+        """``waiting`` hears once what a call waits for, when it has waited for three seconds."""
         self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
         self._patience = patience
+        self._waiting = waiting
         self._thing = thing
         self._leader: str | None = None
         # Proxies of the environment are for the outside world, not for the cluster.
@@ -62,7 +85,12 @@ class NimbusClient:
 
     @staticmethod
     def of_cluster(
-        conf: ClusterConf, home: Path | None = None, *, conf_dir: Path | None = None, patience: float = 30.0
+        conf: ClusterConf,
+        home: Path | None = None,
+        *,
+        conf_dir: Path | None = None,
+        patience: float = 30.0,
+        waiting: Callable[[str], None] | None = None,
     ) -> NimbusClient:
         """The client of the cluster in ``home`` (``cluster.json``), else of ``nimbus.seeds`` of ``conf``.
 
@@ -78,7 +106,11 @@ class NimbusClient:
             return seed_urls(conf)
 
         return NimbusClient(
-            urls, patience=patience, thing=f"the cluster of {folder}", security=Security.of(conf)
+            urls,
+            patience=patience,
+            thing=f"the cluster of {folder}",
+            security=Security.of(conf),
+            waiting=waiting,
         )
 
     def close(self) -> None:
@@ -117,24 +149,26 @@ class NimbusClient:
                         return named.rstrip("/"), ""
                 except (httpx.HTTPError, ValueError, AttributeError):
                     pass
-            seen.append(f"{url}: no leader")
+            seen.append(f"{url}: {_plain(document.get('status'))}")
         return None, "; ".join(seen) or "no nimbus is known"
 
     def leader(self, *, deadline: float | None = None) -> str:
         """Base URL of the leader; waits for one, :class:`Unavailable` when the patience ends."""
         if self._leader is not None:
             return self._leader
-        deadline = time.monotonic() + self._patience if deadline is None else deadline
+        began = time.monotonic()
+        deadline = began + self._patience if deadline is None else deadline
+        told = self._waiting is None
         while True:
             found, seen = self._look()
             if found is not None:
                 self._leader = found
                 return found
             if time.monotonic() >= deadline:
-                raise Unavailable(
-                    f"{self._thing} has no leading nimbus in reach ({seen}): start it with `storm-dagster dev`, or "
-                    "name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
-                )
+                raise Unavailable(f"{self._thing} has no leading nimbus in reach ({seen}): {_remedy(seen)}")
+            if not told and self._waiting is not None and time.monotonic() - began >= _QUIET_SECS:
+                told = True
+                self._waiting(f"waiting up to {self._patience:g} s for a leading nimbus ({seen})")
             time.sleep(_PAUSE)
 
     def reachable(self) -> bool:

@@ -14,7 +14,7 @@ import httpx
 from storm_dagster.core.gray_upgrade import upgrade_document
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.model import paths
-from storm_dagster.model.errors import Corrupt, KeyNotFound
+from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
@@ -23,7 +23,7 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.page_facts import TopologyFacts, topology_facts
 from storm_dagster.operations import status
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
-from storm_dagster.operations.explaining import explain_document
+from storm_dagster.operations.explaining import explain_document, problems
 
 __all__ = ["AskTopologyMaster", "ClusterReader"]
 
@@ -73,7 +73,9 @@ class ClusterReader:
 
     def list_topologies(self) -> dict[str, Any]:
         """``list --json``; ``degraded`` marks topologies whose code this nimbus lacks (hazard J4)."""
-        document = status.list_document(self.view(), now_secs=int(time.time()))
+        document = status.list_document(
+            self.view(), now_secs=int(time.time()), launch_secs=self._nimbus.conf["nimbus.task.launch.secs"]
+        )
         degraded = {id_of_blob_key(key) for key in self._nimbus.status.known.lacking}
         for row in document["topologies"]:
             row["degraded"] = row["id"] in degraded
@@ -92,7 +94,23 @@ class ClusterReader:
             errors=status.errors_of(ctx, topology.id),
             launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
         )
-        return {**document, **self._upgrade_of(topology)}
+        return {
+            **document,
+            "problems": self._problems(view, topology, document),
+            **self._upgrade_of(topology),
+        }
+
+    def _problems(self, view: ClusterView, topology: TopologyView, document: Mapping[str, Any]) -> list[str]:
+        """Why tasks do not run, with the remedy; asked only when some do not."""
+        down = [row["id"] for row in document["tasks"] if row["status"] in ("dead", "unassigned")]
+        if not down or topology.base.status == "KILLED":
+            return []
+        try:
+            return problems(view, topology, self.runnable(topology.code_dir), down)
+        except StormDagsterError as error:
+            return [
+                f"{len(down)} tasks do not run, and what stands in their way is not known: {error.message}"
+            ]
 
     def _upgrade_of(self, topology: TopologyView) -> dict[str, Any]:
         """``{"upgrade": ...}`` while the topology is being upgraded or rolled back, worker by worker."""

@@ -14,7 +14,7 @@ from storm_dagster.model.placement import PlacementBatch, TopologyPlacement, Top
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import ClusterView, TopologyView
 
-__all__ = ["choice_document", "explain_document", "moves_document"]
+__all__ = ["choice_document", "explain_document", "moves_document", "problems"]
 
 _FIELDS = frozenset(TopologyPlacement.model_fields)
 
@@ -54,6 +54,45 @@ def explain_document(
     if task is not None:
         document["choice"] = choice_document(to_place, stored, task)
     return document
+
+
+def problems(
+    view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]
+) -> list[str]:
+    """What stands in the way of the tasks ``down``, which do not run: a sentence for each reason, with its remedy."""
+    if topology.tasks is None or not down:
+        return []
+    components = topology.tasks.component_of()
+    to_place = rebalance_batch(
+        view,
+        topology,
+        runnable,
+        topology.tasks,
+        executors=topology.base.executors,
+        workers=topology.base.workers,
+        reassign=False,
+    ).topologies[0]
+    without, waiting = _outlook(view, topology, to_place, set(down) & components.keys())
+    by_reason: dict[str, list[int]] = {}
+    for task, reason in without.items():
+        by_reason.setdefault(reason, []).append(int(task))
+    said = [
+        f"{_listed(tasks, components)} wait for a slot: {why} (`storm-dagster rebalance {topology.base.name} -n WORKERS`)"
+        for why, tasks in by_reason.items()
+    ]
+    if waiting:
+        tasks = [int(task) for task in waiting]
+        places = ", ".join(sorted(set(waiting.values())))
+        said.append(
+            f"{_listed(tasks, components)} lost their worker and are about to be moved to {places}: wait, or see "
+            "heartbeat_sensor in Dagster when they do not come back"
+        )
+    return said
+
+
+def _listed(tasks: list[int], components: Mapping[int, str]) -> str:
+    named = ", ".join(f"{components[task]}[{task}]" for task in sorted(tasks)[:5])
+    return f"{len(tasks)} tasks ({named}{', ...' if len(tasks) > 5 else ''})"
 
 
 def _outlook(

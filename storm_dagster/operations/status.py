@@ -29,8 +29,11 @@ STAT_NAMES = (
 _COUNTS = STAT_NAMES[:5]
 
 
-def list_document(view: ClusterView, *, now_secs: int) -> dict[str, Any]:
-    """``list --json``: every topology in name order. Damaged ones (``view.corrupt``) are left out."""
+def list_document(view: ClusterView, *, now_secs: int, launch_secs: float = 120) -> dict[str, Any]:
+    """``list --json``: every topology in name order. Damaged ones (``view.corrupt``) are left out.
+
+    ``not_running`` counts the tasks that have no slot, or whose worker is gone and is not being restarted.
+    """
     topologies: list[dict[str, Any]] = [
         {
             "id": topology.id,
@@ -40,11 +43,30 @@ def list_document(view: ClusterView, *, now_secs: int) -> dict[str, Any]:
             "workers": len(topology.assignment.workers) if topology.assignment else 0,
             "executors": sum(topology.base.executors.values()),
             "tasks": len(topology.tasks.component_of()) if topology.tasks else 0,
+            "not_running": _not_running(view, topology, now_secs, launch_secs),
         }
         for topology in view.topologies.values()
     ]
     topologies.sort(key=lambda document: (document["name"], document["id"]))
     return {"topologies": topologies}
+
+
+def _not_running(view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float) -> int:
+    if topology.tasks is None or topology.base.status == "KILLED":
+        return 0
+    slots = {
+        task: worker
+        for worker in (topology.assignment.workers if topology.assignment else ())
+        for task in worker.ids
+    }
+    wanted = topology.tasks.component_of()
+    if (
+        len(slots) == len(wanted)
+        and {worker.slot for worker in slots.values()} <= topology.live_workers.keys()
+    ):
+        return len(_held_dead(topology) & wanted.keys())
+    statuses = _Statuses(view, topology, now_secs, launch_secs)
+    return sum(statuses.of(task, slots.get(task), None) in ("dead", "unassigned") for task in wanted)
 
 
 def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskError]]:

@@ -25,6 +25,7 @@ class Peer:
 
     def __init__(self) -> None:
         self.leads = True
+        self.status = "no leader"
         self.leader_http: str | None = None
         self.archives: set[str] = set()
         self.asked: list[tuple[str, str]] = []
@@ -59,7 +60,8 @@ class Peer:
 
     def reply(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> tuple[int, Any]:
         if path == "/healthz":
-            return 200, {"leader": self.leads, "leader_http": self.leader_http}
+            status = "ok" if self.leads else self.status
+            return 200, {"status": status, "leader": self.leads, "leader_http": self.leader_http}
         if self.scripted.get(path):
             answers = self.scripted[path]
             return answers.pop(0) if len(answers) > 1 else answers[0]
@@ -120,6 +122,26 @@ def test_no_leader_is_unavailable(peers: list[Peer]) -> None:
     with NimbusClient([peers[0].url, "http://127.0.0.1:1"], patience=0.3) as nimbus:
         with pytest.raises(Unavailable, match="no leading nimbus"):
             nimbus.get("/v1/topologies")
+
+
+def test_what_is_waited_for_is_said_and_the_remedy_fits_what_was_seen(
+    peers: list[Peer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storm_dagster.client.http._QUIET_SECS", 0.2)
+    urls = [peer.url for peer in peers]
+    heard: list[str] = []
+    for peer in peers:
+        peer.leads = False
+    with pytest.raises(Unavailable, match="one will lead in a few seconds") as leaderless:
+        NimbusClient(urls, patience=0.6, waiting=heard.append).get("/v1/topologies")
+    assert len(heard) == 1 and "waiting up to 0.6 s for a leading nimbus" in heard[0]
+    assert "storm-dagster dev" not in leaderless.value.message, "it runs already"
+    peers[0].status = "no connection to ZooKeeper"
+    with pytest.raises(Unavailable, match="ZooKeeper does not answer; topologies pause"):
+        NimbusClient(urls, patience=0.1).get("/v1/topologies")
+    with pytest.raises(Unavailable, match="start it with `storm-dagster dev`"):
+        NimbusClient(["http://127.0.0.1:1"], patience=0.1, waiting=heard.append).get("/v1/topologies")
+    assert len(heard) == 1, "who does not wait long says nothing"
 
 
 def test_errors_are_typed(peers: list[Peer]) -> None:

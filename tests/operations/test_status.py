@@ -9,6 +9,8 @@ import pytest
 from storm_dagster.model import paths
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations import status
+from storm_dagster.operations.context import load_runnable
+from storm_dagster.operations.explaining import problems
 
 pytestmark = pytest.mark.zookeeper
 
@@ -30,6 +32,7 @@ def test_list(world: Any) -> None:
                 "workers": 2,
                 "executors": 7,
                 "tasks": 7,
+                "not_running": 0,
             }
         ]
     }
@@ -96,6 +99,38 @@ def test_status_of_tasks(world: Any) -> None:
     }
     world.cluster.state.delete_node(paths.supervisor(worker.node))
     assert statuses(shown(world)) == {"dead"}
+
+
+def problems_now(world: Any) -> list[str]:
+    view = world.cluster.load_view()
+    topology = view.topology_named("wc")
+    down = [task["id"] for task in shown(world)["tasks"] if task["status"] in ("dead", "unassigned")]
+    return problems(view, topology, load_runnable(world.context(), topology.code_dir), down)
+
+
+def not_running(world: Any) -> int:
+    (row,) = status.list_document(world.cluster.load_view(), now_secs=world.time + 60)["topologies"]
+    return row["not_running"]
+
+
+def test_tasks_that_wait_for_slots_are_seen_with_what_to_do(world: Any) -> None:
+    topology_id = world.submit("wc", conf={"topology.workers": 6})
+    world.run_workers(topology_id)
+    assert (problems_now(world), not_running(world)) == ([], 0)
+    lost = [w for w in world.cluster.load_view().topologies[topology_id].assignment.workers if w.node == "s1"]
+    world.cluster.state.delete_node(paths.supervisor("s1"))
+    for worker in lost:
+        world.stop_worker(topology_id, *worker.slot)
+    tasks = sum(len(worker.ids) for worker in lost)
+    # One slot of s2 is free, three are needed: the balanced strategy places nothing, and this says why.
+    (problem,) = problems_now(world)
+    assert problem.startswith(f"{tasks} tasks (") and "wait for a slot" in problem
+    assert "1 is free" in problem and "add a supervisor" in problem
+    assert "`storm-dagster rebalance wc -n WORKERS`" in problem
+    assert not_running(world) == tasks
+    world.supervisor("s3")
+    (problem,) = problems_now(world)
+    assert problem.startswith(f"{tasks} tasks (") and "about to be moved to" in problem and "s3:" in problem
 
 
 def test_show_of_an_unknown_name(world: Any) -> None:

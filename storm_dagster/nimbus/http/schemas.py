@@ -70,6 +70,7 @@ LIST = obj(
                     "workers": _NATURAL,
                     "executors": _NATURAL,
                     "tasks": _NATURAL,
+                    "not_running": _NATURAL,
                     "degraded": BOOL,
                 }
             )
@@ -113,6 +114,7 @@ SHOW = at_least(
         "components": map_of(
             at_least({"type": choice("spout", "bolt"), "executors": INT, "tasks": arr(INT), "stats": _STATS})
         ),
+        "problems": arr(STR),
         "errors": arr(
             at_least({"component": STR, "task": INT, "host": STR, "port": INT, "time": INT, "error": STR})
         ),
