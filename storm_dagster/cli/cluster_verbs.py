@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import click
 
+from storm_dagster.cli.dagster_health import look_at_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
 from storm_dagster.model.conf import load_cluster_conf
@@ -235,6 +236,7 @@ def status(invocation: Invocation) -> None:
             document["leader"] = nimbus.leader()
             seen = nimbus.get("/v1/cluster")
             document["supervisors"] = seen.get("supervisors", [])
+        "dagster": None,
             document["healer"] = seen.get("healer")
             document["alarm"] = seen.get("alarm")
             document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
@@ -248,6 +250,10 @@ def status(invocation: Invocation) -> None:
         click.echo(f"no cluster runs in {home}: start one with `storm-dagster dev`")
         return
     print_table(
+    url = invocation.conf.get("dagster.graphql.url")
+    if url:
+        state, found, mend = look_at_dagster(url, timeout=3.0)
+        document["dagster"] = {"state": state, "found": found, "mend": mend or None}
         f"processes of {home}",
         ["role", "id", "pid", "state", "uptime", "ports"],
         [
@@ -277,6 +283,11 @@ def status(invocation: Invocation) -> None:
             (row["name"], row["status"], row["workers"], row["tasks"], human_seconds(row["uptime_secs"]))
             for row in document["topologies"]
         ],
+    dagster = document["dagster"]
+    if dagster and dagster["state"] != "ok":
+        click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
+    if not document["healer"]:
+        click.echo("no healing sensor is armed: the leader heals by itself, more slowly")
     )
 
 

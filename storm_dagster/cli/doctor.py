@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import click
 
+from storm_dagster.cli.dagster_health import look_at_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_json, print_table
 from storm_dagster.model.endpoints import ClusterFile
@@ -174,6 +175,14 @@ def _cluster(invocation: Invocation) -> Iterator[Finding]:
         yield "ok", f"{len(supervisors)} supervisors, healing sensor armed", ""
 
 
+def _dagster(invocation: Invocation) -> Iterator[Finding]:
+    url = invocation.conf.get("dagster.graphql.url")
+    if not url:
+        yield "ok", "none is configured (dagster.graphql.url); `dev` starts one", ""
+        return
+    yield look_at_dagster(url)
+
+
 def _clock(invocation: Invocation) -> Iterator[Finding]:
     # Nothing compares the wall clocks of machines; but ids, logs and the UI show them.
     now = time.time()
@@ -210,6 +219,7 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
     "ZooKeeper": _zookeeper,
     "Spark": _spark,
     "cluster": _cluster,
+    "Dagster": _dagster,
     "clock": _clock,
     "disk": _disk,
 }
@@ -229,7 +239,7 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
     help="With --invariants: seconds for which something must stay broken to count.",
 )
 def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
-    """Check Java, packages, ports, ZooKeeper, Spark, clock and disk; exit 4 when something is broken."""
+    """Check Java, packages, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk; exit 4 when something is broken."""
     if invariants:
         from storm_dagster.cli.invariants_report import report_invariants
 

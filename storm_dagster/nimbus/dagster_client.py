@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 
+from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_trouble
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.nimbus import dagster_queries as queries
 
@@ -194,16 +195,23 @@ class DagsterClient:
         if not url:
             return  # the call itself says what is missing
         try:
-            self._http.get(f"{url.rstrip('/').removesuffix('/graphql')}/server_info")
+            self._http.get(_server_info(url))
         except httpx.TimeoutException:
-            raise self._silence(url, self._timeout) from None
+            raise _silence(url, self._timeout) from None
         except httpx.HTTPError:
             return
 
-    @staticmethod
-    def _silence(url: str, secs: float) -> Unavailable:
+    def _slow(self, url: str, secs: float) -> Unavailable:
+        """The error of a question that was not answered in time: what answers still says what is missing."""
+        try:
+            lives = self._http.get(_server_info(url), timeout=1.0).is_success
+        except httpx.HTTPError:
+            lives = False
+        if not lives:
+            return _silence(url, secs)
         return Unavailable(
-            f"Dagster at {url} did not answer within {secs:g} s: look at its webserver, then try again"
+            f"Dagster at {url} did not answer within {secs:g} s although its webserver lives: its storage may be out "
+            f"of reach, or the machine busy: {STORAGE_REMEDY}; then try again"
         )
 
     def _call(
@@ -219,7 +227,7 @@ class DagsterClient:
             response = self._http.post(url, json={"query": query, "variables": variables}, timeout=patience)
             document = response.json()
         except httpx.TimeoutException:
-            raise self._silence(url, patience) from None
+            raise self._slow(url, patience) from None
         except (httpx.HTTPError, ValueError) as error:
             raise Unavailable(
                 f"Dagster at {url} does not answer ({error or type(error).__name__}): start its webserver, "
@@ -229,6 +237,8 @@ class DagsterClient:
         result = data.get(field) if isinstance(data, dict) else None
         if not isinstance(result, dict):
             errors = document.get("errors") if isinstance(document, dict) else document
+            if (trouble := storage_trouble(errors)) is not None:
+                raise _without_storage(f"Dagster at {url}", trouble)
             raise Unavailable(f"Dagster at {url} answered {field} with an error: {errors!r:.500}")
         return result
 
@@ -304,11 +314,27 @@ def _plain_failure(event: Mapping[str, Any]) -> str:
     return f"step {step} failed: {said}" if step else said or "the run failed"
 
 
+def _server_info(url: str) -> str:
+    return f"{url.rstrip('/').removesuffix('/graphql')}/server_info"
+
+
+def _silence(url: str, secs: float) -> Unavailable:
+    return Unavailable(
+        f"Dagster at {url} did not answer within {secs:g} s: look at its webserver, then try again"
+    )
+
+
+def _without_storage(doing: str, trouble: str) -> Unavailable:
+    return Unavailable(f"{doing}: Dagster's storage does not answer ({trouble}): {STORAGE_REMEDY}")
+
+
 def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
     kind = result["__typename"]
     said = result.get("message") or "; ".join(
         str(error.get("message")) for error in result.get("errors") or ()
     )
+    if kind != "RunConfigValidationInvalid" and (trouble := storage_trouble(str(said or ""))) is not None:
+        return _without_storage(doing, trouble)
     text = f"{doing}: Dagster answered {kind}{': ' + str(said).strip() if said else ''}"
     if kind == "RunConfigValidationInvalid":
         return InvalidRequest(text)

