@@ -229,6 +229,7 @@ def status(invocation: Invocation) -> None:
         "topologies": [],
         "healer": None,
         "alarm": None,
+        "dagster": None,
     }
     problem = None
     try:
@@ -236,13 +237,16 @@ def status(invocation: Invocation) -> None:
             document["leader"] = nimbus.leader()
             seen = nimbus.get("/v1/cluster")
             document["supervisors"] = seen.get("supervisors", [])
-        "dagster": None,
             document["healer"] = seen.get("healer")
             document["alarm"] = seen.get("alarm")
             document["topologies"] = nimbus.get("/v1/topologies")["topologies"]
     except StormDagsterError as error:
         problem = error.message
         document["problem"] = problem
+    url = invocation.conf.get("dagster.graphql.url")
+    if url:
+        state, found, mend = look_at_dagster(url, timeout=3.0)
+        document["dagster"] = {"state": state, "found": found, "mend": mend or None}
     if invocation.json:
         print_json(document)
         return
@@ -250,10 +254,6 @@ def status(invocation: Invocation) -> None:
         click.echo(f"no cluster runs in {home}: start one with `storm-dagster dev`")
         return
     print_table(
-    url = invocation.conf.get("dagster.graphql.url")
-    if url:
-        state, found, mend = look_at_dagster(url, timeout=3.0)
-        document["dagster"] = {"state": state, "found": found, "mend": mend or None}
         f"processes of {home}",
         ["role", "id", "pid", "state", "uptime", "ports"],
         [
@@ -276,6 +276,11 @@ def status(invocation: Invocation) -> None:
         click.echo(plain(f"ALARM, healing pauses: {document['alarm']}"))
     if cluster and cluster.dagster:
         click.echo(f"Dagster UI: {cluster.dagster.url}")
+    dagster = document["dagster"]
+    if dagster and dagster["state"] != "ok":
+        click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
+    if not document["healer"]:
+        click.echo("no healing sensor is armed: the leader heals by itself, more slowly")
     print_table(
         "topologies",
         ["name", "status", "workers", "tasks", "uptime"],
@@ -283,11 +288,6 @@ def status(invocation: Invocation) -> None:
             (row["name"], row["status"], row["workers"], row["tasks"], human_seconds(row["uptime_secs"]))
             for row in document["topologies"]
         ],
-    dagster = document["dagster"]
-    if dagster and dagster["state"] != "ok":
-        click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
-    if not document["healer"]:
-        click.echo("no healing sensor is armed: the leader heals by itself, more slowly")
     )
 
 
