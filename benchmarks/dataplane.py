@@ -1,101 +1,182 @@
-"""The data plane: word count by parallelism, a chain of ten bolts, a windowed join, micro-batches on Spark.
+"""The data plane: word count, a chain of ten bolts, a windowed join, micro-batches on Spark, long runs.
 
-``python benchmarks/dataplane.py [--quick] [--minutes N] [--markdown FILE]`` prints a table; with ``--markdown`` it
-also replaces the table between the markers of that file. Quantiles are of complete latency, as the spouts
-measured it; CPU is of all workers together, in cores; memory is the PSS of the largest worker, at the beginning and
-at the end of a run.
+``make bench ARGS="--only dataplane [--quick] [--minutes N] [--markdown FILE]"`` prints a table; with
+``--markdown`` it also replaces the table between the markers of that file. Quantiles are of complete latency, as
+the spouts measured it; CPU is of all workers together, in cores, and for each tuple of the spouts; memory is the PSS
+of each worker, at the beginning and at the end of a run.
 """
 
 from __future__ import annotations
 
-import argparse
 import re
+import statistics
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from run import SENTENCES, kill, pss_mb
-
+from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
 PLANES = str(Path(__file__).with_name("planes.py"))
 MARKERS = ("<!-- dataplane: begin -->", "<!-- dataplane: end -->")
 HEADER = (
-    "| topology | acked | spout tuples/s | p50 ms | p99 ms | CPU cores | memory MiB, first and last |\n"
-    "|---|---|--:|--:|--:|--:|--:|"
+    "| topology | acked | spout tuples/s | p50 ms | p99 ms | CPU cores | CPU µs per tuple "
+    "| memory of each worker MiB, first -> last |\n"
+    "|---|---|--:|--:|--:|--:|--:|---|"
 )
+SPOUTS = ("numbers", "others", "sentences")
+_NAME = "plane"
+_LOOK_SECS = 0.5
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size of a process, MiB."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) / 1024
+    raise LookupError(pid)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: what is submitted, and how."""
+
+    label: str
+    target: str
+    args: tuple[str, ...] = ()
+    conf: Mapping[str, Any] = field(default_factory=dict)
+    secs: float | None = None
+    """Length of the measurement, when it is not that of the others."""
+    warm_secs: float = 5.0
+
+
+def cases(minutes: float) -> list[Case]:
+    """All rows, the long ones last."""
+    loose = {"bench.acked": "false"}
+    found = [
+        *(Case(f"word count, {n} tasks of each component", "words", (str(n),)) for n in (1, 2, 4)),
+        Case("word count", "words", conf=loose),
+        Case("word count at 1,000 sentences/s", "words", conf={"bench.rate": 500}, secs=12.0),
+        Case("chain of 10 bolts", "chain"),
+        Case("chain of 10 bolts", "chain", conf=loose),
+        Case("chain of 10 bolts at 1,000/s", "chain", conf={"bench.rate": 1000}, secs=12.0),
+        Case("join in windows of 200 ms", "WindowedJoin"),
+        Case("join in windows of 200 ms at 10,000/s", "WindowedJoin", conf={**loose, "bench.rate": 5000}),
+        Case("SparkBolt at 20,000/s", "spark", conf={"bench.rate": 20_000}, secs=12.0, warm_secs=20.0),
+        Case("SparkBolt", "spark", secs=12.0, warm_secs=10.0),
+    ]
+    if minutes:
+        found += [
+            Case(f"word count for {minutes:g} minutes", "words", secs=minutes * 60),
+            Case(f"word count beside a slow bolt for {minutes:g} minutes", "slowed", secs=minutes * 60),
+        ]
+    return found
+
+
+class Reading:
+    """What the spouts have told at one moment, and what the workers have taken."""
+
+    def __init__(self, cluster: LocalCluster, name: str = _NAME) -> None:
+        document = cluster.show(name)
+        parts = document["components"]
+        self.tasks = sum(task["component"] in SPOUTS for task in document["tasks"])
+        told = {
+            task: figures
+            for name in SPOUTS
+            if name in parts
+            for task, figures in parts[name]["metrics"].items()
+        }
+        self.spouts: dict[str, Any] = {
+            task: figures for task, figures in told.items() if "emitted" in figures
+        }
+        self.batches: dict[str, Any] = next(iter(parts.get("batches", {}).get("metrics", {}).values()), {})
+        self.pids: list[int] = sorted(worker["pid"] for worker in document["workers"] if worker["pid"])
+
+    def complete(self) -> bool:
+        """Whether every task of the spouts has told."""
+        return bool(self.spouts) and len(self.spouts) == self.tasks
+
+    def rate_since(self, first: Reading) -> float:
+        """Tuples a second of all spouts, by their own clocks."""
+        total = 0.0
+        for task, now in self.spouts.items():
+            before = first.spouts.get(task)
+            if before is not None and now["at"] > before["at"]:
+                total += (now["emitted"] - before["emitted"]) / (now["at"] - before["at"])
+        return total
+
+    def quantile(self, name: str) -> str:
+        """The worst of the tasks'."""
+        found = [figures[name] for figures in self.spouts.values() if name in figures]
+        return f"{max(found):.1f}" if found else "-"
 
 
 def _cpu(pids: list[int]) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
-def _emitted(document: dict[str, Any]) -> int:
-    return sum(task["stats"]["emitted"] for task in document["tasks"] if task["component"] in SPOUTS)
-
-
-SPOUTS = ("numbers", "others", "sentences")
-
-
-def measure(
-    cluster: LocalCluster, label: str, target: str, seconds: float, *conf: str, rebalance: int = 0
-) -> str:
-    """One row: the topology submitted, warmed for five seconds, watched, killed."""
-    pairs = [part for pair in conf for part in ("--conf", pair)]
-    cluster.cli("submit", target, "--name", "plane", *pairs)
-    if rebalance:
-        wider = [part for name in ("sentences", "split", "count") for part in ("-e", f"{name}={rebalance}")]
-        cluster.cli("rebalance", "plane", "-w", "0", *wider)
-    eventually(lambda: _emitted(cluster.show("plane")) > 0, 60, "the first tuples")
-    time.sleep(5)
-    first = cluster.show("plane")
-    pids = [worker["pid"] for worker in first["workers"] if worker["pid"]]
-    began, cpu, memory = time.monotonic(), _cpu(pids), max(map(pss_mb, pids))
-    time.sleep(seconds)
-    # Counts reach the topology master every three seconds.
-    last = cluster.show("plane")
-    took = time.monotonic() - began
-    cores, after = (_cpu(pids) - cpu) / took, max(map(pss_mb, pids))
-    said = [figures for part in last["components"].values() for figures in part["metrics"].values()]
-
-    def quantile(name: str) -> str:
-        found = [figures[name] for figures in said if name in figures]
-        return f"{max(found):.1f}" if found else "-"
-
-    batches = [figures["batch_ms"] for figures in said if "batch_ms" in figures]
-    kill(cluster, "plane")
-    note = f", newest batch {batches[0]:.0f} ms" if batches else ""
-    acked = "no" if "bench.acked=false" in conf else "yes"
-    rate = (_emitted(last) - _emitted(first)) / took
+def measure(cluster: LocalCluster, case: Case, secs: float) -> str:
+    """One row: the topology submitted, warmed, watched, killed."""
+    pairs = [part for key, value in case.conf.items() for part in ("--conf", f"{key}={value}")]
+    rest = ("--", *case.args) if case.args else ()
+    cluster.cli("submit", f"{PLANES}:{case.target}", "--name", _NAME, *pairs, *rest)
+    try:
+        eventually(lambda: Reading(cluster).complete(), 120, "the first tuples", ignore=(Unavailable,))
+        time.sleep(case.warm_secs)
+        first = Reading(cluster)
+        began, cpu, memory = time.monotonic(), _cpu(first.pids), [pss_mb(pid) for pid in first.pids]
+        batches: dict[int, float] = {}
+        last = first
+        while time.monotonic() - began < (case.secs or secs):
+            time.sleep(_LOOK_SECS if case.target == "spark" else min(5.0, case.secs or secs))
+            last = Reading(cluster)
+            if last.batches.get("batches", 0) > first.batches.get("batches", 0):
+                batches[last.batches["batches"]] = last.batches["batch_ms"]
+        cores = (_cpu(first.pids) - cpu) / (time.monotonic() - began)
+        after = [pss_mb(pid) for pid in first.pids]
+    finally:
+        _remove(cluster)
+    rate = last.rate_since(first)
+    note = ""
+    if case.target == "spark":
+        size = last.batches.get("batch_tuples", 0)
+        took = f"{statistics.median(batches.values()):.0f} ms" if batches else "none ended"
+        note = f", batches of {size:,.0f}: median {took} ({len(batches)} seen)"
+    acked = "no" if case.conf.get("bench.acked") == "false" else "yes"
+    sizes = ", ".join(f"{one:.0f} -> {two:.0f}" for one, two in zip(memory, after, strict=True))
+    each = f"{cores / rate * 1e6:.1f}" if rate else "-"
     return (
-        f"| {label}{note} | {acked} | {rate:,.0f} | {quantile('p50_ms')} | {quantile('p99_ms')} | {cores:.2f} "
-        f"| {memory:.0f}, {after:.0f} |"
+        f"| {case.label}{note} | {acked} | {rate:,.0f} | {last.quantile('p50_ms')} | {last.quantile('p99_ms')} "
+        f"| {cores:.2f} | {each} | {sizes} |"
     )
 
 
-def rows(cluster: LocalCluster, seconds: float, minutes: float) -> Iterator[str]:
-    """All rows."""
-    for acked in ("true", "false"):
-        yield measure(cluster, "chain of 10 bolts", f"{PLANES}:chain", seconds, f"bench.acked={acked}")
-    yield measure(cluster, "chain of 10 bolts at 1,000/s", f"{PLANES}:chain", seconds, "bench.rate=1000")
-    for acked in ("true", "false"):
-        pace = ("bench.rate=5000",) if acked == "false" else ()
-        label = "join in windows of 200 ms" + (" at 10,000/s" if pace else "")
-        yield measure(cluster, label, f"{PLANES}:WindowedJoin", seconds, f"bench.acked={acked}", *pace)
-    yield measure(cluster, "SparkBolt, batches of 20,000", f"{PLANES}:spark", seconds)
-    for wide in (1, 2, 4):
-        label = f"word count, {wide} tasks of each component"
-        yield measure(cluster, label, SENTENCES, seconds, rebalance=wide)
-    if minutes:
-        yield measure(cluster, f"word count for {minutes:g} minutes", SENTENCES, minutes * 60)
+def _remove(cluster: LocalCluster) -> None:
+    try:
+        cluster.cli("kill", _NAME, "-w", "0")
+    except NotAlive:
+        return
+    eventually(lambda: not cluster.processes("worker"), 60, "the end of its workers")
+
+
+def rows(
+    cluster: LocalCluster, *, quick: bool, minutes: float | None = None, like: str = ""
+) -> Iterator[str]:
+    """Each row as soon as it is measured; one that cannot be measured says why. ``like``: only those rows."""
+    long = (0.5 if quick else 10.0) if minutes is None else minutes
+    for case in cases(long):
+        if like and like not in case.label:
+            continue
+        try:
+            yield measure(cluster, case, 6.0 if quick else 20.0)
+        except (StormDagsterError, AssertionError, OSError, psutil.Error) as error:
+            yield f"| {case.label} | not measured: {' '.join(str(error).split())[:200]} |  |  |  |  |  |  |"
 
 
 def write_table(path: Path, table: str) -> None:
@@ -108,25 +189,14 @@ def write_table(path: Path, table: str) -> None:
     path.write_text(pattern.sub(lambda _: f"{begin}\n{table}\n{end}", text), encoding="utf-8")
 
 
-def main() -> None:
-    """Runs everything and prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="six seconds for each row")
-    parser.add_argument("--minutes", type=float, default=0.0, help="length of the long run; 0: none")
-    parser.add_argument("--markdown", type=Path, help="the document whose table is replaced")
-    arguments = parser.parse_args()
+def report(
+    cluster: LocalCluster, *, quick: bool, minutes: float | None, like: str, markdown: Path | None
+) -> None:
+    """Prints the table, and writes it into ``markdown``."""
     lines = [HEADER]
-    print(HEADER, flush=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        LocalCluster(Path(folder) / "home") as cluster,
-    ):
-        for line in rows(cluster, 6.0 if arguments.quick else 20.0, arguments.minutes):
-            print(line, flush=True)
-            lines.append(line)
-    if arguments.markdown:
-        write_table(arguments.markdown, "\n".join(lines))
-
-
-if __name__ == "__main__":
-    main()
+    print(f"\n{HEADER}", flush=True)
+    for line in rows(cluster, quick=quick, minutes=minutes, like=like):
+        print(line, flush=True)
+        lines.append(line)
+    if markdown:
+        write_table(markdown, "\n".join(lines))

@@ -1,13 +1,12 @@
-"""Topologies of the data-plane benchmark: a chain of ten bolts, a windowed join, micro-batches on Spark.
-
-``bench.rate`` (tuples a second of each spout, 0: as fast as it goes) and ``bench.acked`` are conf keys.
-"""
+"""Topologies of the data-plane benchmark; their spouts are those of ``pace``."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from typing import Any
+
+from pace import PacedSpout
+from sentences import CountBolt, SentenceSpout, SplitBolt
 
 from storm_dagster.api import (
     Bolt,
@@ -15,7 +14,6 @@ from storm_dagster.api import (
     Join,
     JoinBolt,
     SparkBolt,
-    Spout,
     Topology,
     TopologyBuilder,
     Tuple,
@@ -25,33 +23,13 @@ from storm_dagster.api import (
 KEYS = 1_000
 
 
-class Numbers(Spout):
-    """(key, time of emission); reports the quantiles of its complete latency every second."""
+class Numbers(PacedSpout):
+    """(key, time of emission)."""
 
     outputs = ["key", "at"]
 
-    def initialize(self, conf: Any, context: Any) -> None:
-        self._rate = float(conf.get("bench.rate", 0))
-        self._acked = bool(conf.get("bench.acked", True))
-        self._count = 0
-        self._began = self._told = time.monotonic()
-        self._took: deque[float] = deque(maxlen=20_000)
-
-    def next_tuple(self) -> None:
-        now = time.monotonic()
-        if self._rate and self._count >= (now - self._began) * self._rate:
-            return
-        self._count += 1
-        self.emit([self._count % KEYS, now], tup_id=(self._count, now) if self._acked else None)
-
-    def ack(self, tup_id: Any) -> None:
-        now = time.monotonic()
-        self._took.append(now - tup_id[1])
-        if now - self._told >= 1:
-            self._told = now
-            took = sorted(self._took)
-            self.report_metric("p50_ms", round(took[len(took) // 2] * 1000, 2))
-            self.report_metric("p99_ms", round(took[len(took) * 99 // 100] * 1000, 2))
+    def values(self, number: int) -> list[Any]:
+        return [number % KEYS, time.monotonic()]
 
 
 class Pass(Bolt):
@@ -70,10 +48,19 @@ class End(Bolt):
         return None
 
 
-def _topology(name: str) -> TopologyBuilder:
+class SlowBolt(Bolt):
+    """A millisecond for each tuple: what back pressure is for."""
+
+    blocking = True
+
+    def process(self, tup: Tuple) -> None:
+        time.sleep(0.001)
+
+
+def _topology(name: str, pending: int | None = 1_000) -> TopologyBuilder:
     return TopologyBuilder(
         name,
-        {"topology.workers": 2, "topology.acker.executors": 2, "topology.max.spout.pending": 1_000},
+        {"topology.workers": 2, "topology.acker.executors": 2, "topology.max.spout.pending": pending},
     )
 
 
@@ -111,12 +98,32 @@ def count(frame: Any) -> None:
 
 def spark() -> TopologyBuilder:
     """Micro-batches of 20,000 tuples, grouped and counted on the cluster's Spark."""
-    builder = _topology("spark")
-    builder.set_spout("numbers", Numbers, config={"topology.max.spout.pending": 60_000})
+    builder = _topology("spark", 60_000)
+    builder.set_spout("numbers", Numbers)
     builder.set_bolt(
         "batches",
         SparkBolt,
         inputs="numbers",
         args={"function": "planes:count", "schema": "key long, at double", "batch_secs": 10.0},
     )
+    return builder
+
+
+def words(wide: str = "2") -> TopologyBuilder:
+    """The word count with so many tasks of each component, over two workers (one, for one task)."""
+    par = int(wide)
+    builder = _topology("words")
+    builder.config["topology.workers"] = min(2, par)
+    builder.config["topology.acker.executors"] = min(2, par)
+    builder.set_spout("sentences", SentenceSpout, par=par)
+    builder.set_bolt("split", SplitBolt, inputs="sentences", par=par)
+    builder.set_bolt("count", CountBolt, inputs={"split": Grouping.fields("word")}, par=par)
+    return builder
+
+
+def slowed() -> TopologyBuilder:
+    """The word count, and a slow bolt that reads the same sentences: nothing but back pressure bounds it."""
+    builder = words()
+    builder.config["topology.max.spout.pending"] = None
+    builder.set_bolt("slow", SlowBolt, inputs="sentences", par=2)
     return builder

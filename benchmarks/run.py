@@ -16,6 +16,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from dataplane import Reading, pss_mb
+from dataplane import report as dataplane_report
 from multilang_chain import sentences_per_second
 
 from storm_dagster.testing.cluster import LocalCluster, run_cli
@@ -27,26 +29,6 @@ SENTENCES = str(Path(__file__).with_name("sentences.py"))
 def row(figure: str, reference: str, ours: str) -> None:
     """One row of the report."""
     print(f"| {figure} | {reference} | {ours} |", flush=True)
-
-
-def pss_mb(pid: int) -> float:
-    """Proportional set size of a process, MB."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) / 1024
-    raise LookupError(pid)
-
-
-def spout_totals(document: dict[str, Any]) -> tuple[int, int]:
-    """(emitted, acked) of the spout's tasks."""
-    tasks = [task for task in document["tasks"] if task["component"] == "sentences"]
-    return sum(t["stats"]["emitted"] for t in tasks), sum(t["stats"]["acked"] for t in tasks)
-
-
-def complete_ms(document: dict[str, Any]) -> float:
-    """Mean complete latency of the spout's tasks, milliseconds."""
-    tasks = [task for task in document["tasks"] if task["component"] == "sentences"]
-    return statistics.fmean(task["stats"]["complete_ms"] for task in tasks)
 
 
 def word_rate(document: dict[str, Any]) -> int:
@@ -108,10 +90,12 @@ def measure_throughput(cluster: LocalCluster, seconds: float) -> None:
 
 def measure_latency(cluster: LocalCluster) -> None:
     """Complete latency at 1,000 sentences/s, and the memory of its workers when idle."""
-    submit(cluster, "latency", "bench.rate=500", "topology.metric.sample.rate=1.0")
-    time.sleep(15)
-    document = cluster.show("latency")
-    row("complete latency at 1,000 sentences/s, mean", "-", f"{complete_ms(document):.2f} ms")
+    submit(cluster, "latency", "bench.rate=500")
+    # The quantiles are of the last five seconds or so: not of the first ones.
+    time.sleep(20)
+    told = Reading(cluster, "latency")
+    row("word count at 1,000 sentences/s, p50", "-", f"{told.quantile('p50_ms')} ms")
+    row("word count at 1,000 sentences/s, p99", "-", f"{told.quantile('p99_ms')} ms")
     kill(cluster, "latency")
     submit(cluster, "idle", "bench.rate=0.001")
     time.sleep(5)
@@ -126,11 +110,18 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer samples")
     parser.add_argument(
         "--only",
-        choices=["submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus"],
-    )
+        choices=[
+            "submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus", "dataplane",
+            "submission",
+        ],
+    )  # fmt: skip
+    parser.add_argument("--minutes", type=float, help="length of each long run of the data plane; 0: none")
+    parser.add_argument("--like", default="", help="only the data plane's rows with this in their name")
+    parser.add_argument("--markdown", type=Path, help="the document whose data-plane table is replaced")
     options = parser.parse_args()
     samples, seconds = (2, 4.0) if options.quick else (7, 15.0)
-    print("| figure | reference | ours |\n|---|---|---|", flush=True)
+    if options.only != "dataplane":
+        print("| figure | reference | ours |\n|---|---|---|", flush=True)
     parts: dict[str, Callable[[LocalCluster], None]] = {
         "submit": lambda cluster: measure_submit(cluster, samples),
         "throughput": lambda cluster: measure_throughput(cluster, seconds),
@@ -161,6 +152,14 @@ def main() -> None:
                 row(figure, reference, ours)
         if options.only:
             return
+    if options.only in (None, "submission"):
+        # On a cluster of its own: one of its hosts stands still for a while.
+        from submission import rows as submission_rows
+
+        for figure, reference, ours in submission_rows(options.quick):
+            row(figure, reference, ours)
+        if options.only:
+            return
     if options.only in (None, "leader"):
         # On a cluster of its own, with three nimbuses.
         from leader import report as leader_report
@@ -183,6 +182,14 @@ def main() -> None:
 
             for figure, reference, ours in report(remote, quick=options.quick):
                 row(figure, reference, ours)
+        if options.only in (None, "dataplane"):
+            dataplane_report(
+                cluster,
+                quick=options.quick,
+                minutes=options.minutes,
+                like=options.like,
+                markdown=options.markdown,
+            )
 
 
 if __name__ == "__main__":

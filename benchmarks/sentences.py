@@ -1,38 +1,30 @@
-"""The word count of the benchmarks: ten-word sentences over 5,000 words, counted in memory.
-
-``bench.rate`` (sentences a second of each spout, 0: as fast as it goes) and ``bench.acked`` are conf keys.
-"""
+"""The word count of the benchmarks: ten-word sentences over 5,000 words, counted in memory."""
 
 from __future__ import annotations
 
 import random
-import time
 from typing import Any
 
-from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
+from pace import PacedSpout
+
+from storm_dagster.api import Bolt, Grouping, Topology, Tuple
 
 VOCABULARY = [f"word{number}" for number in range(5_000)]
 
 
-class SentenceSpout(Spout):
+class SentenceSpout(PacedSpout):
     """Ten random words each time."""
 
     outputs = ["sentence"]
 
     def initialize(self, conf: Any, context: Any) -> None:
+        super().initialize(conf, context)
         draw = random.Random(context.task_id)
         # Made beforehand, so that the benchmark does not measure random.choices.
         self._sentences = [" ".join(draw.choices(VOCABULARY, k=10)) for _ in range(2_000)]
-        self._rate = float(conf.get("bench.rate", 0))
-        self._acked = bool(conf.get("bench.acked", True))
-        self._count = 0
-        self._began = time.monotonic()
 
-    def next_tuple(self) -> None:
-        if self._rate and self._count >= (time.monotonic() - self._began) * self._rate:
-            return
-        self._count += 1
-        self.emit([self._sentences[self._count % 2_000]], tup_id=self._count if self._acked else None)
+    def values(self, number: int) -> list[Any]:
+        return [self._sentences[number % 2_000]]
 
 
 class SplitBolt(Bolt):
