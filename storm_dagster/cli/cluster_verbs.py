@@ -14,6 +14,7 @@ import click
 from storm_dagster.cli.dagster_health import look_at_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
+from storm_dagster.cli.process_states import advice, state_of
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
@@ -208,16 +209,18 @@ def status(invocation: Invocation) -> None:
     """What runs where."""
     home = invocation.home
     cluster = ClusterFile.read(home) if invocation.conf_dir is None else None
+    states = [(record, state_of(record)) for record in RunFile.read_all(home)]
     rows = [
         {
             "role": record.role,
             "id": "0" if record.role == "dev" else record.id,
             "pid": record.pid,
-            "alive": record.alive(),
+            "alive": state != "dead",
+            "state": state,
             "ports": record.ports,
-            "uptime_secs": round(_uptime(record) or 0) if record.alive() else None,
+            "uptime_secs": round(_uptime(record) or 0) if state != "dead" else None,
         }
-        for record in RunFile.read_all(home)
+        for record, state in states
     ]
     document: dict[str, Any] = {
         "home": str(home),
@@ -230,6 +233,7 @@ def status(invocation: Invocation) -> None:
         "healer": None,
         "alarm": None,
         "dagster": None,
+        "advice": advice(states, home),
     }
     problem = None
     try:
@@ -261,13 +265,15 @@ def status(invocation: Invocation) -> None:
                 row["role"],
                 row["id"],
                 row["pid"],
-                "runs" if row["alive"] else "dead",
+                row["state"],
                 human_seconds(row["uptime_secs"]),
                 ", ".join(f"{name} {port}" for name, port in row["ports"].items()),
             )
             for row in rows
         ],
     )
+    for line in document["advice"]:
+        click.echo(plain(line), err=True)
     if problem:
         click.echo(problem, err=True)
         return

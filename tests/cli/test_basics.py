@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from storm_dagster.model.endpoints import ClusterFile, NimbusEndpoint
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.run_file import RunFile, start_ticks
 from storm_dagster.testing.cluster import CommandResult, run_cli
+from storm_dagster.testing.waiting import eventually
 
 NOWHERE = ["-c", "nimbus.seeds=[127.0.0.1:1]"]
 
@@ -224,3 +226,32 @@ def test_common_options_stand_before_or_after_a_verb_of_a_thing(args: list[str])
 )
 def test_a_verb_of_a_thing_that_is_wrong_says_so(args: list[str]) -> None:
     failed(run_cli(*args), 2, "InvalidRequest")
+
+
+def test_status_says_which_process_is_frozen_and_that_nobody_restarts_anything(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    with subprocess.Popen(["sleep", "600"]) as keeper, subprocess.Popen(["sleep", "600"]) as supervisor:
+        try:
+            RunFile.write(home, "dev", "a", pid=keeper.pid)
+            RunFile.write(home, "supervisor", "s1", pid=supervisor.pid)
+
+            def status() -> tuple[dict[str, str], str]:
+                document = run_cli("status", "--json", *NOWHERE, home=home).check().document
+                return {row["role"]: row["state"] for row in document["processes"]}, "\n".join(
+                    document["advice"]
+                )
+
+            assert status() == ({"dev": "runs", "supervisor": "runs"}, "")
+            os.kill(supervisor.pid, signal.SIGSTOP)
+            eventually(lambda: status()[0]["supervisor"] == "frozen", 30, "a frozen process")
+            states, advice = status()
+            assert states["dev"] == "runs" and f"kill -CONT {supervisor.pid}" in advice
+            os.kill(supervisor.pid, signal.SIGCONT)
+            keeper.kill()
+            keeper.wait()
+            states, advice = status()
+            assert states == {"dev": "dead", "supervisor": "runs"}
+            assert "nothing that dies is started again" in advice and "storm-dagster stop" in advice
+        finally:
+            for each in (keeper, supervisor):
+                each.kill()

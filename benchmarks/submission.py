@@ -1,0 +1,320 @@
+"""From the shell command to running tasks, stage by stage; from a click or a sensor's event to the first step.
+
+Stock launcher and warm runs side by side in one run: what the stock one does is measured while the warm
+process's socket is out of the way. Medians over all samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tables import Row, run
+
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.testing.cluster import LocalCluster, run_cli
+from storm_dagster.testing.waiting import eventually
+
+SENTENCES = str(Path(__file__).with_name("sentences.py"))
+STEPS = (
+    "topology_conf",
+    "topology_code",
+    "task_info",
+    "assignment",
+    "published_assignment",
+    "active_topology",
+)
+PARTITIONS = 300
+
+_EVENTS = """query Run($id: ID!) { runOrError(runId: $id) { ... on Run {
+  status creationTime startTime endTime stepStats { stepKey startTime endTime }
+  eventConnection(limit: 1000) { events { ... on MessageEvent { timestamp eventType message } } } } } }"""
+_LAUNCH = """mutation Launch($job: String!) { launchRun(executionParams: { selector: {
+  repositoryLocationName: "storm", repositoryName: "__repository__", jobName: $job }, runConfigData: "{}" }) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+_NEWEST = """query Newest($job: String!) { runsOrError(filter: { pipelineName: $job }, limit: 1) {
+  ... on Runs { results { runId } } } }"""
+_PARTITIONS = """query Partitions { assetNodeOrError(assetKey: { path: ["storm", "active_topology"] }) {
+  ... on AssetNode { partitionKeysByDimension { name partitionKeys }
+    partitionStats { numMaterialized numPartitions }
+    assetPartitionStatuses { ... on DefaultPartitionStatuses { materializedPartitions unmaterializedPartitions } } } } }"""
+
+
+class Measured:
+    """One cluster, and Dagster's answers about its runs."""
+
+    def __init__(self, cluster: LocalCluster) -> None:
+        self.cluster = cluster
+        dagster = cluster.endpoints.dagster
+        assert dagster is not None
+        self.dagster_home = dagster.home
+        self._url = f"{dagster.url.rstrip('/')}/graphql"
+        self._http = httpx.Client(timeout=60, trust_env=False)
+
+    def ask(self, query: str, **variables: Any) -> dict[str, Any]:
+        """The data of a GraphQL answer."""
+        document = self._http.post(self._url, json={"query": query, "variables": variables}).json()
+        if document.get("errors"):
+            raise LookupError(str(document["errors"]))
+        return document["data"]
+
+    @contextmanager
+    def launching(self, how: str) -> Iterator[None]:
+        """``stock``: without the warm process, which goes on living."""
+        socket = self.cluster.home / "run" / "warm-runs.sock"
+        aside = socket.with_suffix(".aside")
+        if how == "stock":
+            os.rename(socket, aside)
+        try:
+            yield
+        finally:
+            if how == "stock":
+                os.rename(aside, socket)
+
+    def submit(self, name: str, workers: int) -> tuple[dict[str, float], str]:
+        """Seconds of each stage of one submission, by their names; and its run's id."""
+        began = time.time()
+        document = run_cli(
+            "submit", SENTENCES, "--name", name, "--json",
+            "--conf", f"topology.workers={workers}", "--conf", "bench.rate=10", home=self.cluster.home,
+        ).check().document  # fmt: skip
+        ended = time.time()
+        taken = self._stages(document["run_id"], began, ended)
+        starts = [_started(worker["pid"]) for worker in self.cluster.show(name)["workers"]]
+        published = taken.pop("published at")
+        taken["published -> first worker's process"] = min(starts) - published
+        taken["first worker's process -> last one's"] = max(starts) - min(starts)
+        taken["last worker's process -> all tasks run, command returns"] = ended - max(starts)
+        return taken, document["run_id"]
+
+    def _stages(self, run_id: str, began: float, ended: float) -> dict[str, float]:
+        found = self.ask(_EVENTS, id=run_id)["runOrError"]
+        events = [event for event in found["eventConnection"]["events"] if "timestamp" in event]
+
+        def at(sign: str) -> float:
+            return next(
+                float(event["timestamp"]) / 1000
+                for event in events
+                if event["eventType"] == sign or event["message"].startswith(sign)
+            )
+
+        steps = {step["stepKey"].removeprefix("storm__"): step for step in found["stepStats"]}
+        first = min(step["startTime"] for step in steps.values())
+        return {
+            "submit -> all tasks running": ended - began,
+            "command: start, describe, pack, upload, until the run exists": found["creationTime"] - began,
+            "launch: until Dagster has handed the run over": at("RUN_STARTING") - found["creationTime"],
+            "run's process: until it speaks": at("Started process for run") - at("RUN_STARTING"),
+            "run's process: until the first step": first - at("Started process for run"),
+            **{f"step {name}": steps[name]["endTime"] - steps[name]["startTime"] for name in STEPS},
+            "published at": steps["published_assignment"]["endTime"],
+        }
+
+    def click(self, job: str) -> tuple[float, float]:
+        """Seconds from a GraphQL launch to the first step and to SUCCESS."""
+        began = time.time()
+        launched = self.ask(_LAUNCH, job=job)["launchRun"]
+        return self._first_and_last(launched["run"]["runId"], began)
+
+    def _first_and_last(self, run_id: str, began: float) -> tuple[float, float]:
+        def done() -> dict[str, Any] | None:
+            found = self.ask(_EVENTS, id=run_id)["runOrError"]
+            return found if found["endTime"] else None
+
+        found = eventually(done, 120, f"the end of run {run_id}", interval=0.2)
+        assert found is not None
+        if found["status"] != "SUCCESS":
+            raise RuntimeError(f"run {run_id} ended as {found['status']}")
+        first = min(step["startTime"] for step in found["stepStats"] if step["startTime"])
+        return first - began, found["endTime"] - began
+
+    def newest(self, job: str) -> str | None:
+        """Id of the job's newest run."""
+        found = self.ask(_NEWEST, job=job)["runsOrError"]["results"]
+        return found[0]["runId"] if found else None
+
+    def lose_host(self, name: str) -> float:
+        """A host stands still and its workers die: seconds from the sensor's request to the first step."""
+        before = self.newest("reassign_topologies")
+        document = self.cluster.show(name)
+        node = document["workers"][0]["node"]
+        supervisor = next(record for record in self.cluster.processes("supervisor") if record.id == node)
+        os.kill(supervisor.pid, signal.SIGSTOP)
+        try:
+            for worker in document["workers"]:
+                if worker["node"] == node:
+                    os.kill(worker["pid"], signal.SIGKILL)
+            run_id = eventually(
+                lambda: (found := self.newest("reassign_topologies")) != before and found,
+                120,
+                "a reassignment",
+                interval=0.2,
+            )
+            created = self.ask(_EVENTS, id=run_id)["runOrError"]["creationTime"]
+            return self._first_and_last(str(run_id), created)[0]
+        finally:
+            os.kill(supervisor.pid, signal.SIGCONT)
+            self.cluster.wait_running(name, 120)
+
+    def partitions(self) -> float:
+        """Seconds of the question that the partitions page of an asset asks, with 300 topologies."""
+        program = (
+            "import sys, dagster as dg\n"
+            "with dg.DagsterInstance.get() as instance:\n"
+            "    keys = [f'topology-{number}' for number in range(int(sys.argv[1]))]\n"
+            "    instance.add_dynamic_partitions('storm_topologies', keys)\n"
+            "    for key in keys:\n"
+            "        instance.report_runless_asset_event(\n"
+            "            dg.AssetMaterialization(['storm', 'active_topology'], partition=key))\n"
+        )
+        subprocess.run(
+            [sys.executable, "-c", program, str(PARTITIONS)],
+            env={**os.environ, "DAGSTER_HOME": self.dagster_home},
+            check=True,
+            capture_output=True,
+        )
+        taken = []
+        for _ in range(5):
+            began = time.monotonic()
+            stats = self.ask(_PARTITIONS)["assetNodeOrError"]["partitionStats"]
+            taken.append(time.monotonic() - began)
+            assert stats["numMaterialized"] >= PARTITIONS
+        return statistics.median(taken)
+
+
+def _started(pid: int) -> float:
+    """When the process started, seconds of the wall clock."""
+    raw = Path(f"/proc/{pid}/stat").read_text()
+    ticks = int(raw[raw.rfind(")") + 2 :].split()[19])
+    up = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - up + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size of a process, MB."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Pss:")) / 1024
+
+
+_LOADS = {
+    "dagster": "import dagster",
+    "ours": "import storm_dagster.defs; storm_dagster.defs.defs().get_repository_def()",
+}
+_LOADING = """
+import json, time
+began = time.monotonic()
+{load}
+taken = time.monotonic() - began
+pss = next(line for line in open("/proc/self/smaps_rollup") if line.startswith("Pss:"))
+print(json.dumps([taken, int(pss.split()[1]) / 1024]))
+"""
+
+
+def load(what: str, samples: int) -> tuple[float, float]:
+    """(seconds, MB) of loading it in a process of its own."""
+    found = []
+    for _ in range(samples):
+        program = _LOADING.format(load=_LOADS[what])
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        found.append(json.loads(done.stdout.strip().splitlines()[-1]))
+    return statistics.median(taken for taken, _ in found), statistics.median(size for _, size in found)
+
+
+def _both(measure: Callable[[str], Sequence[float]], samples: int) -> dict[str, list[Sequence[float]]]:
+    """Samples of stock and warm in turns."""
+    found: dict[str, list[Sequence[float]]] = {"stock": [], "warm": []}
+    for _ in range(samples):
+        for how, taken in found.items():
+            taken.append(measure(how))
+    return found
+
+
+def _medians(found: dict[str, list[Sequence[float]]], column: int) -> tuple[str, str]:
+    stock, warm = (statistics.median(row[column] for row in found[how]) for how in ("stock", "warm"))
+    return f"stock {stock:.2f} s", f"warm {warm:.2f} s"
+
+
+def submissions(measured: Measured, samples: int) -> Iterator[Row]:
+    """Submissions with four workers, the first of the cluster apart, then in turns."""
+    stages: dict[str, list[dict[str, float]]] = {"stock": [], "warm": []}
+    warm_ran = 0
+    total = "submit -> all tasks running"
+    for number in range(1 + 2 * samples):
+        how = "warm" if number == 0 or number % 2 else "stock"
+        with measured.launching(how):
+            taken, run_id = measured.submit(f"s{number}", 4)
+        tags = measured.ask(
+            "query T($id: ID!) { runOrError(runId: $id) { ... on Run { tags { key value } } } }", id=run_id
+        )["runOrError"]["tags"]
+        stock = any(tag["key"] == ".dagster/grpc_info" for tag in tags)
+        warm_ran += how == "warm" and not stock
+        measured.cluster.cli("kill", f"s{number}", "-w", "0")
+        eventually(lambda: not measured.cluster.processes("worker"), 60, "the end of its workers")
+        if number == 0:
+            yield (
+                "first submission of the cluster, warm",
+                "Storm: up to 10 s + worker start",
+                f"{taken[total]:.2f} s",
+            )
+        else:
+            stages[how].append(taken)
+    for name in stages["warm"][0]:
+        stock, warm = (statistics.median(one[name] for one in stages[how]) for how in ("stock", "warm"))
+        figure = f"{name}, 4 workers" if name == total else f"- {name}"
+        yield figure, f"stock {stock:.2f} s", f"warm {warm:.2f} s"
+    yield "runs of these that did start warm", f"{samples + 1}", f"{warm_ran}"
+
+
+def report(home: Path, *, quick: bool) -> Iterator[Row]:
+    """All rows, on a cluster of its own."""
+    samples = 2 if quick else 7
+    loaded, bare = load("ours", samples), load("dagster", samples)
+    yield "definitions load", f"dagster alone {bare[0]:.2f} s", f"{loaded[0]:.2f} s"
+    yield "definitions loaded (PSS)", f"dagster alone {bare[1]:.0f} MB", f"{loaded[1]:.0f} MB"
+    with LocalCluster(home) as cluster:
+        measured = Measured(cluster)
+        yield from submissions(measured, samples)
+
+        def click(how: str) -> Sequence[float]:
+            with measured.launching(how):
+                return measured.click("clean_inbox")
+
+        found = _both(click, samples)
+        yield ("click (GraphQL) -> first step", *_medians(found, 0))
+        yield ("click (GraphQL) -> SUCCESS", *_medians(found, 1))
+        measured.submit("lost", 4)
+
+        def lose(how: str) -> Sequence[float]:
+            with measured.launching(how):
+                return [measured.lose_host("lost")]
+
+        yield ("sensor event -> first step", *_medians(_both(lose, 1 if quick else 3), 0))
+        cluster.cli("kill", "lost", "-w", "0")
+        warm = [record for record in RunFile.read_all(cluster.home) if record.role == "warm-runs"]
+        yield "warm process (PSS)", "-", f"{pss_mb(warm[0].pid):.0f} MB"
+        yield (
+            f"partitions page of an asset, {PARTITIONS} topologies (GraphQL)",
+            "-",
+            f"{measured.partitions():.2f} s",
+        )
+
+
+def rows(quick: bool) -> Iterator[Row]:
+    """For ``tables.run``."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        yield from report(Path(folder) / "home", quick=quick)
+
+
+if __name__ == "__main__":
+    run("submission", __doc__, rows)

@@ -1,0 +1,135 @@
+"""What the forks of the warm process do: one runs a run, another reports one whose process was killed."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.launcher.run_launcher import STOCK_TAG
+from storm_dagster.launcher.wire import GO, RUN_ROLE, Peer
+from storm_dagster.model.run_file import RunFile
+
+__all__ = ["Served", "become_ordinary", "report_death", "serve_one"]
+
+log: logging.Logger = logging.getLogger(__name__)
+
+_PATIENCE_SECS = 10.0
+"""A launcher that says nothing for so long has died."""
+_TAKEN_OVER_SECS = 10.0
+"""A launcher whose fork died before it started launches the run otherwise, and tags it, within this time."""
+
+
+class Served:
+    """What the warm process has loaded, and for whom."""
+
+    def __init__(self, home: Path, modules: Sequence[str]) -> None:
+        self.home = home
+        self.modules: tuple[str, ...] = tuple(modules)
+
+    def refusal(self, request: dict[str, Any]) -> str | None:
+        """Why that run cannot be started here; ``None`` when it can."""
+        if request.get("module") not in self.modules:
+            return f"its definitions ({request.get('module') or 'a file'}) are not among those loaded ({', '.join(self.modules)})"
+        if request.get("image"):
+            return "it asks for a container image"
+        if os.path.realpath(str(request.get("python"))) != os.path.realpath(sys.executable):
+            return f"its interpreter is {request.get('python')}"
+        folder = request.get("working_directory")
+        if folder and os.path.realpath(str(folder)) != os.path.realpath(os.getcwd()):
+            return f"its working directory is {folder}"
+        ours = os.environ.get("DAGSTER_HOME")
+        if not ours or os.path.realpath(str(request.get("dagster_home"))) != os.path.realpath(ours):
+            return f"its Dagster is that of {request.get('dagster_home')}"
+        arguments = request.get("arguments")
+        if not isinstance(arguments, list) or arguments[:2] != ["api", "execute_run"] or len(arguments) != 3:
+            return "it is no run"
+        return None
+
+
+def become_ordinary() -> None:
+    """A fork becomes a process like any other: a session of its own, and default signals."""
+    os.setsid()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Dagster makes of it (and of SIGTERM) the orderly end of a run.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What a run logs belongs into its own captured output, not into the forker's file.
+    logging.getLogger().handlers.clear()
+    logging.getLogger().setLevel(logging.WARNING)
+    logging.captureWarnings(False)
+
+
+def serve_one(peer: Peer, served: Served) -> int:
+    """Talk with the launcher, and run its run when it says so; the exit code of this process."""
+    become_ordinary()
+    record: RunFile | None = None
+    try:
+        request = peer.receive(_PATIENCE_SECS)
+        if request is None:
+            return 0
+        reason = served.refusal(request)
+        if reason is not None:
+            peer.send({"refused": reason})
+            return 0
+        record = RunFile.write(served.home, RUN_ROLE, str(request["run_id"]))
+        peer.send({"ready": os.getpid()})
+        if peer.receive(_PATIENCE_SECS) != GO:
+            record.remove(served.home)
+            return 0
+        peer.send({"started": os.getpid()})
+    except (OSError, ValueError, KeyError) as error:
+        log.info("a launcher was lost: %s", error or type(error).__name__)
+        if record is not None:
+            record.remove(served.home)
+        return 0
+    peer.close()
+    return _execute(request["arguments"], record, served.home)
+
+
+def _execute(arguments: list[str], record: RunFile, home: Path) -> int:
+    """Be ``dagster api execute_run``. The file of this process stays when that fails before it could say so."""
+    sys.argv = ["dagster", *arguments]
+    command = next(iter(importlib.metadata.entry_points(group="console_scripts", name="dagster"))).load()
+    code: int | str | None = 0
+    try:
+        command()
+    except SystemExit as end:
+        code = end.code
+    if code in (0, None):
+        record.remove(home)
+        return 0
+    return code if isinstance(code, int) else 1
+
+
+def report_death(record: RunFile, home: Path, how: str) -> int:
+    """Mark the run of a process that died as failed (canceled, when it was being canceled).
+
+    Nothing is done for a run that has ended, that is not known here, or that was launched the stock way after
+    its fork had died. The exit code of this process.
+    """
+    become_ordinary()
+    deadline = time.monotonic() + _TAKEN_OVER_SECS
+    with dg.DagsterInstance.get() as instance:
+        while True:
+            run = instance.get_run_by_id(record.id)
+            if run is None or run.is_finished or STOCK_TAG in run.tags:
+                break
+            if run.status != dg.DagsterRunStatus.STARTING or time.monotonic() >= deadline:
+                if run.status == dg.DagsterRunStatus.CANCELING:
+                    instance.report_run_canceled(run, f"The run's process (pid {record.pid}) {how}.")
+                else:
+                    instance.report_run_failed(run, f"The run's process (pid {record.pid}) {how}.")
+                break
+            time.sleep(0.1)
+    record.remove(home)
+    return 0

@@ -1,0 +1,162 @@
+"""What a run needs, loaded beforehand; and whether its files have changed since."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+__all__ = ["Fingerprint", "preload", "threads"]
+
+log: logging.Logger = logging.getLogger(__name__)
+
+# Libraries that start threads when they are loaded, unless told not to: a fork keeps no thread but its own.
+_QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
+# What the placement step of a submission loads.
+_PLACING = (
+    "pandas",
+    "pyarrow.compute",
+    "dagster_pyspark",
+    "pyspark.sql.connect.session",
+    "storm_dagster.spark.assignment.pipeline",
+    "storm_dagster.spark.planner",
+)
+_REHEARSAL_SECS = 120.0
+# A run of one asset, in memory, and a look into the real storage: what they loaded, every run loads.
+_REHEARSAL = """
+import importlib, json, sys
+import dagster as dg
+
+@dg.asset
+def rehearsal():
+    return dg.MaterializeResult(metadata={"n": 1})
+
+with dg.DagsterInstance.ephemeral() as memory:
+    dg.materialize([rehearsal], instance=memory)
+try:
+    with dg.DagsterInstance.get() as instance:
+        instance.get_runs(limit=1)
+except Exception:
+    pass
+print(json.dumps([name for name, module in sys.modules.items() if getattr(module, "__spec__", None)]))
+"""
+_WATCHED = (".py", ".yaml", ".yml", ".toml", ".json", ".sql")
+_MOST_FILES = 20_000
+
+
+def threads() -> int:
+    """How many threads this process has, those of libraries included."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.is_dir() else 2
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _QUIET}
+    os.environ.update(_QUIET)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            # Runs have the environment that this process was given.
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Load the code locations ``modules``, and what Dagster, its storage and the placement load in a run.
+
+    ``ImportError`` and whatever else a code location raises; the rest is loaded as far as it can be.
+    """
+    with _quiet():
+        for name in modules:
+            importlib.import_module(name)
+        before = threads()
+        for name in (*_rehearsed(), *(_PLACING if "storm_dagster.defs" in modules else ())):
+            try:
+                importlib.import_module(name)
+            except Exception as error:
+                log.debug("%s is not loaded beforehand: %s", name, error)
+            if threads() > before:
+                log.info("loading %s started a thread", name)
+                before = threads()
+    # Objects from before the fork stay shared with the runs.
+    gc.collect()
+    gc.freeze()
+
+
+def _rehearsed() -> list[str]:
+    """The modules that a run of one asset loads, found out in a process of its own."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _REHEARSAL],
+            capture_output=True,
+            text=True,
+            timeout=_REHEARSAL_SECS,
+            stdin=subprocess.DEVNULL,
+            check=True,
+        )
+        names = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        log.warning("what a run loads could not be found out (%s): runs load it themselves", error)
+        return []
+    return [name for name in names if name != "__main__" and not name.startswith("_distutils")]
+
+
+class Fingerprint:
+    """The files that this process has loaded, and those of its code locations that it may have read."""
+
+    def __init__(self, modules: Iterable[str]) -> None:
+        installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
+        self._roots: list[Path] = []
+        self._loaded = {file for module in list(sys.modules.values()) if (file := _file_of(module))}
+        for name in modules:
+            # Not from the loaded ones: it may be the one that failed to load.
+            spec = importlib.util.find_spec(name.partition(".")[0])
+            if spec is None or spec.origin is None:
+                continue
+            path = Path(spec.origin).resolve()
+            if path.name == "__init__.py" and not any(path.is_relative_to(place) for place in installed):
+                self._roots.append(path.parent)
+            self._loaded.add(str(path))
+        self._seen: dict[str, tuple[int, int]] = self._look()
+
+    def changed(self) -> str | None:
+        """A file that is not what it was when this was made, new or gone; ``None`` when there is none."""
+        now = self._look()
+        if now == self._seen:
+            return None
+        return next(path for path, _ in sorted(now.items() ^ self._seen.items()))
+
+    def _look(self) -> dict[str, tuple[int, int]]:
+        found: dict[str, tuple[int, int]] = {}
+        for path in self._loaded:
+            with contextlib.suppress(OSError):
+                status = os.stat(path)
+                found[path] = (status.st_mtime_ns, status.st_size)
+        for root in self._roots:
+            for folder, folders, files in os.walk(root):
+                folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+                for name in files:
+                    if name.endswith(_WATCHED) and len(found) < _MOST_FILES:
+                        path = os.path.join(folder, name)
+                        with contextlib.suppress(OSError):
+                            status = os.stat(path)
+                            found[path] = (status.st_mtime_ns, status.st_size)
+        return found
+
+
+def _file_of(module: object) -> str | None:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) else None

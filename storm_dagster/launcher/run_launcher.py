@@ -1,0 +1,211 @@
+"""The run launcher that ``dagster.yaml`` names; it lives in Dagster's webserver and daemon."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.launcher.compatibility import dagster_inside
+from storm_dagster.launcher.wire import ANSWER_SECS, GO, WARM_TAG, Peer, here, run_record
+from storm_dagster.model.run_file import RunFile, start_ticks
+
+__all__ = ["STOCK_TAG", "WarmRunLauncher", "signal_exactly"]
+
+log: logging.Logger = logging.getLogger(__name__)
+
+STOCK_TAG = ".dagster/grpc_info"
+"""Run tag by which the stock launcher finds the code server that runs the run."""
+GRACE_SECS = 20.0
+"""A run that is terminated may take so long to end by itself."""
+
+
+class WarmRunLauncher(dg.DefaultRunLauncher):
+    """Launches runs in forks of the warm process of ``home``; where that cannot be, as the stock launcher.
+
+    ``home`` is the state folder in which ``storm-dagster warm-runs`` listens (default:
+    ``STORM_DAGSTER_HOME``). A run is launched the stock way when nobody listens there or answers within a
+    second, when its definitions are not among those that the warm process has loaded, or when their files
+    have changed since. A run is never started twice and never lost: one whose process dies is marked failed,
+    with the reason, by the warm process, or by run monitoring when that is dead too.
+    """
+
+    def __init__(self, inst_data: Any = None, home: str | None = None) -> None:
+        super().__init__(inst_data=inst_data)
+        self._home = home
+
+    @classmethod
+    def config_type(cls) -> Any:
+        """``home``, which may be ``{env: NAME}``."""
+        return {"home": dg.Field(dg.StringSource, is_required=False)}
+
+    @classmethod
+    def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> WarmRunLauncher:
+        """Made by Dagster from ``dagster.yaml``."""
+        return cls(inst_data=inst_data, home=config_value.get("home"))
+
+    @property
+    def home(self) -> Path | None:
+        """Where the warm process listens; ``None`` when nothing says it."""
+        named = self._home or os.environ.get("STORM_DAGSTER_HOME")
+        return Path(named).expanduser().absolute() if named else None
+
+    # -- launching ----------------------------------------------------------------------------------------
+    def launch_run(self, context: Any) -> None:
+        """Launch the run, warm when possible."""
+        if not self._launch_warm(context):
+            super().launch_run(context)
+
+    def _launch_warm(self, context: Any) -> bool:
+        """Whether the run was given to a fork of the warm process."""
+        home, inside, run = self.home, dagster_inside(), context.dagster_run
+        origin = run.job_code_origin
+        if home is None or inside is None or origin is None:
+            return False
+        try:
+            peer = Peer.connect(home)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            log.info("run %s starts the stock way: no warm process (%s)", run.run_id, error)
+            return False
+        try:
+            repository = origin.repository_origin
+            pointer = repository.code_pointer
+            arguments = inside.ExecuteRunArgs(
+                job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
+            ).get_command_args()
+            peer.send(
+                {
+                    "run_id": run.run_id,
+                    "arguments": list(arguments[-3:]),
+                    "module": getattr(pointer, "module", None),
+                    "working_directory": getattr(pointer, "working_directory", None),
+                    "image": repository.container_image,
+                    "python": repository.executable_path or sys.executable,
+                    "dagster_home": self._instance.root_directory,
+                }
+            )
+            answer = peer.receive(ANSWER_SECS)
+            if answer is None or "ready" not in answer:
+                reason = (answer or {}).get("refused", "it closed the connection")
+                log.info("run %s starts the stock way: %s", run.run_id, reason)
+                return False
+            self._instance.add_run_tags(run.run_id, {WARM_TAG: here()})
+            peer.send(GO)
+            try:
+                # No answer: the fork has the word and will start, or its death is reported. The end of the
+                # connection: it died without having started.
+                return peer.receive(ANSWER_SECS) is not None
+            except TimeoutError:
+                return True
+        except (OSError, ValueError) as error:
+            log.info("run %s starts the stock way: %s", run.run_id, error or type(error).__name__)
+            return False
+        finally:
+            peer.close()
+
+    # -- ending -------------------------------------------------------------------------------------------
+    def terminate(self, run_id: str) -> bool:
+        """Interrupt the run's process; KILL it when it has not ended by itself after 20 seconds.
+
+        ``False`` when the run has ended already.
+        """
+        run = self._instance.get_run_by_id(run_id) if self.has_instance else None
+        if run is None or run.is_finished:
+            return False
+        if WARM_TAG not in run.tags or STOCK_TAG in run.tags:
+            return super().terminate(run_id)
+        self._instance.report_run_canceling(run)
+        record = run_record(self.home, run_id) if self.home is not None else None
+        if run.tags[WARM_TAG] != here() or self.home is None:
+            self._instance.report_engine_event(
+                "The run's process is on another machine, or in another container: terminate it from there.",
+                run,
+            )
+            return False
+        if record is None or not signal_exactly(record, signal.SIGINT):
+            self._end_canceled(run_id, "The run's process was gone already.")
+            return True
+        threading.Thread(
+            target=self._force, args=(self._instance, run_id, record), name="terminate-run", daemon=True
+        ).start()
+        return True
+
+    def _force(self, instance: dg.DagsterInstance, run_id: str, record: RunFile) -> None:
+        deadline = time.monotonic() + GRACE_SECS
+        while record.alive():
+            if time.monotonic() >= deadline:
+                if signal_exactly(record, signal.SIGKILL):
+                    _report_canceled(
+                        instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s."
+                    )
+                return
+            time.sleep(0.1)
+
+    def _end_canceled(self, run_id: str, why: str) -> None:
+        _report_canceled(self._instance, run_id, why)
+
+    # -- looking ------------------------------------------------------------------------------------------
+    @property
+    def supports_check_run_worker_health(self) -> bool:
+        """Dagster's run monitoring may ask whether a run's process lives."""
+        return dagster_inside() is not None
+
+    def check_run_worker_health(self, run: Any) -> Any:
+        """Whether the run's process lives.
+
+        Only a run that was started warm on this machine is judged; its code server watches a stock one.
+        """
+        inside = dagster_inside()
+        assert inside is not None
+        status = inside.WorkerStatus
+        home = self.home
+        if home is None or STOCK_TAG in run.tags or run.tags.get(WARM_TAG) != here():
+            return inside.CheckRunHealthResult(status.RUNNING, "not judged from here")
+        record = run_record(home, run.run_id)
+        if record is not None and record.alive():
+            return inside.CheckRunHealthResult(status.RUNNING, run_worker_id=str(record.pid))
+        named = f" (pid {record.pid})" if record is not None else ""
+        return inside.CheckRunHealthResult(status.FAILED, f"the run's process{named} is gone")
+
+
+def _report_canceled(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
+    run = instance.get_run_by_id(run_id)
+    if run is not None and not run.is_finished:
+        instance.report_run_canceled(run, why)
+
+
+def signal_exactly(record: RunFile, number: int) -> bool:
+    """Signal exactly that process; ``False`` when it is gone. A pid that somebody else has now is left alone."""
+    if not record.alive():
+        return False
+    try:
+        handle = os.pidfd_open(record.pid)
+    except ProcessLookupError:
+        return False
+    except (OSError, AttributeError):
+        # An old kernel: between look and signal lies an instant.
+        try:
+            os.kill(record.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+    try:
+        # The handle is held: the pid cannot change hands between the comparison and the signal.
+        if start_ticks(record.pid) != record.start_ticks:
+            return False
+        signal.pidfd_send_signal(handle, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(handle)
+    return True

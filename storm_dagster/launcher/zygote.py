@@ -1,0 +1,281 @@
+"""The warm process: it loads everything once, and forks one process for each run.
+
+It has one thread and opens no connection: a fork inherits neither threads nor usable connections. It reads no
+request itself, so that nobody can make it wait: each connection is given to a fork. It can be killed at any
+time: runs go on without it, its successor watches them, and meanwhile the launcher works the stock way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from storm_dagster.launcher.child import Served, report_death, serve_one
+from storm_dagster.launcher.compatibility import dagster_inside
+from storm_dagster.launcher.preload import Fingerprint, preload, threads
+from storm_dagster.launcher.wire import SOCKET, Peer, listen, run_record, run_records
+from storm_dagster.model.run_file import RunFile, run_dir
+
+__all__ = ["run"]
+
+log: logging.Logger = logging.getLogger(__name__)
+
+_LOOK_SECS = 2.0
+"""Between looks at the files that were loaded."""
+_STILL_SECS = 1.0
+_SETTLING_SECS = 30.0
+"""Files that change are waited for until they rest for the first time, at most for the second."""
+_WATCH_SECS = 0.5
+"""Between looks at the processes that a predecessor forked."""
+_AGAIN_SECS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+_MOST_REPORTS = 20
+
+
+@dataclass
+class _Death:
+    """A run's process that was killed, until that is reported."""
+
+    record: RunFile
+    how: str
+    tries: int = 0
+    due: float = 0.0
+
+
+class _Reload(Exception):
+    """What was loaded has changed."""
+
+
+class Zygote:
+    """One warm process; :meth:`serve` blocks."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+        self._home = served.home
+        self._stop = False
+        self._children: set[int] = set()
+        self._adopted: list[RunFile] = []
+        self._deaths: list[_Death] = []
+        self._reporting: dict[int, _Death] = {}
+        self._fingerprint = Fingerprint(served.modules)
+        self._listener: socket.socket | None = None
+        self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def serve(self) -> Callable[[], int] | None:
+        """Serve until SIGTERM, then ``None``. In a fork: what that fork is to do."""
+        signal.set_wakeup_fd(self._wake)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.signal(signal.SIGTERM, self._told)
+        signal.signal(signal.SIGINT, self._told)
+        self._take_over()
+        if threads() == 1:
+            self._listener = listen(self._home)
+            log.info("warm: runs of %s start here", ", ".join(self._served.modules))
+        else:
+            log.warning(
+                "loading %s started threads, which no fork survives: runs start the stock way",
+                ", ".join(self._served.modules),
+            )
+        looked = time.monotonic()
+        while not self._stop:
+            self._reap()
+            self._watch()
+            task = self._report()
+            if task is not None:
+                return task
+            now = time.monotonic()
+            if now - looked >= _LOOK_SECS:
+                looked = now
+                self._check_files()
+            ready, _, _ = select.select(
+                [self._woken, *([self._listener] if self._listener else [])], [], [], self._pause()
+            )
+            if self._woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._woken, 4096)
+            if self._listener in ready and not self._stop:
+                self._check_files()
+                task = self._accept()
+                if task is not None:
+                    return task
+        self._close()
+        return None
+
+    def _told(self, number: int, frame: object) -> None:
+        self._stop = True
+
+    def _pause(self) -> float:
+        return _WATCH_SECS if self._adopted or self._deaths else _LOOK_SECS
+
+    def _close(self) -> None:
+        if self._listener is not None:
+            # Gone before it is closed: who comes now does not wait for anybody.
+            (run_dir(self._home) / SOCKET).unlink(missing_ok=True)
+            self._listener.close()
+            self._listener = None
+
+    def _check_files(self) -> None:
+        """Start anew, as the same process, when what was loaded has changed: a run must have the code of now."""
+        changed = self._fingerprint.changed()
+        if changed is None:
+            return
+        log.info("%s has changed: everything is loaded anew", changed)
+        self._close()
+        # Somebody is writing: what is loaded should be what stays.
+        until = time.monotonic() + _SETTLING_SECS
+        while not self._stop and time.monotonic() < until:
+            before = Fingerprint(self._served.modules)
+            time.sleep(_STILL_SECS)
+            if before.changed() is None:
+                break
+        if not self._stop:
+            raise _Reload
+
+    # -- forking ------------------------------------------------------------------------------------------
+    def _fork(self) -> int:
+        """As ``os.fork``; the fork has nothing of what is this process's own."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            if self._listener is not None:
+                self._listener.close()
+            os.close(self._woken)
+            signal.set_wakeup_fd(-1)
+            os.close(self._wake)
+        else:
+            self._children.add(pid)
+        return pid
+
+    def _accept(self) -> Callable[[], int] | None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return None
+        peer = Peer(connection)
+        if peer.credentials()[1] == os.geteuid():
+            try:
+                if self._fork() == 0:
+                    return functools.partial(serve_one, peer, self._served)
+            except OSError as error:
+                # No memory, too many processes: the launcher hears at once that it is on its own.
+                log.warning("no process can be forked: %s", error)
+        peer.close()
+        return None
+
+    # -- the runs' processes ------------------------------------------------------------------------------
+    def _take_over(self) -> None:
+        """Watch what a predecessor forked, whether it was killed or has loaded anew."""
+        for record in run_records(self._home):
+            if record.alive():
+                self._adopted.append(record)
+            else:
+                self._deaths.append(_Death(record, "was killed while nobody watched it"))
+
+    def _reap(self) -> None:
+        """Look at the forks that have ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            code = os.waitstatus_to_exitcode(status)
+            self._children.discard(pid)
+            reported = self._reporting.pop(pid, None)
+            if reported is not None:
+                if code != 0:
+                    self._postpone(reported)
+                continue
+            self._adopted = [record for record in self._adopted if record.pid != pid]
+            for record in run_records(self._home):
+                # By its file: who ends in order removes it.
+                if record.pid == pid and not record.alive():
+                    self._deaths.append(_Death(record, _ended(code)))
+
+    def _watch(self) -> None:
+        for record in [record for record in self._adopted if not record.alive()]:
+            self._adopted.remove(record)
+            if run_record(self._home, record.id) == record:
+                self._deaths.append(_Death(record, "was killed"))
+
+    def _postpone(self, death: _Death) -> None:
+        death.tries += 1
+        if death.tries >= _MOST_REPORTS:
+            log.error("the end of run %s could not be reported: run monitoring will find it", death.record.id)
+            return
+        death.due = time.monotonic() + _AGAIN_SECS[min(death.tries, len(_AGAIN_SECS)) - 1]
+        self._deaths.append(death)
+
+    def _report(self) -> Callable[[], int] | None:
+        now = time.monotonic()
+        for death in [death for death in self._deaths if death.due <= now]:
+            self._deaths.remove(death)
+            log.warning("the process of run %s (pid %d) %s", death.record.id, death.record.pid, death.how)
+            try:
+                pid = self._fork()
+            except OSError:
+                self._postpone(death)
+                continue
+            if pid == 0:
+                return functools.partial(report_death, death.record, self._home, death.how)
+            self._reporting[pid] = death
+        return None
+
+
+def _ended(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit status {code} before the run was over"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
+
+
+def run(home: Path, modules: Sequence[str]) -> int:
+    """Be the warm process of ``home`` for these code locations until SIGTERM; the exit code.
+
+    Loads them first, and raises what that raises. ``DAGSTER_HOME`` names the Dagster whose runs these are.
+    """
+    if dagster_inside() is None:
+        return 2
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        preload(modules)
+    except Exception as error:
+        log.error(
+            "%s cannot be loaded (%s: %s): runs start the stock way until its files change",
+            ", ".join(modules),
+            type(error).__name__,
+            error,
+        )
+        # Not by ending: who starts this process again waits longer each time.
+        seen = Fingerprint(modules)
+        while seen.changed() is None:
+            time.sleep(_LOOK_SECS)
+        _start_anew()
+    try:
+        task = Zygote(Served(home, modules)).serve()
+    except _Reload:
+        _start_anew()
+    return task() if task is not None else 0
+
+
+def _start_anew() -> NoReturn:
+    """As the same process: whoever watches it sees nothing, and its forks stay its children."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, sys.orig_argv)

@@ -1,0 +1,232 @@
+"""A real Dagster with its code server, a code location in a folder, and the warm process as ``warm-runs`` starts it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.test_utils import create_run_for_test
+from dagster._core.workspace.context import WorkspaceProcessContext
+from dagster._core.workspace.load_target import ModuleTarget
+
+from storm_dagster.launcher.compatibility import dagster_inside
+from storm_dagster.launcher.run_launcher import STOCK_TAG, WarmRunLauncher
+from storm_dagster.launcher.wire import RUN_ROLE, WARM_TAG, Peer
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.testing.waiting import eventually
+
+MODULE = "warm_location"
+DEFINITIONS = """
+import os, signal, time
+import dagster as dg
+
+class How(dg.Config):
+    how: str = "well"
+
+@dg.op
+def work(context, config: How):
+    print("work says", "HELLO", flush=True)
+    if config.how == "badly":
+        raise ValueError("wrong")
+    if config.how == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if config.how == "gone":
+        os._exit(0)
+    while config.how in ("long", "deaf"):
+        if os.path.exists(os.path.join(os.environ["STORM_DAGSTER_HOME"], "finish")):
+            break
+        try:
+            time.sleep(0.05)
+        except BaseException:
+            if config.how == "long":
+                raise
+
+@dg.job(executor_def=dg.in_process_executor)
+def job():
+    work()
+
+defs = dg.Definitions(jobs=[job])
+"""
+SETTINGS = """
+run_launcher:
+  module: storm_dagster.launcher
+  class: WarmRunLauncher
+run_coordinator:
+  module: dagster._core.run_coordinator
+  class: DefaultRunCoordinator
+telemetry: {enabled: false}
+"""
+
+
+class Place:
+    """A Dagster whose runs can start warm, and what a test does to it."""
+
+    module: str = MODULE
+
+    def __init__(self, folder: Path, instance: dg.DagsterInstance, workspace: Any) -> None:
+        self.home: Path = folder / "home"
+        self.code: Path = folder / "code"
+        self.dagster_home: Path = folder / "dagster"
+        self.instance: dg.DagsterInstance = instance
+        self._workspace = workspace
+        self._warm: subprocess.Popen[bytes] | None = None
+
+    # -- the warm process ---------------------------------------------------------------------------------
+    def start(self) -> subprocess.Popen[bytes]:
+        """The warm process, started when it does not run; it may not listen yet."""
+        if self._warm is None or self._warm.poll() is not None:
+            env = {
+                **os.environ,
+                "DAGSTER_HOME": str(self.dagster_home),
+                "STORM_DAGSTER_HOME": str(self.home),
+                "STORM_DAGSTER_LOG_FILES_ONLY": "1",
+            }
+            self._warm = subprocess.Popen(
+                [sys.executable, "-m", "storm_dagster", "warm-runs", "--home", str(self.home), "--module", MODULE],
+                cwd=self.code,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        return self._warm
+
+    @property
+    def warm(self) -> subprocess.Popen[bytes]:
+        """The warm process, listening."""
+        process = self.start()
+
+        def ready() -> bool:
+            assert process.poll() is None, self.log()
+            Peer.connect(self.home).close()
+            return True
+
+        eventually(ready, 120, "the warm process", ignore=(OSError,))
+        return process
+
+    def kill_warm(self, number: int = signal.SIGKILL) -> None:
+        """End it, and nothing else."""
+        if self._warm is not None:
+            self._warm.send_signal(number)
+            self._warm.wait(60)
+
+    def log(self) -> str:
+        """What it logged."""
+        path = self.home / "logs" / "warm-runs-0.log"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    # -- runs ---------------------------------------------------------------------------------------------
+    @property
+    def launcher(self) -> WarmRunLauncher:
+        """As Dagster's webserver has it."""
+        found = self.instance.run_launcher
+        assert isinstance(found, WarmRunLauncher)
+        return found
+
+    def create(self, how: str = "well") -> str:
+        """A run that nobody has launched yet."""
+        context = self._workspace.create_request_context()
+        repository = next(iter(context.code_locations[0].get_repositories().values()))
+        job = repository.get_full_job("job")
+        return create_run_for_test(
+            self.instance,
+            job_name="job",
+            run_config={"ops": {"work": {"config": {"how": how}}}},
+            remote_job_origin=job.get_remote_origin(),
+            job_code_origin=job.get_python_origin(),
+        ).run_id
+
+    def launch(self, how: str = "well", run_id: str | None = None) -> str:
+        """As the webserver launches a run."""
+        run_id = run_id or self.create(how)
+        self.instance.launch_run(run_id, self._workspace.create_request_context())
+        return run_id
+
+    def request(self, run_id: str) -> dict[str, Any]:
+        """What a launcher asks the warm process for."""
+        inside, origin = dagster_inside(), self.run(run_id).job_code_origin
+        assert inside is not None and origin is not None
+        pointer: Any = origin.repository_origin.code_pointer
+        arguments = inside.ExecuteRunArgs(
+            job_origin=origin, run_id=run_id, instance_ref=self.instance.get_ref()
+        ).get_command_args()
+        return {
+            "run_id": run_id,
+            "arguments": list(arguments[-3:]),
+            "module": pointer.module,
+            "working_directory": pointer.working_directory,
+            "image": None,
+            "python": origin.repository_origin.executable_path,
+            "dagster_home": self.instance.root_directory,
+        }
+
+    def run(self, run_id: str) -> dg.DagsterRun:
+        found = self.instance.get_run_by_id(run_id)
+        assert found is not None
+        return found
+
+    def ended(self, run_id: str) -> str:
+        """The run's final status."""
+        eventually(lambda: self.run(run_id).is_finished, 90, f"the end of run {run_id}")
+        return self.run(run_id).status.value
+
+    def works(self, run_id: str) -> RunFile:
+        """The process of a run that is in the middle of its step."""
+        eventually(lambda: self._stepping(run_id), 60, "the run's step")
+        found = RunFile.read(RunFile.path_of(self.home, RUN_ROLE, run_id))
+        assert found is not None
+        return found
+
+    def _stepping(self, run_id: str) -> bool:
+        return bool(self.instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_START))
+
+    def started_warm(self, run_id: str) -> bool:
+        tags = self.run(run_id).tags
+        return WARM_TAG in tags and STOCK_TAG not in tags
+
+    def said(self, run_id: str) -> str:
+        """Every message of the run."""
+        entries = self.instance.all_logs(run_id)
+        return "\n".join(
+            str(entry.dagster_event.message if entry.dagster_event else entry.message) for entry in entries
+        )
+
+
+@pytest.fixture(scope="module")
+def made_place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("warm")
+    for name in ("home", "code", "dagster"):
+        (folder / name).mkdir()
+    (folder / "code" / f"{MODULE}.py").write_text(DEFINITIONS, encoding="utf-8")
+    (folder / "dagster" / "dagster.yaml").write_text(SETTINGS, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STORM_DAGSTER_HOME", str(folder / "home"))
+        patch.setenv("DAGSTER_DISABLE_TELEMETRY", "yes")
+        target = ModuleTarget(MODULE, None, str(folder / "code"), None)
+        with (
+            dg.DagsterInstance.from_config(str(folder / "dagster")) as instance,
+            WorkspaceProcessContext(instance, target) as workspace,
+        ):
+            place = Place(folder, instance, workspace)
+            try:
+                yield place
+            finally:
+                place.kill_warm(signal.SIGTERM)
+
+
+@pytest.fixture
+def place(made_place: Place) -> Iterator[Place]:
+    """With the location's code as it was written first; no run of one test outlives it."""
+    yield made_place
+    (made_place.home / "finish").touch()
+    for path in (made_place.home / "run").glob(f"{RUN_ROLE}-*.json"):
+        record = RunFile.read(path)
+        if record is not None and record.alive():
+            os.kill(record.pid, signal.SIGKILL)
+    (made_place.home / "finish").unlink()
