@@ -64,6 +64,7 @@ class SparkBolt(Bolt):
         self.batch_secs = batch_secs
         self.batch_bytes = batch_bytes
         self._columns = columns_of(schema) if schema else None
+        self._struct: Any = None
         self._waiting: list[Tuple] = []
         self._bytes = 0
         self._since = 0.0
@@ -113,10 +114,7 @@ class SparkBolt(Bolt):
         began = time.monotonic()
         try:
             session = self._session = worker_session(self._conf, self._archive)
-            table = self._table(batch)
-            frame = (
-                session.createDataFrame(table, self.schema) if self.schema else session.createDataFrame(table)
-            )
+            frame = session.createDataFrame(self._table(batch), self._types(session))
             rows = self._rows(self._function(frame, **self.function_args))
             # One joint anchor: each row belongs to all tuples of the batch.
             anchors = [self._bound().joint(batch)] if rows else []
@@ -133,8 +131,7 @@ class SparkBolt(Bolt):
             time.sleep(self._pause)
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
             return
-        for tup in batch:
-            self.ack(tup)
+        self._bound().ack_all(batch)
         self._errors.over()
         self._pause = 0.1
         self._done += 1
@@ -161,7 +158,16 @@ class SparkBolt(Bolt):
                 f"{self._where}: {self.function} returns columns {list(result.columns)}, the bolt declares "
                 f"{self._fields}: add {missing} to the DataFrame, or change outputs"
             )
-        return rows_of(result.select(*self._fields).toArrow())
+        if result.columns != self._fields:
+            result = result.select(*self._fields)
+        # Over Connect each frame asks the server for its columns once, sending the batch along.
+        return rows_of(result.toArrow())
+
+    def _types(self, session: Any) -> Any:
+        # The server parses the schema: once, not with each batch.
+        if self.schema and self._struct is None:
+            self._struct = session.createDataFrame([], self.schema).schema
+        return self._struct
 
     def _table(self, batch: list[Tuple]) -> pa.Table:
         import pyarrow

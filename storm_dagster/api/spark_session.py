@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 _log = logging.getLogger(__name__)
+_RELEASE_SECS = 1.0
+"""How long a process that ends waits for the server to forget its session."""
 _lock = threading.RLock()
 _sessions: dict[tuple[str, str], Any] = {}
 
@@ -180,9 +182,9 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
             session = builder.create()
             # Otherwise a call to a server that went away is tried again for ten minutes.
             session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
-            # pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone; it
-            # leaves closed clients alone, and hooks run in reverse order of registration.
-            atexit.register(session.client.close)
+            # pyspark's own exit hook tries for ten minutes when the server is gone; it leaves closed clients
+            # alone, and hooks run in reverse order of registration.
+            atexit.register(_release, session, url)
             session.range(1).count()
             return session
         # Left there by a parent as well: it would make pyspark look for a Connect server.
@@ -197,6 +199,22 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
             f"Spark at {url} does not answer ({str(error).splitlines()[0] if str(error) else type(error).__name__}): "
             "start it, or set topology.spark.remote / spark.master to one that runs"
         ) from error
+
+
+def _release(session: Any, url: str) -> None:
+    """The process ends: the server forgets the session now, with the plans and artifacts that it keeps for it."""
+
+    def ask() -> None:
+        try:
+            _check_listening(url)
+            session.client.release_session()
+        except Exception as error:
+            _log.debug("the Spark session was not released, the server forgets it later: %s", error)
+
+    asking = threading.Thread(target=ask, name="spark-release", daemon=True)
+    asking.start()
+    asking.join(_RELEASE_SECS)
+    session.client.close()
 
 
 def _check_listening(url: str) -> None:

@@ -76,6 +76,9 @@ def spark_connect_command(
         "spark.sql.shuffle.partitions": str(max(2, 2 * cores)),
         # A pinned session that idles over night is still there in the morning.
         "spark.connect.session.manager.defaultSessionTimeout": "24h",
+        # Each session keeps its last plans, with the rows of local tables in them: sixteen micro-batches of 20,000
+        # tuples are 40 MB, and what a killed worker's session keeps stays for those 24 hours.
+        "spark.connect.session.planCache.maxSize": "3",
         "spark.sql.catalogImplementation": "in-memory",
     }
     if local_dir is not None:

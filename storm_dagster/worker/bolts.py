@@ -231,13 +231,18 @@ class BoltRunner(Runner):
 class BoltCollector:
     """What the methods of a bolt talk to."""
 
-    __slots__ = ("_emit", "_runner", "ack", "fail")
+    __slots__ = ("_emit", "_runner", "ack", "ack_all", "fail")
 
     def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any) -> None:
         self._runner = runner
         self._emit = emit
         self.ack: Any = ack
         self.fail: Any = fail
+        self.ack_all: Any = self._ack_each
+
+    def _ack_each(self, tups: Any) -> None:
+        for tup in tups:
+            self.ack(tup)
 
     def emit(
         self, tup: Any, stream: Any, anchors: Any, direct_task: Any, need_task_ids: bool, tup_id: Any

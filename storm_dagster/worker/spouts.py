@@ -262,4 +262,5 @@ class _SpoutCollector:
     def __init__(self, base: BoltCollector, emit: Any) -> None:
         self.emit = emit
         self.ack, self.fail, self.error, self.metric = base.ack, base.fail, base.error, base.metric
+        self.ack_all = base.ack_all
         self.joint, self.tell = base.joint, base.tell

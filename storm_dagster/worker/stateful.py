@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -134,6 +134,7 @@ class StateDriver:
         self._settle: Callable[[Tuple], None] = collector.ack
         # From here on the bolt's own calls come through here.
         collector.ack = self.hold  # type: ignore[method-assign]
+        collector.ack_all = self._hold_all  # type: ignore[method-assign]
         bolt.process = self.apply  # type: ignore[method-assign]
         self._ids: list[tuple[int, Any]] = []
         self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
@@ -216,6 +217,10 @@ class StateDriver:
             number = stable_hash(key[0] if len(key) == 1 else key)
             self.log.contents.ids[name] = number
             self._ids.append((number, name))
+
+    def _hold_all(self, tups: Sequence[Tuple]) -> None:
+        for tup in tups:
+            self.hold(tup)
 
     def owes(self) -> bool:
         """Whether acks wait."""

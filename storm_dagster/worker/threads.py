@@ -258,6 +258,18 @@ class _ThreadCollector:
         runner = self._runner
         runner.order(lambda: settle_in_loop(runner, tup))
 
+    def ack_all(self, tups: Any) -> None:
+        """All of them in one order: a micro-batch has thousands."""
+        runner, batch = self._runner, tuple(tups)
+
+        def carry_out() -> None:
+            settle = runner.shared.ledger.settle
+            for tup in batch:
+                settle(tup)
+            runner.stats.acked += len(batch)
+
+        runner.order(carry_out)
+
     def fail(self, tup: Tuple) -> None:
         """See ``Bolt.fail``."""
         runner = self._runner

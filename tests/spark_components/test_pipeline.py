@@ -49,6 +49,9 @@ class Recorder:
     def ack(self, tup: Tuple) -> None:
         self.acked.append(tup)
 
+    def ack_all(self, tups: Any) -> None:
+        self.acked += tups
+
     def fail(self, tup: Tuple) -> None:
         self.failed.append(tup)
 
