@@ -51,6 +51,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "nimbus": ("daemon_verbs", "Daemon: nimbus"),
     "supervisor": ("daemon_verbs", "Daemon: the supervisor of this host"),
     "worker": ("daemon_verbs", "Daemon: one worker (started by its supervisor)"),
+    "warm-runs": ("daemon_verbs", "Daemon: starts Dagster's runs in forks of itself"),
 }
 
 

@@ -67,6 +67,11 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
     show_default=True,
     help="'auto': any free ports, so that several clusters can run side by side.",
 )
+@click.option(
+    "--warm-runs/--no-warm-runs",
+    default=True,
+    help="Start Dagster's runs in forks of a loaded process. [default: warm-runs]",
+)
 @click.option("--detach", is_flag=True, help="Return when ready; `stop` ends it.")
 @click.option("--timeout", type=float, default=240.0, show_default=True, help="Longest wait, seconds.")
 def dev(
@@ -76,6 +81,7 @@ def dev(
     nimbuses: int,
     zookeepers: str,
     ports: Literal["auto", "default"],
+    warm_runs: bool,
     detach: bool,
     timeout: float,
 ) -> None:
@@ -96,7 +102,7 @@ def dev(
         )
     is_child = REPORT_FD in os.environ
     refuse_live_home(home)
-    options = DevOptions(supervisors, slots, nimbuses, ports, timeout, int(zookeepers))
+    options = DevOptions(supervisors, slots, nimbuses, ports, timeout, int(zookeepers), warm_runs)
     if invocation.dry_run:
         document = {
             "dry_run": True,
@@ -120,6 +126,7 @@ def dev(
         argv = [sys.executable, "-m", "storm_dagster", "dev", "--home", str(home), "--detach"]
         argv += ["--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)]
         argv += ["--zookeepers", zookeepers, "--ports", ports, "--timeout", str(timeout)]
+        argv += ["--warm-runs" if warm_runs else "--no-warm-runs"]
         if invocation.conf_dir is not None:
             argv += ["--conf-dir", str(invocation.conf_dir)]
         for key, value in invocation.overrides.items():

@@ -1,4 +1,4 @@
-"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``."""
+"""The daemons, one process each: ``zookeeper``, ``spark``, ``nimbus``, ``supervisor``, ``worker``, ``warm-runs``."""
 
 from __future__ import annotations
 
@@ -183,10 +183,47 @@ def worker(invocation: Invocation, spec: str) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", spec])
 
 
+@verb("warm-runs")
+@click.option(
+    "--module",
+    "modules",
+    metavar="MODULE",
+    multiple=True,
+    default=("storm_dagster.defs",),
+    show_default=True,
+    help="Code location whose runs start warm, as its workspace names it; may be repeated.",
+)
+def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
+    """Start Dagster's runs in forks of this process, which has loaded everything.
+
+    For a dagster.yaml whose run_launcher is storm_dagster.launcher.WarmRunLauncher. DAGSTER_HOME names that
+    Dagster; webserver and daemon run on this machine, with the same --home as STORM_DAGSTER_HOME.
+    """
+    home = invocation.home
+    if not os.environ.get("DAGSTER_HOME"):
+        raise InvalidRequest(
+            "DAGSTER_HOME is not set: name the folder of the dagster.yaml whose runs start here"
+        )
+    os.umask(0o077)
+    make_private(home)
+    os.environ["STORM_DAGSTER_HOME"] = str(home)
+    configure_daemon_logging(home, "warm-runs", "0", invocation.conf["storm.log.level"])
+    record = RunFile.write(home, "warm-runs", "0")
+    from storm_dagster.launcher.zygote import run
+
+    try:
+        return run(home, modules)
+    finally:
+        # Its forks leave by this way, too.
+        if record.pid == os.getpid():
+            record.remove(home)
+
+
 COMMANDS: dict[str, click.Command] = {
     "zookeeper": zookeeper,
     "spark": spark,
     "nimbus": nimbus,
     "supervisor": supervisor,
     "worker": worker,
+    "warm-runs": warm_runs,
 }

@@ -258,7 +258,12 @@ class DevCluster:
             return False
 
         self._wait(loaded, "dagster", [code, *others], lambda: seen[0] if seen else "")
+        warm = [self._launch(plan.warm_runs_daemon())] if plan.options.warm_runs else []
         readiness.warm_up_dagster(plan.web_url)
+        # One that does not come up takes nothing away but speed.
+        self._wait(
+            lambda: not warm or readiness.warm_runs_listen(self._home) or warm[0].deaths, "warm runs", []
+        )
         self._reporter.done("dagster")
 
     # -- daemons ------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ class DevOptions:
     """Longest wait for readiness, seconds."""
     zookeepers: int = 1
     """Servers of the ZooKeeper ensemble."""
+    warm_runs: bool = True
+    """Whether Dagster's runs start in forks of a process that has loaded everything."""
 
 
 def daemon_environment(home: Path, mark: str) -> dict[str, str]:
@@ -220,6 +222,14 @@ class ClusterPlan:
             "--use-python-environment-entry-point", "--lazy-load-user-code",
         )  # fmt: skip
         return DaemonSpec("dagster-code", "0", argv, {"grpc": self.ports.code})
+
+    def warm_runs_daemon(self) -> DaemonSpec:
+        """Starts Dagster's runs; without it they start the stock way."""
+        argv = (
+            sys.executable, "-m", "storm_dagster", "warm-runs",
+            "--home", str(self.home), "--module", "storm_dagster.defs",
+        )  # fmt: skip
+        return DaemonSpec("warm-runs", "0", argv)
 
     def webserver_daemon(self, workspace: Path) -> DaemonSpec:
         """Dagster's UI and GraphQL."""

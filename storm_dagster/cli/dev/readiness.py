@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ __all__ = [
     "listens",
     "prepare_root",
     "registered",
+    "warm_runs_listen",
     "warm_up_dagster",
 ]
 
@@ -114,6 +116,17 @@ def warm_up_dagster(web_url: str) -> None:
         httpx.post(f"{web_url}/graphql", json={"query": _WARM_UP}, timeout=60.0, trust_env=False)
     except httpx.HTTPError:
         pass
+
+
+def warm_runs_listen(home: Path) -> bool:
+    """Whether runs of Dagster can start warm."""
+    from storm_dagster.launcher.wire import Peer
+
+    try:
+        Peer.connect(home).close()
+    except OSError:
+        return False
+    return True
 
 
 def prepare_root(conf: dict[str, Any], known: str | None, fresh_id: str) -> str:
