@@ -15,6 +15,10 @@ Progress = Callable[[str, str], None]
 """Hears (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
 
 
+_TASKS_PAUSE_SECS = 0.25
+"""Workers come up within a second or two: looking seldom would be most of the wait."""
+
+
 def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
     error = document.get("error")
     if isinstance(error, dict) and error.get("type"):
@@ -58,7 +62,7 @@ def wait_for_tasks(
     nimbus: NimbusClient, name: str, *, deadline: float, progress: Progress | None = None
 ) -> dict[str, Any]:
     """The topology's document once every one of its tasks runs; :class:`Unavailable` at the deadline."""
-    pause = 0.1
+    pause = 0.05
     told = ""
     while True:
         document = nimbus.get(f"/v1/topologies/{name}")
@@ -85,7 +89,7 @@ def wait_for_tasks(
                 f"see `storm-dagster show {name}` and `storm-dagster logs {name}`"
             )
         time.sleep(pause)
-        pause = min(pause * 1.2, 0.5)
+        pause = min(pause * 1.2, _TASKS_PAUSE_SECS)
 
 
 def wait_for_status(

@@ -16,6 +16,7 @@ from storm_dagster.operations.worker_curve import secure_client
 __all__ = ["ask_topology_master", "ask_worker"]
 
 Question = Literal["stats", "stacks", "ping", "log_levels"]
+_STARTING_SECS = 0.2
 
 
 def ask_worker(
@@ -74,8 +75,10 @@ def ask_topology_master(
             node = view.live_workers.get(worker.slot)
             if node is None:
                 return None
+            # One that is just starting has little to tell: nobody waits long for it.
+            patience = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
             try:
-                return ask_worker(worker.host, worker.port, node.token, "stats", timeout, link_key)
+                return ask_worker(worker.host, worker.port, node.token, "stats", patience, link_key)
             except Unavailable:
                 return None
     return None
