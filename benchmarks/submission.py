@@ -118,7 +118,7 @@ class Measured:
             "run's process: until it speaks": at("Started process for run") - at("RUN_STARTING"),
             "run's process: until the first step": first - at("Started process for run"),
             **{f"step {name}": steps[name]["endTime"] - steps[name]["startTime"] for name in STEPS},
-            "published at": steps["published_assignment"]["endTime"],
+            "published at": at("published "),
         }
 
     def click(self, job: str) -> tuple[float, float]:
