@@ -15,7 +15,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.launcher.compatibility import dagster_inside
-from storm_dagster.launcher.wire import ANSWER_SECS, GO, WARM_TAG, Peer, here, run_record
+from storm_dagster.launcher.wire import ANSWER_SECS, GO, WARM_TAG, Peer, here, run_record, same_place
 from storm_dagster.model.run_file import RunFile, start_ticks
 
 __all__ = ["STOCK_TAG", "WarmRunLauncher", "signal_exactly"]
@@ -125,8 +125,9 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         if WARM_TAG not in run.tags or STOCK_TAG in run.tags:
             return super().terminate(run_id)
         self._instance.report_run_canceling(run)
-        record = run_record(self.home, run_id) if self.home is not None else None
-        if run.tags[WARM_TAG] != here() or self.home is None:
+        place = same_place(run.tags[WARM_TAG])
+        record = run_record(self.home, run_id) if self.home is not None and place == "here" else None
+        if place == "elsewhere" or self.home is None:
             self._instance.report_engine_event(
                 "The run's process is on another machine, or in another container: terminate it from there.",
                 run,
@@ -168,8 +169,10 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         inside = dagster_inside()
         assert inside is not None
         status = inside.WorkerStatus
-        home = self.home
-        if home is None or STOCK_TAG in run.tags or run.tags.get(WARM_TAG) != here():
+        home, place = self.home, same_place(run.tags.get(WARM_TAG, ""))
+        if place == "before" and STOCK_TAG not in run.tags:
+            return inside.CheckRunHealthResult(status.FAILED, "the machine was started anew since")
+        if home is None or STOCK_TAG in run.tags or place == "elsewhere":
             return inside.CheckRunHealthResult(status.RUNNING, "not judged from here")
         record = run_record(home, run.run_id)
         if record is not None and record.alive():

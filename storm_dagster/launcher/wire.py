@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from storm_dagster.model.run_file import RunFile, boot_id, run_dir
 
@@ -32,6 +32,7 @@ __all__ = [
     "listen",
     "run_record",
     "run_records",
+    "same_place",
 ]
 
 RUN_ROLE = "dagster-run"
@@ -47,12 +48,24 @@ _MAX_LINE = 1 << 20
 
 
 def here() -> str:
-    """This machine's boot and pid namespace: where a pid of one process means the same to another."""
+    """This machine, its boot and its pid namespace: where a pid of one process means the same to another."""
+    try:
+        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        machine = "-"
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
         namespace = "-"
-    return f"{boot_id()} {namespace}"
+    return f"{socket.gethostname()} {machine or '-'} {boot_id()} {namespace}"
+
+
+def same_place(there: str) -> Literal["here", "elsewhere", "before"]:
+    """Whether a run's :data:`WARM_TAG` means this place; ``before``: this machine, before it was started anew."""
+    ours, theirs = here().split(), there.split()
+    if ours == theirs:
+        return "here"
+    return "before" if ours[:2] == theirs[:2] and ours[2:3] != theirs[2:3] else "elsewhere"
 
 
 def run_record(home: Path, run_id: str) -> RunFile | None:

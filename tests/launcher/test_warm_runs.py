@@ -12,7 +12,7 @@ import pytest
 
 from storm_dagster.launcher import run_launcher
 from storm_dagster.launcher.compatibility import dagster_inside
-from storm_dagster.launcher.wire import SOCKET, Peer, listen, run_records
+from storm_dagster.launcher.wire import SOCKET, WARM_TAG, Peer, here, listen, run_records
 from storm_dagster.model.run_file import run_dir
 from storm_dagster.testing.waiting import eventually
 
@@ -70,6 +70,20 @@ def test_a_run_that_does_not_heed_its_termination_is_killed(
     assert place.launcher.terminate(run_id)
     assert place.ended(run_id) == "CANCELED"
     eventually(lambda: not record.alive(), 20, "the end of its process")
+
+
+def test_only_what_can_be_known_of_a_runs_process_is_judged(place: Any) -> None:
+    def health(tag: str | None) -> str:
+        tags = {} if tag is None else {WARM_TAG: tag}
+        return place.launcher.check_run_worker_health(dg.DagsterRun("job", tags=tags)).status.value
+
+    machine, boot, namespace = here().rsplit(" ", 2)
+    # No process of that run is here, which means something only where it was started.
+    assert health(here()) == "FAILED"
+    assert health(f"{machine} another-boot {namespace}") == "FAILED"
+    assert health(f"{machine} {boot} another-container") == "RUNNING"
+    assert health(f"another-machine - {boot} {namespace}") == "RUNNING"
+    assert health(None) == "RUNNING"
 
 
 def test_a_launcher_that_gives_up_leaves_a_run_that_was_not_started(place: Any) -> None:
