@@ -19,6 +19,7 @@ from storm_dagster.api.spark_session import (
     archive_of,
     drop_worker_session,
     is_session_loss,
+    missing_connector,
     resolve_function,
     worker_session,
 )
@@ -191,8 +192,16 @@ class SparkSpout(Spout):
         assert endpoint is not None
         endpoint.batches_done = 0
         session = self._session = worker_session(self._conf, self._archive)
-        frame = self._function(session, **self.source_args)
-        if not getattr(frame, "isStreaming", False):
+        try:
+            frame = self._function(session, **self.source_args)
+            # Over Connect Spark looks at the source only when it is asked something.
+            streaming = getattr(frame, "isStreaming", False)
+        except Exception as error:
+            missing = missing_connector(error, session.version)
+            if missing is None:
+                raise
+            raise InvalidTopology(f"{self._where}: {self.source}: {missing}") from error
+        if not streaming:
             raise InvalidTopology(
                 f"{self._where}: {self.source} must return a streaming DataFrame (spark.readStream...), got {frame!r:.80}"
             )

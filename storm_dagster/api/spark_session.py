@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -31,6 +32,7 @@ __all__ = [
     "archive_of",
     "drop_worker_session",
     "is_session_loss",
+    "missing_connector",
     "resolve_function",
     "spark_target",
     "worker_session",
@@ -142,6 +144,24 @@ def is_session_loss(error: BaseException) -> bool:
     """Whether the error says that the session or its server is gone, so that a new session is needed."""
     text = f"{type(error).__name__}: {error}"
     return any(mark in text for mark in _SESSION_LOSS)
+
+
+def missing_connector(error: BaseException, version: str) -> str | None:
+    """When Spark says that it lacks a data source: its name, and how to give it to Spark; else ``None``."""
+    found = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
+    if found is None:
+        return None
+    name = found[1]
+    package = (
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
+        if name == "kafka"
+        else "GROUP:ARTIFACT:VERSION"
+    )
+    return (
+        f"Spark has no data source {name!r}: add its connector where Spark starts, spark.jars.packages: {package} "
+        "(in storm.yaml for the embedded server, in topology.spark.conf with spark.master, spark-submit --packages for a "
+        "server of your own), or register a Python data source in the source function"
+    )
 
 
 def resolve_function(reference: str) -> Any:

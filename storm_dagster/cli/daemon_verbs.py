@@ -110,7 +110,7 @@ def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_d
 @click.option("--warm-up", metavar="REMOTE", help="Run the first jobs on the server at REMOTE, and return.")
 def spark(invocation: Invocation, warm_up: str | None) -> None:
     """Run the embedded Spark Connect server (from pyspark's jars)."""
-    from storm_dagster.spark.server import spark_connect_command, spark_environment
+    from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment
 
     conf = _daemon_conf(invocation)
     home = _home(invocation, conf)
@@ -123,6 +123,7 @@ def spark(invocation: Invocation, warm_up: str | None) -> None:
         memory=conf["spark.driver.memory"],
         host=check_exposure(conf, "the embedded Spark server", "secret"),
         local_dir=home / "spark",
+        conf=settings_of(conf.values),
     )
     environment = {**spark_environment(), SPARK_TOKEN: spark_token(conf, home)}
     _become(command, home, "spark", {"connect": port}, environment)

@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Unavailable
@@ -24,6 +25,7 @@ from storm_dagster.model.errors import Unavailable
 __all__ = [
     "SparkServer",
     "run",
+    "settings_of",
     "spark_connect_command",
     "spark_environment",
     "spark_home",
@@ -32,6 +34,13 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 
+_OURS = ("spark.remote", "spark.master", "spark.connect.port", "spark.driver.memory")
+_GUARDED = (
+    "spark.connect.grpc.binding.",
+    "spark.connect.authenticate.",
+    "spark.driver.host",
+    "spark.driver.bindAddress",
+)
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 
 
@@ -90,6 +99,19 @@ def spark_connect_command(
     for key, value in settings.items():
         command += ["--conf", f"{key}={value}"]
     return [*command, "spark-internal"]
+
+
+def settings_of(conf: Mapping[str, Any]) -> dict[str, str]:
+    """The ``spark.*`` keys of a cluster's conf that are the embedded server's, such as ``spark.jars.packages``.
+
+    Not where it listens and whom it believes: that is checked elsewhere.
+    """
+    found: dict[str, str] = {}
+    for key, value in conf.items():
+        if not key.startswith("spark.") or key in _OURS or key.startswith(_GUARDED) or value is None:
+            continue
+        found[key] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
 
 
 def spark_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:

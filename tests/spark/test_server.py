@@ -17,6 +17,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.server import (
     SparkServer,
     run,
+    settings_of,
     spark_connect_command,
     spark_environment,
     wait_until_ready,
@@ -28,6 +29,18 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def test_the_server_takes_the_clusters_spark_conf_but_not_where_it_listens() -> None:
+    conf = {
+        "spark.jars.packages": "g:a:1",
+        "spark.sql.ansi.enabled": False,
+        "spark.connect.port": 15999,
+        "spark.connect.grpc.binding.address": "0.0.0.0",
+        "spark.remote": None,
+        "storm.zookeeper.root": "/storm",
+    }
+    assert settings_of(conf) == {"spark.jars.packages": "g:a:1", "spark.sql.ansi.enabled": "false"}
 
 
 def test_the_command_binds_to_loopback() -> None:

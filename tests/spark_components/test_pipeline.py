@@ -113,7 +113,7 @@ def spec_of(example: Any, lines: Path, out: Path) -> TopologySpec:
     return example.pipeline(str(out), pattern=str(lines)).build()
 
 
-def take(spout: Any, rows: int) -> list[tuple[Any, list[Any]]]:
+def take(spout: Any, rows: int, timeout: float = 60.0) -> list[tuple[Any, list[Any]]]:
     """The next rows that the spout emits."""
     emitted = spout._collector.emitted
 
@@ -125,7 +125,7 @@ def take(spout: Any, rows: int) -> list[tuple[Any, list[Any]]]:
                 return False
         return True
 
-    eventually(enough, 60, f"{rows} rows of Spark", interval=0.02)
+    eventually(enough, timeout, f"{rows} rows of Spark", interval=0.02)
     found = emitted[:rows]
     del emitted[:rows]
     return found
@@ -201,6 +201,104 @@ def test_a_batch_whose_function_raises_fails_as_a_whole(
         bolt.process(tup)
     assert bolt._collector.failed == tuples and not bolt._collector.acked
     assert len(bolt._collector.errors) == 1
+
+
+def counted(spark: Any, most: int, words: str) -> Any:
+    """A source in Python: numbers in two partitions for each batch, with an option."""
+    from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+
+    class Reader(DataSourceStreamReader):
+        def __init__(self, options: Any) -> None:
+            self.most, self.words = int(options["most"]), options["words"]
+
+        def initialOffset(self) -> dict[str, int]:
+            return {"at": 0}
+
+        def latestOffset(self, *_: Any) -> dict[str, int]:
+            return {"at": self.most}
+
+        def partitions(self, start: Any, end: Any) -> list[InputPartition]:
+            middle = (start["at"] + end["at"]) // 2
+            return [InputPartition([start["at"], middle]), InputPartition([middle, end["at"]])]
+
+        def read(self, partition: InputPartition) -> Iterator[tuple[int, str]]:
+            for number in range(*partition.value):
+                yield number, f"{self.words}{number}"
+
+    class Counted(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "counted"
+
+        def schema(self) -> str:
+            return "n long, word string"
+
+        def streamReader(self, schema: Any) -> DataSourceStreamReader:
+            return Reader(self.options)
+
+    spark.dataSource.register(Counted)
+    return spark.readStream.format("counted").option("most", most).option("words", words).load()
+
+
+def from_kafka(spark: Any, servers: str) -> Any:
+    frame = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
+    return frame.option("subscribe", "orders").load().selectExpr("CAST(value AS STRING) AS word")
+
+
+def spout_of(source: str, source_args: dict[str, Any], outputs: list[str], folder: Path, conf: Any) -> Any:
+    from storm_dagster.api import TopologyBuilder
+
+    builder = TopologyBuilder("source")
+    args = {"source": f"{__name__}:{source}", "args": source_args, "checkpoint": str(folder / "checkpoint")}
+    builder.set_spout("lines", SparkSpout, outputs=outputs, args=args)
+    return start(SparkSpout, "lines", args, builder.build(), conf)
+
+
+def test_a_python_data_source_is_read_with_its_options(tmp_path: Path, conf: dict[str, Any]) -> None:
+    spout = spout_of("counted", {"most": 100, "words": "w"}, ["word", "n"], tmp_path, conf)
+    # Spark starts several Python processes for such a source.
+    rows = take(spout, 100, 180.0)
+    assert sorted(values for _, values in rows) == sorted([f"w{n}", n] for n in range(100))
+    for row_id, _ in rows:
+        spout.ack(row_id)
+    commits = tmp_path / "checkpoint" / "commits"
+    eventually(lambda: [p for p in commits.glob("*") if p.name.isdigit()], 30, "Spark's commit")
+    spout.close()
+    assert not spout._collector.errors
+
+
+def test_a_connector_that_spark_lacks_is_said_once_with_the_remedy(
+    tmp_path: Path, conf: dict[str, Any]
+) -> None:
+    spout = spout_of("from_kafka", {"servers": "127.0.0.1:1"}, ["word"], tmp_path, conf)
+    for _ in range(3):
+        spout._retry_at = 0.0
+        spout.next_tuple()
+    with pytest.raises(InvalidTopology, match="Spark has no data source 'kafka'") as raised:
+        raise spout._collector.errors[0]
+    assert len(spout._collector.errors) == 1
+    text = str(raised.value)
+    assert "component 'lines', task 3" in text
+    assert "spark.jars.packages: org.apache.spark:spark-sql-kafka-0-10_2.13:" in text
+    spout.close()
+
+
+def test_a_process_that_ends_leaves_no_session_on_the_server(conf: dict[str, Any]) -> None:
+    import subprocess
+
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    script = f"""
+from storm_dagster.api.spark_session import worker_session
+print(worker_session({conf!r}).session_id)
+"""
+    ended = subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True)
+    session_id = ended.stdout.decode().strip()
+    again = SparkSession.builder.remote(f"{conf['spark.remote']}/;session_id={session_id}").create()
+    with pytest.raises(PySparkException, match="SESSION_CLOSED"):
+        again.range(1).count()
+    again.client.close()
 
 
 def test_a_lost_session_is_replaced(conf: dict[str, Any]) -> None:
