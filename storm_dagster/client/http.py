@@ -34,6 +34,10 @@ def _remedy(seen: str) -> str:
         )
     if _NO_LEADER in seen:
         return "one will lead in a few seconds, try again; `storm-dagster doctor` says what stands in the way"
+    if "Timeout" in seen:
+        return (
+            "it is there and does not answer, because it is frozen or overloaded: see `storm-dagster status`"
+        )
     return (
         "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
     )

@@ -7,6 +7,7 @@ actor's writes never land; and whatever happened, in the end the leader alone br
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import tempfile
@@ -36,7 +37,9 @@ from storm_dagster.operations import healing, lifecycle
 from storm_dagster.operations.cleaner import clean
 from storm_dagster.operations.inspection import look
 from storm_dagster.operations.rebalance import rebalance
-from storm_dagster.testing.acting import finish_due, submit
+from storm_dagster.testing.acting import finish_due, submit, upgrade
+from storm_dagster.testing.archives import packed
+from storm_dagster.testing.upgrades import UpgradeStandIns
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(3600)]
@@ -46,6 +49,10 @@ STEPS = 40
 HEALS = {each.name for each in RULES if each.heals}
 NAMES = ("a", "b")
 TOKENS = ("t1", "t2", "t3")
+RACING = (
+    *("submit", "submit", "kill", "rebalance", "update", "restart", "finish"),
+    *("complete_upgrade", "roll_back", "go on"),
+)
 COMMITS = {
     f"before.{name}"
     for name in (
@@ -57,6 +64,11 @@ COMMITS = {
         "rebalance",
         "finish_rebalance",
         "reassign",
+        "gray_upgrade",
+        "continue_upgrade",
+        "complete_upgrade",
+        "roll_back",
+        "finish_rollback",
     )
 }
 
@@ -125,6 +137,7 @@ class Cluster(RuleBasedStateMachine):
         self.former: Facts | None = None
         self.ids: dict[str, str] = {}
         self.handles = 0
+        self.stand_ins: dict[str, UpgradeStandIns] = {}
 
     def epoch(self) -> int:
         return self.world.context().current_epoch()
@@ -140,9 +153,13 @@ class Cluster(RuleBasedStateMachine):
     def expect_typed(self, player: Player) -> None:
         assert player.error is None or isinstance(player.error, StormDagsterError | Crash), player.error
 
-    def upload(self, workers: int) -> str:
+    def upload(self, workers: int, archive: bytes | None = None) -> str:
         self.handles += 1
-        return self.world.upload(f"h{self.handles}", conf={"topology.workers": workers})
+        # A topology that is upgraded worker by worker has its topology master in a worker of its own.
+        conf = {"topology.workers": workers, "topology.master.single.worker": workers > 1}
+        return self.world.upload(
+            f"h{self.handles}", conf=conf, **({} if archive is None else {"archive": archive})
+        )
 
     actors = st.integers(0, 1)
     names = st.sampled_from(NAMES)
@@ -197,6 +214,56 @@ class Cluster(RuleBasedStateMachine):
     @rule(actor=actors, pinned=st.booleans(), name=names)
     def restart(self, actor: int, pinned: bool, name: str) -> None:
         self.begin(actor, pinned, lambda ctx: lifecycle.restart(ctx, name))
+
+    @rule(actor=actors, pinned=st.booleans(), name=names, number=st.integers(1, 3), workers=st.integers(2, 3))
+    def gray_upgrade(self, actor: int, pinned: bool, name: str, number: int, workers: int) -> None:
+        handle = self.upload(workers, packed(f"archive {self.handles}"))
+        token = f"g-{self.handles}"
+        self.begin(
+            actor, pinned, lambda ctx: upgrade(ctx, name=name, number=number, handle=handle, token=token)
+        )
+
+    @rule(
+        actor=actors,
+        pinned=st.booleans(),
+        name=names,
+        verb=st.sampled_from(["go on", "complete_upgrade", "roll_back"]),
+    )
+    def drive_upgrade(self, actor: int, pinned: bool, name: str, verb: str) -> None:
+        def run(ctx: Any) -> None:
+            if verb == "go on":
+                upgrade(ctx, name=name, number=1, handle=None, token="")
+            else:
+                getattr(lifecycle, verb)(ctx, name)
+
+        self.begin(actor, pinned, run)
+
+    @precondition(lambda self: not any(self.players))
+    @rule(name=names, number=st.integers(1, 3), picked=st.booleans())
+    def an_upgrade_is_under_way(self, name: str, number: int, picked: bool) -> None:
+        """Begun from end to end, so that what follows meets it often."""
+        ctx = self.world.context()
+        with contextlib.suppress(StormDagsterError):
+            if self.world.cluster.load_view().topology_named(name) is None:
+                self.handles += 1
+                submit(ctx, name=name, token=f"s-{self.handles}", handle=self.upload(3))
+            handle = self.upload(3, packed(f"archive {self.handles}"))
+            upgrade(ctx, name=name, number=number, handle=handle, token=f"g-{self.handles}")
+        if picked:
+            self.topology_master_and_supervisors(name)
+
+    @rule(name=names)
+    def topology_master_and_supervisors(self, name: str) -> None:
+        """They pick the workers of a batch and bring processes in line, between any two steps of the others."""
+        topology = self.world.cluster.load_view().topology_named(name)
+        if topology is None or topology.assignment is None:
+            return
+        # What they find changed under their hands they leave to their next turn.
+        with contextlib.suppress(StormDagsterError):
+            stand_ins = self.stand_ins.get(topology.id)
+            if stand_ins is None:
+                stand_ins = self.stand_ins[topology.id] = UpgradeStandIns(self.world.cluster, topology.id)
+            stand_ins.batch()
 
     @rule(actor=actors, pinned=st.booleans())
     def reassign(self, actor: int, pinned: bool) -> None:
@@ -254,9 +321,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(
         pinned=st.booleans(),
         names=st.tuples(names, names),
-        verbs=st.tuples(
-            *[st.sampled_from(["submit", "submit", "kill", "rebalance", "update", "restart", "finish"])] * 2
-        ),
+        verbs=st.tuples(*[st.sampled_from(RACING)] * 2),
         first=actors,
         tokens=st.permutations(TOKENS),
         workers=st.integers(1, 3),
@@ -284,6 +349,8 @@ class Cluster(RuleBasedStateMachine):
                     self.update(actor, pinned, name, tokens[actor], workers)
                 case "restart":
                     self.restart(actor, pinned, name)
+                case "complete_upgrade" | "roll_back" | "go on":
+                    self.drive_upgrade(actor, pinned, name, verbs[actor])
                 case _:
                     self.finish_due(actor, pinned)
             if self.players[actor] is not None:
@@ -355,6 +422,12 @@ class Cluster(RuleBasedStateMachine):
         ctx = self.world.context()
         finish_due(ctx)
         healing.reassign(ctx, self.causes())
+        for topology in ctx.cluster.load_view().topologies.values():
+            # An upgrade that is under way stays so until its time is over: a person takes it back.
+            if topology.base.status == "UPGRADING":
+                lifecycle.roll_back(ctx, topology.base.name)
+            self.topology_master_and_supervisors(topology.base.name)
+        finish_due(ctx)
         for _ in range(2):
             report, _ = clean(ctx, grace_secs=0, token_secs=0, upload_secs=0)
         assert (report.nodes, report.blobs, report.tokens, report.problems) == ((), (), (), ())
