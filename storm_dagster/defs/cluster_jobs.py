@@ -15,7 +15,7 @@ import dagster as dg
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
 from storm_dagster.defs.handles import ZooKeeperResource
-from storm_dagster.defs.local_cluster import local_cluster_runs, run_cli, start_cluster
+from storm_dagster.defs.local_cluster import CLUSTER_MARK, local_cluster_runs, run_cli, start_cluster
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import Unavailable
 
@@ -23,7 +23,6 @@ __all__ = ["build_cluster_jobs"]
 
 _START = "Start a local cluster, detached: ZooKeeper, Spark, nimbus, supervisors and a Dagster of its own."
 _STOP = "End every process of a local cluster, workers first."
-_CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
 
 
 def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:
@@ -75,7 +74,7 @@ def stop_local_cluster_op(
         if own is not None and os.environ.get("DAGSTER_HOME") == own:
             # Detached and late, so that this run can still record its success; without the mark by which
             # `stop` finds the cluster's processes, so that it does not end itself.
-            environment = {key: value for key, value in os.environ.items() if key != _CLUSTER_MARK}
+            environment = {key: value for key, value in os.environ.items() if key != CLUSTER_MARK}
             subprocess.Popen(
                 [sys.executable, "-c", _LATER, sys.executable, str(home)],
                 env=environment,

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import zlib
 from pathlib import Path
@@ -176,6 +177,11 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             home=self.home,
         )
         described = describe_declared(declaration)
+        if described.problem is not None:
+            # The location loads all the same; `dg check defs` and its log are where people look first.
+            logging.getLogger("dagster.storm_dagster").warning(
+                f"topology {self.name!r} of {where} cannot be deployed: {described.problem}"
+            )
         assets = topology_assets(
             declaration,
             described,

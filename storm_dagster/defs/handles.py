@@ -48,9 +48,15 @@ class ClusterHandle(dg.ConfigurableResource):
     )
     spawn: bool = Field(
         default=False,
-        description="For development: when no local cluster runs in `home`, start one, detached, at first use. "
-        "It outlives the run; `storm-dagster stop` or `stop_local_cluster` ends it.",
+        description="For development: when no local cluster runs in `home`, the first run that needs one starts it, "
+        "detached. It outlives the run; `storm-dagster stop` or `stop_local_cluster` ends it. Sensors and schedules "
+        "start none.",
     )
+    _by_the_clock: bool = PrivateAttr(default=False)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Remember whether this serves a run, or a tick that nobody launched."""
+        self._by_the_clock = context.run is None
 
     def asset_key(self, original: dg.AssetKey) -> dg.AssetKey:
         """The key under which that asset of ours is shown."""
@@ -60,9 +66,10 @@ class ClusterHandle(dg.ConfigurableResource):
     def conf(self) -> ClusterConf:
         """The merged conf, read now: a cluster that was restarted meanwhile is found again.
 
-        With ``spawn`` a local cluster is started first when none runs.
+        With ``spawn`` a local cluster is started first when none runs, except in a tick of a sensor or schedule: a
+        cluster that was stopped would come back by itself.
         """
-        if self.spawn:
+        if self.spawn and not self._by_the_clock:
             ensure_local_cluster(self.home_path())
         return cluster_conf(
             Path(self.home) if self.home else None,
@@ -83,6 +90,7 @@ class ZooKeeperResource(ClusterHandle):
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """From now until the end of the run or tick, one session serves every step."""
+        super().setup_for_execution(context)
         self._held = ExitStack()
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
@@ -119,6 +127,7 @@ class BlobStoreResource(ClusterHandle):
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """From now until the end of the run or tick, one client serves every step."""
+        super().setup_for_execution(context)
         self._held = ExitStack()
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:

@@ -7,6 +7,7 @@ sensor or a submission without that flag never does.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -17,8 +18,10 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["ensure_local_cluster", "local_cluster_runs", "run_cli", "start_cluster"]
+__all__ = ["CLUSTER_MARK", "ensure_local_cluster", "local_cluster_runs", "run_cli", "start_cluster"]
 
+CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
+"""By this variable `stop` knows the processes of its cluster."""
 _LONGEST_SECS = 300
 
 
@@ -30,9 +33,17 @@ def local_cluster_runs(home: Path) -> bool:
 def run_cli(arguments: Sequence[str]) -> dict[str, Any]:
     """Run a verb of the command line in a process of its own; its JSON document, or its typed error."""
     argv = [sys.executable, "-m", "storm_dagster", *arguments, "--json"]
+    # This run may belong to another cluster, which must not take the new one for its own when it ends.
+    environment = {key: value for key, value in os.environ.items() if key != CLUSTER_MARK}
     try:
         done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_LONGEST_SECS, stdin=subprocess.DEVNULL, check=False
+            argv,
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_SECS,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            env=environment,
         )
     except subprocess.TimeoutExpired:
         raise Unavailable(

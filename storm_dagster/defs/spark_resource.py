@@ -52,7 +52,7 @@ class SparkResource(ClusterHandle):
             conf, home = self.conf(), self.home_path()
             if Security.of(conf).secret is not None and home.is_dir():
                 spark_token(conf, home)
-            return plan_on_cluster(conf, cluster, batch, open_session=open_session)
+            return plan_on_cluster(conf, cluster, batch, open_session=open_session, home=home)
 
         return plan
 

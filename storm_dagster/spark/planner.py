@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.conf import ClusterConf, Conf
@@ -61,8 +62,11 @@ class ConnectPlanner:
         *,
         open_session: OpenSession | None = None,
         deadline_secs: float = DEADLINE_SECS,
+        home: Path | None = None,
     ) -> None:
+        """``home`` is the state folder that holds the server's token, STORM_DAGSTER_HOME without it."""
         self.remote = remote
+        self.home = home
         self.ids = ids
         self._open_session = open_session
         self._deadline_secs = deadline_secs
@@ -111,7 +115,7 @@ class ConnectPlanner:
         if self._session is not None and self._session[0] == session_id:
             return self._session[1]
         self.close()
-        url = with_spark_token(remote_with_session(self.remote, session_id))
+        url = with_spark_token(remote_with_session(self.remote, session_id), self.home)
         session: SparkSession | None = None
         if self._open_session is not None:
             session = self._open_session({"spark.remote": url})
@@ -159,24 +163,30 @@ class ClassicPlanner:
             raise as_unavailable(error, "Spark") from error
 
 
-_planners: dict[tuple[int, str], ConnectPlanner] = {}
+_planners: dict[tuple[int, str, Path | None], ConnectPlanner] = {}
 
 
 def plan_on_cluster(
-    conf: ClusterConf | Conf, cluster: Any, batch: PlacementBatch, *, open_session: OpenSession | None = None
+    conf: ClusterConf | Conf,
+    cluster: Any,
+    batch: PlacementBatch,
+    *,
+    open_session: OpenSession | None = None,
+    home: Path | None = None,
 ) -> PlacementResult:
     """Places the batch where the cluster's conf says: ``spark.remote``, else ``spark.master``.
 
     ``cluster`` is the :class:`StormClusterState` whose ``state`` keeps the pinned session's id;
-    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does). A process attaches
-    once. Raises :class:`Unavailable`, also when the conf names no Spark.
+    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does); ``home`` is the state folder
+    with Spark's token, STORM_DAGSTER_HOME without it. A process attaches once. Raises :class:`Unavailable`, also when the conf names no Spark.
     """
     remote, master = conf.get("spark.remote"), conf.get("spark.master")
     if remote:
         ids = ClusterSessionIds(cluster.state)
         # Keyed by process: a gRPC channel does not survive a fork.
         planner = _planners.setdefault(
-            (os.getpid(), str(remote)), ConnectPlanner(str(remote), ids, open_session=open_session)
+            (os.getpid(), str(remote), home),
+            ConnectPlanner(str(remote), ids, open_session=open_session, home=home),
         )
         planner.ids = ids
         return planner(batch)
