@@ -43,7 +43,7 @@ RULES: tuple[Rule, ...] = (
         "I1",
         "assigned_to_live_slots",
         "Every assigned slot belongs to a supervisor that lives and offers it.",
-        "start the supervisor, or wait: its tasks are placed elsewhere",
+        "start the supervisor, or wait: its tasks are placed elsewhere (when slots are short, `show` says so)",
         placement_rules.assigned_to_live_slots,
         by_view=True,
         heals=True,
