@@ -93,7 +93,8 @@ class Peer:
         groups: list[Any] = []
         room = most
         for link, items in taken:
-            if len(items) <= room:
+            # What fills the frame exactly ends it, below: the next link must find room.
+            if len(items) < room:
                 groups.append((link.task, link.source, link.stream, items))
                 room -= len(items)
                 continue

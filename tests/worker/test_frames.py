@@ -1,0 +1,36 @@
+"""What a pass of the loop has for a peer becomes frames: all of it, once, in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from storm_dagster.model.wire import decode_frame
+from storm_dagster.worker.routes import RemoteLink
+from storm_dagster.worker.sending import remote
+from storm_dagster.worker.transport import Peer
+from storm_dagster.worker.tree import Tree
+
+
+def unexpected(link: Any, bundle: Any, error: Exception) -> None:
+    raise error
+
+
+@given(st.lists(st.integers(0, 12), max_size=5), st.integers(1, 10))
+@example([5, 5, 3], 10)
+def test_every_tuple_is_in_exactly_one_frame_whatever_fills_them(sizes: list[int], most: int) -> None:
+    peer = Peer(("s2", 7001), "127.0.0.1:7001", None)  # type: ignore[arg-type]
+    for task, size in enumerate(sizes, 1):
+        link = RemoteLink(task, 99, "default", peer)
+        for number in range(size):
+            remote(link, Tree(1, task * 100 + number + 1, 0), [task, number])
+    frames = [decode_frame(raw) for raw in peer.frames("token", most, unexpected)]
+    received: dict[int, list[int]] = {}
+    for frame in frames:
+        assert sum(len(bundles) for _, _, _, bundles in frame.groups) <= most
+        for task, _, _, bundles in frame.groups:
+            for _, _, many in bundles:
+                received.setdefault(task, []).extend(values[1] for values in many)
+    assert received == {task: list(range(size)) for task, size in enumerate(sizes, 1) if size}
