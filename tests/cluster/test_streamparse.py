@@ -367,6 +367,68 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
         client.setLogConfig(topology_id, storm.LogConfig(named_logger_level={"x": loud}))
 
 
+def deployed(connect: Callable[[], Any], location: str, conf: dict[str, Any], topology: Any) -> None:
+    """Ask until Dagster takes it: a client of Storm would be told to try again, too."""
+
+    def asked() -> bool:
+        try:
+            connect().submitTopology(NAME, location, json.dumps(conf), topology)
+        except TApplicationException as error:
+            assert "did not answer within" in str(error), error
+            return False
+        return True
+
+    eventually(asked, 120, f"a deployment with {conf}", interval=1)
+
+
+@pytest.mark.long
+def test_hot_deploy_and_gray_upgrade_over_thrift(
+    client: Any, connect: Callable[[], Any], cluster: LocalCluster, project: Path, submitted: str
+) -> None:
+    before = cluster.show(NAME)
+    topology = client.getUserTopology(before["id"])
+    location = upload(client, (project / "wordcount.jar").read_bytes())
+    # A topology that is upgraded worker by worker has its topology master in a worker of its own.
+    conf = {"topology.workers": 3, "topology.master.single.worker": True}
+    deployed(connect, location, {**conf, "topology.hot.deploy.enable": True}, topology)
+
+    def replaced() -> bool:
+        return cluster.show(NAME)["id"] != before["id"]
+
+    eventually(replaced, 180, "the topology replaced", ignore=(StormDagsterError,))
+    after = cluster.wait_running(NAME, timeout=180)
+    assert after["status"] == "ACTIVE"
+    assert [row["name"] for row in cluster.topologies()] == [NAME]
+    (old,) = {worker["version"] for worker in after["workers"]}
+
+    newer = project / "newer.jar"
+    shutil.copy(project / "wordcount.jar", newer)
+    with zipfile.ZipFile(newer, "a") as jar:
+        jar.writestr("resources/VERSION", "2")
+    location = upload(client, newer.read_bytes())
+    deployed(
+        connect,
+        location,
+        {**conf, "topology.upgrade": True, "topology.upgrade.worker.num": 1},
+        topology,
+    )
+
+    def one_upgraded() -> bool:
+        shown = cluster.show(NAME)
+        done = list((shown.get("upgrade") or {"workers": {}})["workers"].values())
+        return done.count("upgraded") == 1 and all(task["status"] == "running" for task in shown["tasks"])
+
+    eventually(one_upgraded, 180, "one upgraded worker", ignore=(StormDagsterError,))
+    versions = [worker["version"] for worker in cluster.show(NAME)["workers"]]
+    assert versions.count(old) == len(versions) - 1 and len(set(versions)) == 2, "both run side by side"
+    cluster.cli("rollback", NAME)
+    eventually(
+        lambda: {worker["version"] for worker in cluster.show(NAME)["workers"]} == {old}, 120,
+        "the former code everywhere", ignore=(StormDagsterError,),
+    )  # fmt: skip
+    cluster.wait_running(NAME, timeout=120)
+
+
 def test_lifecycle_over_thrift(client: Any, cluster: LocalCluster, submitted: str) -> None:
     def status() -> str:
         return next(row.status for row in client.getClusterInfo().topologies if row.name == NAME)
