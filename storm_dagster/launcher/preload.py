@@ -9,11 +9,16 @@ import importlib.util
 import json
 import logging
 import os
-import subprocess
+import select
+import signal
 import sys
 import sysconfig
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
+
+import dagster as dg
 
 __all__ = ["Fingerprint", "preload", "threads"]
 
@@ -31,25 +36,7 @@ _PLACING = (
     "storm_dagster.spark.planner",
 )
 _REHEARSAL_SECS = 120.0
-# A run of one asset, in memory, and a look into the real storage: what they loaded, every run loads.
-_REHEARSAL = """
-import importlib, json, sys
-import dagster as dg
-
-@dg.asset
-def rehearsal():
-    return dg.MaterializeResult(metadata={"n": 1})
-
-with dg.DagsterInstance.ephemeral() as memory:
-    dg.materialize([rehearsal], instance=memory)
-try:
-    with dg.DagsterInstance.get() as instance:
-        instance.get_runs(limit=1)
-except Exception:
-    pass
-print(json.dumps([name for name, module in sys.modules.items() if getattr(module, "__spec__", None)]))
-"""
-_WATCHED = (".py", ".yaml", ".yml", ".toml", ".json", ".sql")
+_WATCHED = (".py", ".yaml", ".yml", ".toml")
 _MOST_FILES = 20_000
 
 
@@ -97,21 +84,52 @@ def preload(modules: Sequence[str]) -> None:
 
 
 def _rehearsed() -> list[str]:
-    """The modules that a run of one asset loads, found out in a process of its own."""
+    """The modules that a run of one asset loads, found out in a fork, which alone opens the storage."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        try:
+            for number in (1, 2):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+            logging.getLogger().handlers.clear()
+            _rehearse()
+            names = [name for name, module in sys.modules.items() if getattr(module, "__spec__", None)]
+            with os.fdopen(writing, "w") as stream:
+                json.dump(names, stream)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    said, deadline = b"", time.monotonic() + _REHEARSAL_SECS
+    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        part = os.read(reading, 1 << 16)
+        if not part:
+            break
+        said += part
+    else:
+        os.kill(pid, signal.SIGKILL)
+    os.close(reading)
+    os.waitpid(pid, 0)
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _REHEARSAL],
-            capture_output=True,
-            text=True,
-            timeout=_REHEARSAL_SECS,
-            stdin=subprocess.DEVNULL,
-            check=True,
-        )
-        names = json.loads(done.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        log.warning("what a run loads could not be found out (%s): runs load it themselves", error)
+        names = json.loads(said)
+    except ValueError:
+        log.warning("what a run loads could not be found out: runs load it themselves")
         return []
-    return [name for name in names if name != "__main__" and not name.startswith("_distutils")]
+    return [name for name in names if name not in sys.modules]
+
+
+def _rehearse() -> None:
+    """A run of one asset, in memory, and a look into the real storage."""
+
+    @dg.asset
+    def rehearsal() -> Any:
+        return dg.MaterializeResult(metadata={"n": 1})
+
+    with dg.DagsterInstance.ephemeral() as memory:
+        dg.materialize([rehearsal], instance=memory)
+    # Without a storage, what the run itself loads is known all the same.
+    with contextlib.suppress(Exception), dg.DagsterInstance.get() as instance:
+        instance.get_runs(limit=1)
 
 
 class Fingerprint:
@@ -138,6 +156,11 @@ class Fingerprint:
         if now == self._seen:
             return None
         return next(path for path, _ in sorted(now.items() ^ self._seen.items()))
+
+    def written_since(self, moment_ns: int) -> str | None:
+        """A file that was written after that moment (epoch nanoseconds), while it may have been loaded already."""
+        now = time.time_ns()
+        return next((path for path, (at, _) in self._seen.items() if moment_ns <= at <= now), None)
 
     def _look(self) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}

@@ -33,6 +33,8 @@ log: logging.Logger = logging.getLogger(__name__)
 
 _LOOK_SECS = 2.0
 """Between looks at the files that were loaded."""
+_FAILED_SECS = 60.0
+"""What could not be loaded is tried again after this time at the latest: not every file that matters is known."""
 _STILL_SECS = 1.0
 _SETTLING_SECS = 30.0
 """Files that change are waited for until they rest for the first time, at most for the second."""
@@ -59,8 +61,10 @@ class _Reload(Exception):
 class Zygote:
     """One warm process; :meth:`serve` blocks."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, began_ns: int) -> None:
+        """``began_ns``: when loading began, epoch nanoseconds."""
         self._served = served
+        self._began_ns = began_ns
         self._home = served.home
         self._stop = False
         self._children: set[int] = set()
@@ -78,6 +82,7 @@ class Zygote:
         signal.signal(signal.SIGTERM, self._told)
         signal.signal(signal.SIGINT, self._told)
         self._take_over()
+        self._check_files()
         if threads() == 1:
             self._listener = listen(self._home)
             log.info("warm: runs of %s start here", ", ".join(self._served.modules))
@@ -126,7 +131,7 @@ class Zygote:
 
     def _check_files(self) -> None:
         """Start anew, as the same process, when what was loaded has changed: a run must have the code of now."""
-        changed = self._fingerprint.changed()
+        changed = self._fingerprint.changed() or self._fingerprint.written_since(self._began_ns)
         if changed is None:
             return
         log.info("%s has changed: everything is loaded anew", changed)
@@ -253,6 +258,7 @@ def run(home: Path, modules: Sequence[str]) -> int:
         return 2
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    began_ns, before = time.time_ns(), Fingerprint(modules)
     try:
         preload(modules)
     except Exception as error:
@@ -263,12 +269,12 @@ def run(home: Path, modules: Sequence[str]) -> int:
             error,
         )
         # Not by ending: who starts this process again waits longer each time.
-        seen = Fingerprint(modules)
-        while seen.changed() is None:
+        until = time.monotonic() + _FAILED_SECS
+        while before.changed() is None and time.monotonic() < until:
             time.sleep(_LOOK_SECS)
         _start_anew()
     try:
-        task = Zygote(Served(home, modules)).serve()
+        task = Zygote(Served(home, modules), began_ns).serve()
     except _Reload:
         _start_anew()
     return task() if task is not None else 0
