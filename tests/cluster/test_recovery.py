@@ -7,6 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,17 @@ import httpx
 import psutil
 import pytest
 
-from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, StormDagsterError, Unavailable
+from storm_dagster.client.uploads import upload
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    InvalidRequest,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.packaging.bundle import bundle_target
 from storm_dagster.testing.chaos.workload import WordCount, task_states
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
@@ -167,6 +177,40 @@ def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tm
     with pytest.raises(InvalidRequest):
         cluster.cli("blacklist", "add", "../x")
     cluster.cli("blacklist", "remove", "h2")
+
+
+def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    bundle = bundle_target(str(SLOW), (), folder=tmp_path, home=cluster.home)
+    with cluster.nimbus() as nimbus:
+        uploaded = upload(
+            nimbus, archive=bundle.archive, conf={"topology.workers": 1}, topology=bundle.topology
+        )
+
+    def submit(number: int) -> str:
+        wish = {"name": "contested", "handle": uploaded.handle, "token": f"contested-{number}"}
+        with cluster.nimbus() as nimbus:
+            try:
+                return f"taken {nimbus.post('/v1/submit', wish)['run_id']}"
+            except AlreadyAlive:
+                return "refused"
+            except Unavailable as error:
+                # Dagster, on a loaded machine: nimbus says so, and a client tries again.
+                return f"unavailable {error.message}"
+
+    def round_of_submissions() -> Counter[str] | None:
+        with ThreadPoolExecutor(50) as clients:
+            told = Counter(clients.map(submit, range(100)))
+        return told if any(answer.startswith("taken") for answer in told) else None
+
+    told = eventually(round_of_submissions, 120, "one submission taken")
+    assert told is not None
+    assert [times for answer, times in told.items() if answer.startswith("taken")] == [1], told
+    assert told["refused"] >= 50, told
+    cluster.wait_running("contested", timeout=120)
+    assert [row["name"] for row in cluster.topologies()] == ["contested"]
+    cluster.cli("kill", "contested", "-w", "0")
 
 
 def test_deactivate_and_kill_let_what_is_in_flight_finish(cluster: LocalCluster) -> None:
