@@ -81,8 +81,8 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey = SUPERVISORS) -
         {
             "supervisor": supervisor_id,
             "host": info.host,
-            "ports": encode_ranges(info.ports),
-            "used": encode_ranges(used.get(supervisor_id, ())),
+            "ports": encode_ranges(info.ports).replace(",", ", "),
+            "used": encode_ranges(used.get(supervisor_id, ())).replace(",", ", "),
             "free": len(set(info.ports) - used.get(supervisor_id, set())),
             "restarting": encode_ranges(info.restarting),
             "blacklisted": info.host in view.blacklist,

@@ -105,7 +105,10 @@ def _slot(slot: DrawnSlot, x: float, y: float, width: float, colours: Mapping[st
             f'height="{_ROW - 6}" fill="{fill}" fill-opacity="{opacity}"/></g>'
         )
         text = f"{component} x{count}" if count > 1 else component
-        if share > 6.2 * len(text) + 8:
+        letters = int((share - 8) / 6.2)
+        if len(text) > letters > 3:
+            text = text[: letters - 1] + "\u2026"
+        if len(text) <= letters:
             yield label(at + 5, y + 16, text, 11, "#1f2937" if slot.state == "starting" else "#ffffff")
         at += share
     if not total:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -37,8 +38,17 @@ def topology_assets(
     text = description or f"The topology {name}: a job that never ends, run by Storm."
     metadata: dict[str, Any] = {
         "target": declaration.target,
-        "conf": dg.MetadataValue.json(masked(declaration.submitted_conf)),
-        "parallelism": dg.MetadataValue.json(dict(declaration.parallelism)),
+        "conf": table(
+            [("key", "string"), ("value", "string")],
+            [
+                {"key": key, "value": value if isinstance(value, str) else json.dumps(value, default=str)}
+                for key, value in sorted(masked(declaration.submitted_conf).items())
+            ],
+        ),
+        "parallelism": table(
+            [("component", "string"), ("executors", "int")],
+            [{"component": name, "executors": n} for name, n in sorted(declaration.parallelism.items())],
+        ),
     }
     if described.problem is not None:
         text += f"\n\n**Its target cannot be deployed**: {described.problem}"
