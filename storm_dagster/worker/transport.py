@@ -26,6 +26,9 @@ _log = logging.getLogger(__name__)
 
 _SEND_FRAMES = 64
 _RECEIVE_FRAMES = 64
+_SOCKET_BYTES = 256 * 1024
+"""Kernel buffers on either side. By default they grow to several megabytes: tens of thousands of tuples that a receiver
+takes on without having read, or felt, one of them."""
 _BUSY_FRAMES = 4
 """Frames in a backlog from which on spouts wait."""
 _DROP_FRAMES = 2048
@@ -153,6 +156,7 @@ class Transport:
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
         self._router.setsockopt(zmq.RCVHWM, _RECEIVE_FRAMES)
+        self._router.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
         self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         secure_server(self._router, link_key)
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -185,6 +189,7 @@ class Transport:
                 socket = self._context.socket(zmq.DEALER)
                 socket.setsockopt(zmq.LINGER, 0)
                 socket.setsockopt(zmq.SNDHWM, _SEND_FRAMES)
+                socket.setsockopt(zmq.SNDBUF, _SOCKET_BYTES)
                 socket.setsockopt(zmq.IMMEDIATE, 1)
                 socket.setsockopt(zmq.RECONNECT_IVL, 20)
                 socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
