@@ -175,6 +175,59 @@ def test_receivers_that_do_not_exist_and_values_that_could_not_travel() -> None:
         assert any(words in text for text in texts), (words, texts)
 
 
+class Mistaken(Bolt):
+    """Makes each mistake once, and does right when the tuple is replayed."""
+
+    outputs = ["word"]
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.seen: set[str] = set()
+
+    def process(self, tup: Tuple) -> None:
+        kind = tup.values[0]
+        if kind in self.seen:
+            self.emit([kind])
+            return
+        self.seen.add(kind)
+        if kind == "raise":
+            raise KeyError("no such customer")
+        wrong: dict[str, Any] = {"few": [], "many": [kind, 2], "text": kind, "object": [object()]}
+        self.emit(wrong.get(kind, [kind]), stream="elsewhere" if kind == "stream" else None)
+
+
+class MistakenBlocking(Mistaken):
+    blocking = True
+
+
+class MistakenAsync(Mistaken):
+    async def process(self, tup: Tuple) -> None:
+        super().process(tup)
+
+
+@pytest.mark.parametrize("bolt", [Mistaken, MistakenBlocking, MistakenAsync])
+def test_each_mistake_is_reported_once_and_replayed_whatever_runs_the_bolt(bolt: type[Bolt]) -> None:
+    builder = TopologyBuilder("mistaken")
+    builder.set_spout("kinds", Numbers, outputs=["kind"])
+    builder.set_bolt("wrong", bolt, inputs="kinds")
+    said = {
+        "few": "component 'wrong' emits 0 values on stream 'default', which has 1 fields (word)",
+        "many": "component 'wrong' emits 2 values on stream 'default', which has 1 fields (word)",
+        "text": "wrap it in [ ]",
+        "object": "component 'wrong', stream 'default': a value cannot travel to another worker",
+        "stream": "component 'wrong' emits on stream 'elsewhere' but declares: 'default'; add it to outputs",
+        "raise": "no such customer",
+    }
+    conf = {"topology.testing.always.try.serialize": True}
+    with TopologyHarness(builder, {"kinds": [[kind] for kind in said]}, conf=conf, replays=1) as harness:
+        result = harness.run(timeout=30)
+    everything = list(range(len(said)))
+    assert sorted(result.failed["kinds"]) == everything and sorted(result.acked["kinds"]) == everything
+    assert sorted(result.values("wrong")) == sorted([kind] for kind in said)
+    for text in said.values():
+        assert sum(text in str(error) for _, error in result.errors) == 1, (text, result.errors)
+    assert len(result.errors) == len(said)
+
+
 class Chain(Spout):
     """Emits the next number when the one before is acked, and raises now and then."""
 
