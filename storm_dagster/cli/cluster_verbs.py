@@ -14,7 +14,7 @@ import click
 from storm_dagster.cli.dagster_health import look_at_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
-from storm_dagster.cli.process_states import advice, state_of
+from storm_dagster.cli.process_states import ProcessState, advice, state_of
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
@@ -216,7 +216,7 @@ def status(invocation: Invocation) -> None:
     """What runs where."""
     home = invocation.home
     cluster = ClusterFile.read(home) if invocation.conf_dir is None else None
-    states = [(record, state_of(record)) for record in RunFile.read_all(home)]
+    states: list[tuple[RunFile, ProcessState]] = [(each, state_of(each)) for each in RunFile.read_all(home)]
     rows = [
         {
             "role": record.role,
