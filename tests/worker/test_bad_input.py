@@ -200,7 +200,7 @@ class MistakenBlocking(Mistaken):
 
 
 class MistakenAsync(Mistaken):
-    async def process(self, tup: Tuple) -> None:
+    async def process(self, tup: Tuple) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().process(tup)
 
 
