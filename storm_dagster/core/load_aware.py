@@ -2,7 +2,8 @@
 
 Pure. The rule is Storm's (LoadAwareShuffleGrouping): with every look at the loads, a target whose load is
 within 5 % of the least one gains a little weight, any other loses much, so that a busy task is left alone at
-once and comes back slowly.
+once and comes back slowly. Other than there, the heaviest target always has the full weight: where targets are the
+busy one in turn, all weights would sink together, and one step near nought send everything to a single task.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class LoadAwareShuffle(Generic[T]):
             min(_MOST, weight + _GAIN) if load <= least + _ALIKE else max(0, weight - _LOSS)
             for weight, load in zip(self.weights, loads, strict=True)
         ]
+        lift = _MOST - max(weights)
+        weights = [weight + lift for weight in weights]
         if weights == self.weights:
             return
         self.weights: list[int] = weights
