@@ -228,3 +228,21 @@ def dagster_killed(ctx: FaultContext) -> Iterator[str | None]:
     for process in below[1:]:
         _quietly(process.kill)
     yield hit
+
+
+@fault("Spark killed")
+def spark_killed(ctx: FaultContext) -> Iterator[str | None]:
+    """kill -9 of the Spark Connect server: placements wait or are made without it, data goes on."""
+    yield kill_process(ctx.pick("spark"))
+
+
+@fault("warm runs killed")
+def warm_runs_killed(ctx: FaultContext) -> Iterator[str | None]:
+    """kill -9 of the process that runs are forked from; its runs go on, new ones start the stock way."""
+    yield kill_process(ctx.pick("warm-runs"))
+
+
+@fault("run killed")
+def run_killed(ctx: FaultContext) -> Iterator[str | None]:
+    """kill -9 of the process of a Dagster run; nothing where none runs now."""
+    yield kill_process(ctx.pick("dagster-run"))
