@@ -41,6 +41,7 @@ STAGES = (
 """Steps of a submission, in order."""
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_AGAIN = "ask again (a submission: with its token); what the run had begun is taken up"
 _MOST_EVENT_PAGES = 50
 _SLOW_SECS = 18.0
 """A Dagster that lives may take this long to launch a run; with the look before, less than a client waits."""
@@ -288,7 +289,11 @@ def run_document(
 
 
 def _error_of(status: str, failures: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
-    """The typed error that a step left in its failure's metadata, else what is known of the failure."""
+    """The typed error that a step left in its failure's metadata, else what is known of the failure.
+
+    A run that was ended from outside (its process killed, canceled) is ``Unavailable``: nothing was wrong with the
+    request, and what it had begun is taken up when it is made again.
+    """
     if status not in ("FAILURE", "CANCELED"):
         return None
     plain: str | None = None
@@ -300,9 +305,10 @@ def _error_of(status: str, failures: Sequence[Mapping[str, Any]]) -> dict[str, s
             return {"type": str(texts["error_type"]), "message": str(message)}
         if plain is None:
             plain = _plain_failure(event)
-    if plain is None:
-        plain = "the run was canceled" if status == "CANCELED" else "the run failed without saying why"
-    return {"type": "StormDagsterError", "message": plain}
+    if status == "FAILURE" and any(event.get("stepKey") or event.get("error") for event in failures):
+        return {"type": "StormDagsterError", "message": plain or "a step failed without saying why"}
+    ended = "the run was canceled" if status == "CANCELED" else "the run's process ended without saying why"
+    return {"type": "Unavailable", "message": f"{(plain or ended).rstrip('.')}: {_AGAIN}"}
 
 
 def _plain_failure(event: Mapping[str, Any]) -> str:
