@@ -155,5 +155,8 @@ def as_unavailable(error: Exception, what: str) -> StormDagsterError:
     """A typed error for whatever Spark raised."""
     if isinstance(error, StormDagsterError):
         return error
-    lines: list[Any] = str(error).strip().splitlines() or [type(error).__name__]
+    # An error of gRPC prints its whole state; what happened stands in its details.
+    details = getattr(error, "details", None)
+    said = (details() if callable(details) else None) or str(error)
+    lines: list[Any] = str(said).strip().splitlines() or [type(error).__name__]
     return Unavailable(f"{what} failed ({lines[0]:.300}): look at the Spark server's log, try again")
