@@ -86,13 +86,24 @@ def test_an_unregistered_name_materializes_nothing(world) -> None:
     result = world.run(
         "submit_topology",
         config={"ops": {"storm__topology_conf": {"config": {"handle": handle}}}},
-        tags={"dagster/partition": "stranger", TOKEN_TAG: "t"},
+        tags={"dagster/partition": "stranger"},
     )
     assert not result.success
     assert failure(result)[0] == "InvalidRequest"
     assert "no registered partition" in failure(result)[1]
     assert result.get_asset_materialization_events() == []
     assert world.topology("stranger") is None
+
+
+def test_a_key_that_the_end_of_a_namesake_took_is_added_again(world) -> None:
+    handle = world.upload("again")
+    result = world.run(
+        "submit_topology",
+        config={"ops": {"storm__topology_conf": {"config": {"handle": handle, "token": "t-again"}}}},
+        tags={"dagster/partition": "again", TOKEN_TAG: "t-again"},
+    )
+    assert result.success
+    assert world.instance.has_dynamic_partition(PARTITIONS_NAME, "again")
 
 
 def test_a_topology_that_breaks_a_rule_fails_with_its_type_and_stores_nothing(world) -> None:
