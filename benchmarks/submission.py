@@ -23,18 +23,11 @@ import httpx
 from tables import Row, run
 
 from storm_dagster.model.run_file import RunFile
+from storm_dagster.nimbus.dagster_client import STAGES
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
 
 SENTENCES = str(Path(__file__).with_name("sentences.py"))
-STEPS = (
-    "topology_conf",
-    "topology_code",
-    "task_info",
-    "assignment",
-    "published_assignment",
-    "active_topology",
-)
 PARTITIONS = 300
 
 _EVENTS = """query Run($id: ID!) { runOrError(runId: $id) { ... on Run {
@@ -117,7 +110,7 @@ class Measured:
             "launch: until Dagster has handed the run over": at("RUN_STARTING") - found["creationTime"],
             "run's process: until it speaks": at("Started process for run") - at("RUN_STARTING"),
             "run's process: until the first step": first - at("Started process for run"),
-            **{f"step {name}": steps[name]["endTime"] - steps[name]["startTime"] for name in STEPS},
+            **{f"step {name}": steps[name]["endTime"] - steps[name]["startTime"] for name in STAGES},
             "published at": at("published "),
         }
 

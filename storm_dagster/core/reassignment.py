@@ -36,6 +36,7 @@ __all__ = [
     "placed_workers",
     "rebalance_batch",
     "same_workers",
+    "standing_topology",
 ]
 
 
@@ -221,6 +222,21 @@ def rebalance_batch(
     }
     to_place = _to_place(topology.base.name, topology.id, runnable, table, executors, workers, changes)
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
+
+
+def standing_topology(
+    view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable
+) -> TopologyToPlace:
+    """The topology as a rebalance that asks for nothing new would find it: what explanations and checks look at."""
+    return rebalance_batch(
+        view,
+        topology,
+        runnable,
+        table,
+        executors=topology.base.executors,
+        workers=topology.base.workers,
+        reassign=False,
+    ).topologies[0]
 
 
 def same_workers(assignment: Assignment | None, placement: TopologyPlacement) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.core.reassignment import rebalance_batch
+from storm_dagster.core.reassignment import standing_topology
 from storm_dagster.core.scheduling.standing import (
     differ_node_faults,
     isolation_faults,
@@ -81,16 +81,8 @@ def _standing(ops: OperationsContext) -> Iterator[_Standing]:
         except (StormDagsterError, ValueError):
             # Missing blobs are what another check is about.
             continue
-        batch = rebalance_batch(
-            view,
-            topology,
-            runnable,
-            topology.tasks,
-            executors=topology.base.executors,
-            workers=topology.base.workers,
-            reassign=False,
-        )
-        yield _Standing(batch.topologies[0], hosts, stored)
+        standing = standing_topology(view, topology, runnable, topology.tasks)
+        yield _Standing(standing, hosts, stored)
 
 
 def _check(name: str) -> dg.AssetChecksDefinition:
