@@ -33,9 +33,12 @@ from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
 from storm_dagster.operations.plan_file import parse_plans
 from storm_dagster.spark.pinned import FixedSessionIds
 from storm_dagster.spark.planner import ConnectPlanner
-from storm_dagster.spark.server import SparkServer
-from storm_dagster.testing.placement_clusters import small_topology, supervisor
-from storm_dagster.testing.placement_invariants import placement_faults
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
+
+from storm_rigs.placement_clusters import small_topology, supervisor
+from storm_rigs.placement_invariants import placement_faults
+from storm_rigs.spark_server import SparkServer
 
 MARKERS = ("<!-- assignment: begin -->", "<!-- assignment: end -->")
 HEADER = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,10 +25,13 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.disk_cache import open_disk_cache
-from storm_dagster.zk.embedded import EmbeddedZooKeeper
 from storm_dagster.zk.root import create_cluster_root
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.view_loading import load_view
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
+
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 __all__ = ["report"]
 

@@ -26,8 +26,11 @@ from storm_dagster.model.run_file import RunFile
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.embedded import EmbeddedZooKeeper
 from storm_dagster.zk.session import ZkSession
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
+
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 __all__ = ["report"]
 

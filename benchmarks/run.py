@@ -112,7 +112,7 @@ def main() -> None:
         "--only",
         choices=[
             "submit", "recovery", "leader", "throughput", "latency", "assignment", "cache", "nimbus", "dataplane",
-            "submission",
+            "submission", "start",
         ],
     )  # fmt: skip
     parser.add_argument("--minutes", type=float, help="length of each long run of the data plane; 0: none")
@@ -157,6 +157,14 @@ def main() -> None:
         from submission import rows as submission_rows
 
         for figure, reference, ours in submission_rows(options.quick):
+            row(figure, reference, ours)
+        if options.only:
+            return
+    if options.only in (None, "start"):
+        # Clusters of its own, and a cache of its own.
+        from start import rows as start_rows
+
+        for figure, reference, ours in start_rows(options.quick):
             row(figure, reference, ours)
         if options.only:
             return

@@ -9,10 +9,12 @@ from typing import Any
 
 import click
 
+import storm_dagster
 import storm_dagster.api
 import storm_dagster.testing
 from storm_dagster.cli.app import VERBS, cli
 from storm_dagster.defs import build_storm_defs
+from storm_dagster.defs.build import build_storm_resources
 from storm_dagster.model import records
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.conf_schema import CONF_KEYS
@@ -117,7 +119,7 @@ def api_page() -> list[str]:
     lines += ["## Testing", "", "All of it is importable from `storm_dagster.testing`.", ""]
     for name in sorted(storm_dagster.testing.__all__):
         lines += autodoc(_kind(getattr(storm_dagster.testing, name)), f"storm_dagster.testing.{name}")
-    return [*lines, "## Submitting", "", *autodoc("function", "storm_dagster.submit_topology")]
+    return lines
 
 
 def _kind(value: object) -> str:
@@ -128,7 +130,7 @@ def _kind(value: object) -> str:
 
 def dagster_page() -> list[str]:
     """Assets, jobs with their forms, sensors, schedules and resources, from the definitions themselves."""
-    defs = build_storm_defs()
+    defs = build_storm_defs(local_cluster=True)
     repository = defs.get_repository_def()
     lines = ["# Dagster", "", "What `storm_dagster.build_storm_defs()` gives.", "", "## Assets", ""]
     specs = sorted(defs.resolve_all_asset_specs(), key=lambda spec: spec.key.to_user_string())
@@ -152,9 +154,13 @@ def dagster_page() -> list[str]:
         sorted(repository.asset_graph.asset_check_keys, key=str) if hasattr(repository, "asset_graph") else []
     )
     lines += rows(["asset", "check"], ((f"`{k.asset_key.to_user_string()}`", f"`{k.name}`") for k in keys))
-    lines += ["## In your own code location", ""]
-    lines += autodoc("function", "storm_dagster.build_storm_defs")
-    return [*lines, *autodoc("class", "storm_dagster.StormTopologyComponent")]
+    lines += ["## In your own code location", "", "All of it is importable from `storm_dagster`.", ""]
+    for name in sorted(set(storm_dagster.__all__) - set(storm_dagster.api.__all__) - {"__version__"}):
+        lines += autodoc(_kind(getattr(storm_dagster, name)), f"storm_dagster.{name}")
+    lines += ["## Resources", ""]
+    for resource in build_storm_resources().values():
+        lines += autodoc("class", f"{type(resource).__module__}.{type(resource).__name__}")
+    return [*lines, "## Run launcher", "", *autodoc("class", "storm_dagster.launcher.WarmRunLauncher")]
 
 
 def _fields(node: Any) -> list[tuple[str, str]]:

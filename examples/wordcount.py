@@ -4,7 +4,9 @@
 
 Lines are delivered at least once: a line whose words were not all counted is emitted again. The count bolt
 saves each count together with the ids of what it has counted, in one transaction, and acks only after that;
-what comes a second time is recognised and not counted twice. So the counts are exact.
+what comes a second time is recognised and not counted twice. So the counts are exact, with another number of tasks of
+``lines`` and ``split`` too (``storm-dagster rebalance wordcount -e lines=1``); the counts belong to the tasks of
+``count``, whose number stays.
 
 Conf keys (with ``--conf KEY=VALUE``): ``wordcount.files`` (how many source files, in sorted order),
 ``wordcount.limit`` (how many lines at most), ``wordcount.lines.per.second`` (0: as fast as it goes).
@@ -48,8 +50,9 @@ def read_lines(files: int = DEFAULT_FILES, limit: int = DEFAULT_LIMIT) -> Iterat
 class LineSpout(Spout):
     """Emits every line, tracked by its number, until it is acked; remembers up to where all are.
 
-    Several tasks share the lines. Every line below ``done`` (saved in the task's state) has been counted, so a
-    restarted spout goes on from there.
+    Several tasks share the lines. Every line of the task's share below ``done`` (saved in its state) has been counted,
+    so a restarted spout goes on from there. With another number of tasks the shares are others: all of the new one is
+    read, and what has been counted is not counted again.
     """
 
     outputs = ["line_id", "line"]
@@ -62,14 +65,15 @@ class LineSpout(Spout):
         self._order = sorted(self._lines)
         self._rate = float(conf.get("wordcount.lines.per.second", 0)) / tasks
         # Place in the order below which everything is acked.
-        self._done = int(context.state.get("done", 0))
+        share = [index, tasks]
+        self._done = int(context.state.get("done", 0)) if context.state.get("share") == share else 0
         self._next = self._done
         self._acked: set[int] = set()
         self._again: deque[int] = deque()
         self._began = time.monotonic()
         self._emitted = 0
         self._saved_at = 0.0
-        context.state.save({"total": len(self._order), "done": self._done})
+        context.state.save({"total": len(self._order), "done": self._done, "share": share})
 
     def next_tuple(self) -> None:
         if self._rate and self._emitted >= (time.monotonic() - self._began) * self._rate:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from storm_dagster.client import submit_topology
     from storm_dagster.defs import build_storm_defs
+    from storm_dagster.defs.alerts import Alert, build_alert_sensor
     from storm_dagster.defs.build import build_storm_resources
     from storm_dagster.defs.component import StormTopologyComponent
     from storm_dagster.defs.heartbeat_sensor import build_heartbeat_sensor
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from storm_dagster.defs.zookeeper_sensor import ZooKeeperChange, build_zookeeper_sensor
 
 _PUBLIC = {
+    "Alert": "storm_dagster.defs.alerts",
     "BatchingBolt": "storm_dagster.api",
     "Bolt": "storm_dagster.api",
     "Grouping": "storm_dagster.api",
@@ -57,6 +59,7 @@ _PUBLIC = {
     "TopologyBuilder": "storm_dagster.api",
     "Tuple": "storm_dagster.api",
     "ZooKeeperChange": "storm_dagster.defs.zookeeper_sensor",
+    "build_alert_sensor": "storm_dagster.defs.alerts",
     "build_heartbeat_sensor": "storm_dagster.defs.heartbeat_sensor",
     "build_reassign_job": "storm_dagster.defs.reassign_job",
     "build_rebalance_schedule": "storm_dagster.defs.rebalance_schedule",
@@ -67,6 +70,7 @@ _PUBLIC = {
 }
 
 __all__ = [
+    "Alert",
     "BatchingBolt",
     "Bolt",
     "Grouping",
@@ -86,6 +90,7 @@ __all__ = [
     "Tuple",
     "ZooKeeperChange",
     "__version__",
+    "build_alert_sensor",
     "build_heartbeat_sensor",
     "build_reassign_job",
     "build_rebalance_schedule",
@@ -101,7 +106,10 @@ def __getattr__(name: str) -> Any:
         module = _PUBLIC[name]
     except KeyError:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(module), name)
+    from storm_dagster.model.host import needs
+
+    with needs(f"storm_dagster.{name}"):
+        value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
 

@@ -1,17 +1,35 @@
-"""Fixtures that several areas share: one real ZooKeeper server for the whole run, a fresh root for each test."""
+"""Fixtures that several areas share: one real ZooKeeper server for the whole run, a fresh root for each test.
+
+``tests/plugins`` holds what concerns the run as a whole: the cluster that modules share, their order, and the guard
+against processes that are left behind.
+"""
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.embedded import EmbeddedZooKeeper
 from storm_dagster.zk.root import create_root_node
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+
+pytest_plugins = ["shared_cluster", "work_order", "leftover_processes"]
+
+# `make test` draws the same examples each time, so that it passes or fails for the code alone; `make fuzz` searches at
+# random, keeps what failed in .hypothesis, and prints how to repeat it. Neither measures time: the machine is busy.
+UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("suite", derandomize=True, database=None, max_examples=50, **UNTIMED)
+settings.register_profile(
+    "fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "1000")), print_blob=True, **UNTIMED
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 
 @pytest.fixture(scope="session")

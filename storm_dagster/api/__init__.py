@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from storm_dagster.api.builder import TopologyBuilder
     from storm_dagster.api.component import Component, log, logger
     from storm_dagster.api.context import TopologyContext
+    from storm_dagster.api.dagster_reports import DagsterReports
     from storm_dagster.api.joins import Join, JoinBolt
     from storm_dagster.api.shell import ShellBolt, ShellSpout
     from storm_dagster.api.spark import SparkBolt, SparkSpout
@@ -24,40 +25,34 @@ if TYPE_CHECKING:
     from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
 
 _PUBLIC = {
-    "BatchingBolt": "batching",
-    "Bolt": "bolt",
-    "Component": "component",
-    "Grouping": "streams",
-    "Join": "joins",
-    "JoinBolt": "joins",
-    "KeyValueState": "stateful",
-    "ReliableSpout": "spout",
-    "ShellBolt": "shell",
-    "ShellSpout": "shell",
-    "SparkBolt": "spark",
-    "SparkSpout": "spark",
-    "Spec": "specs",
-    "Spout": "spout",
-    "StatefulBolt": "stateful",
-    "Stream": "streams",
-    "TaskState": "state",
-    "TicklessBatchingBolt": "batching",
-    "Topology": "topology",
-    "TopologyBuilder": "builder",
-    "TopologyContext": "context",
-    "Tuple": "tuples",
-    "TupleWindow": "windows",
-    "Window": "windows",
-    "WindowedBolt": "windows",
-    "is_tick": "tuples",
-    "log": "component",
-    "logger": "component",
+    name: module
+    for module, names in {
+        "batching": "BatchingBolt TicklessBatchingBolt",
+        "bolt": "Bolt",
+        "builder": "TopologyBuilder",
+        "component": "Component log logger",
+        "context": "TopologyContext",
+        "dagster_reports": "DagsterReports",
+        "joins": "Join JoinBolt",
+        "shell": "ShellBolt ShellSpout",
+        "spark": "SparkBolt SparkSpout",
+        "specs": "Spec",
+        "spout": "ReliableSpout Spout",
+        "state": "TaskState",
+        "stateful": "KeyValueState StatefulBolt",
+        "streams": "Grouping Stream",
+        "topology": "Topology",
+        "tuples": "Tuple is_tick",
+        "windows": "TupleWindow Window WindowedBolt",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [
     "BatchingBolt",
     "Bolt",
     "Component",
+    "DagsterReports",
     "Grouping",
     "Join",
     "JoinBolt",

@@ -32,9 +32,10 @@ class GatheringBolt(Bolt):
         need_task_ids: bool = False,
     ) -> list[int] | None:
         """As :meth:`Bolt.emit`; the default anchors are all tuples in process."""
-        if anchors is None:
-            anchors = self._current_anchors or []
-        return super().emit(tup, stream, anchors, direct_task, need_task_ids)
+        return super().emit(tup, stream, self._anchors(anchors), direct_task, need_task_ids)
+
+    def _anchors(self, anchors: Any) -> Any:
+        return (self._current_anchors or []) if anchors is None else anchors
 
     def _anchor_to(self, tups: list[Tuple] | None) -> None:
         # One joint anchor for all emits of a batch: looking at each of its tuples once is enough.

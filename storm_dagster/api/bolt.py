@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from storm_dagster.api.component import Component
+from storm_dagster.api.dagster_reports import DagsterReports
 from storm_dagster.api.tuples import Tuple
 
 __all__ = ["AUTO", "Bolt"]
@@ -64,6 +65,15 @@ class Bolt(Component):
         process, with ``[]`` it is not tracked.
         """
         return self._bound().emit(tup, stream, anchors, direct_task, need_task_ids, None)
+
+    @property
+    def dagster(self) -> DagsterReports:
+        """What the bolt tells Dagster: ``self.dagster.materialize("lake/clicks", partition="2026-11-21-10:00")``."""
+        return DagsterReports(self)
+
+    def _anchors(self, anchors: Any) -> Any:
+        """What an emit or event with these anchors hangs on."""
+        return anchors
 
     def ack(self, tup: Tuple) -> None:
         """The tuple is done. Only the first ``ack`` or ``fail`` of a tuple counts."""

@@ -31,7 +31,7 @@ class TopologyBuilder:
         self,
         component_id: str,
         component: Any,
-        par: int = 1,
+        par: int | None = None,
         config: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
@@ -44,7 +44,7 @@ class TopologyBuilder:
         component_id: str,
         component: Any,
         inputs: Inputs = None,
-        par: int = 1,
+        par: int | None = None,
         config: Mapping[str, Any] | None = None,
         args: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
@@ -58,7 +58,7 @@ class TopologyBuilder:
         component_id: str,
         component: Any,
         inputs: Inputs,
-        par: int,
+        par: int | None,
         config: Mapping[str, Any] | None,
         args: Mapping[str, Any] | None,
         outputs: Outputs,
@@ -71,7 +71,13 @@ class TopologyBuilder:
                 spec.inputs = inputs
         elif isinstance(component, str):
             spec = Spec(
-                kind=kind, code=component, args=args, inputs=inputs, par=par, config=config, outputs=outputs
+                kind=kind,
+                code=component,
+                args=args,
+                inputs=inputs,
+                par=1 if par is None else par,
+                config=config,
+                outputs=outputs,
             )
         elif isinstance(component, type) and hasattr(component, "spec"):
             made: Any = component

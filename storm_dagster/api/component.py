@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 from storm_dagster.api.specs import Inputs, Spec
 from storm_dagster.api.streams import Outputs
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 
 __all__ = ["Collector", "Component", "log", "logger"]
@@ -43,6 +44,8 @@ class Collector(Protocol):
 
     def fail(self, tup: Any) -> None: ...
 
+    def event(self, event: DagsterEvent, anchors: Any) -> None: ...
+
     def joint(self, tups: Sequence[Any]) -> Any: ...
 
     def tell(self, task: int, values: Sequence[Any]) -> None: ...
@@ -57,6 +60,8 @@ class Component:
 
     outputs: ClassVar[Outputs] = None
     """Field names of the default stream, a map from field names to types, or a list of :class:`Stream`."""
+    par: ClassVar[int] = 1
+    """Number of executors; a spec's ``par`` takes its place."""
     config: ClassVar[Mapping[str, Any] | None] = None
     """Component conf; a spec's ``config`` lies over it."""
     blocking: ClassVar[bool] = False
@@ -75,7 +80,7 @@ class Component:
         cls,
         name: str | None = None,
         inputs: Inputs = None,
-        par: int = 1,
+        par: int | None = None,
         config: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
         args: Mapping[str, Any] | None = None,
@@ -84,7 +89,7 @@ class Component:
 
         ``name`` defaults to the attribute that holds the spec. ``inputs`` are specs (shuffled), or a map
         from specs to groupings; ``spec["stream"]`` names a stream other than the default one. ``par`` is
-        the number of executors. ``args`` are JSON values, given to the class when a task is made.
+        the number of executors, by default the class's own. ``args`` are JSON values, given to the class when a task is made.
         """
         given = dict(args or {})
         return Spec(
@@ -93,7 +98,7 @@ class Component:
             args=given,
             name=name,
             inputs=inputs,
-            par=par,
+            par=cls.par if par is None else par,
             config={**cls.component_config(given), **(cls.config or {}), **(config or {})},
             outputs=cls.outputs if outputs is None else outputs,
         )
@@ -127,6 +132,11 @@ class Component:
     def task_id(self) -> int:
         """Task id."""
         return self.context.task_id
+
+    @property
+    def storm_conf(self) -> Mapping[str, Any]:
+        """As ``conf``."""
+        return self.conf
 
     @property
     def component_name(self) -> str:

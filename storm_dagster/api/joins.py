@@ -80,7 +80,7 @@ class JoinBolt(WindowedBolt):
         window: Window | None = None,
         inputs: Inputs = None,
         name: str | None = None,
-        par: int = 1,
+        par: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Spec:
         """The join as part of a topology; the selected fields are its outputs."""

@@ -26,7 +26,7 @@ class _Shell(Component):
         command: str | Sequence[str] | None = None,
         script: str | None = None,
         inputs: Inputs = None,
-        par: int = 1,
+        par: int | None = None,
         config: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
     ) -> Spec:
@@ -49,7 +49,7 @@ class _Shell(Component):
             shell=tuple(words),
             name=name,
             inputs=inputs,
-            par=par,
+            par=cls.par if par is None else par,
             config={**(cls.config or {}), **(config or {})},
             outputs=cls.outputs if outputs is None else outputs,
         )

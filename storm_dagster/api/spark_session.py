@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import InvalidTopology, Unavailable
+from storm_dagster.model.host import needs
 from storm_dagster.model.spark_token import with_spark_token
 
 if TYPE_CHECKING:
@@ -183,7 +184,8 @@ def resolve_function(reference: str) -> Any:
 
 
 def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
-    from pyspark.sql import SparkSession
+    with needs("a Spark component"):
+        from pyspark.sql import SparkSession
 
     kind, url = target
     extra = {str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()}

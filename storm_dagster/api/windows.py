@@ -142,7 +142,7 @@ class WindowedBolt(GatheringBolt):
         cls,
         name: str | None = None,
         inputs: Inputs = None,
-        par: int = 1,
+        par: int | None = None,
         config: Mapping[str, Any] | None = None,
         outputs: Outputs = None,
         args: Mapping[str, Any] | None = None,

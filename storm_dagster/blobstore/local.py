@@ -16,7 +16,6 @@ takes its space once. No part of a caller's key reaches the file system unquoted
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -31,6 +30,7 @@ from urllib.parse import quote, unquote
 
 from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_such_blob
 from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.host import lock_file
 from storm_dagster.model.names import check_blob_key
 
 __all__ = ["BlobWriter", "LocalBlobStore"]
@@ -365,7 +365,7 @@ class LocalBlobStore:
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
         with self._lock, open(self.directory / ".lock", "ab") as stream:
-            fcntl.flock(stream, fcntl.LOCK_EX)
+            lock_file(stream, wait=True)
             yield
 
 

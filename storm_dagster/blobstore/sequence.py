@@ -16,8 +16,6 @@ from storm_dagster.model.errors import Corrupt
 __all__ = [
     "SequenceDecision",
     "holders_of_latest",
-    "keys_to_download",
-    "latest_sequence",
     "next_sequence",
     "split_holder",
 ]
@@ -40,21 +38,11 @@ def split_holder(holder: str) -> tuple[str, int]:
     return address, int(number)
 
 
-def latest_sequence(holders: Iterable[str]) -> int:
-    """The highest number among the holders; 0 when there are none."""
-    return max((split_holder(holder)[1] for holder in holders), default=0)
-
-
 def holders_of_latest(holders: Iterable[str]) -> list[str]:
     """Addresses of those that show the highest number, sorted; holders of 0 have nothing worth fetching."""
     listed = [split_holder(holder) for holder in holders]
     top = max((number for _, number in listed), default=0)
     return sorted(address for address, number in listed if number == top and top > 0)
-
-
-def keys_to_download(in_zookeeper: Iterable[str], local: Iterable[str]) -> set[str]:
-    """Keys that ZooKeeper knows and this nimbus lacks."""
-    return set(in_zookeeper) - set(local)
 
 
 def next_sequence(holders: Iterable[str], maximum: int | None, *, me: str, leader: bool) -> SequenceDecision:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -11,7 +10,7 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
-__all__ = ["BlobMeta", "BlobStore", "check_sha256", "chunked", "no_such_blob", "sha256_of"]
+__all__ = ["BlobMeta", "BlobStore", "check_sha256", "chunked", "no_such_blob"]
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -91,11 +90,6 @@ def check_sha256(value: object) -> str:
             f"{value!r:.80} is no SHA-256 of 64 lower-case hex digits: send the archive's hash"
         )
     return value
-
-
-def sha256_of(raw: bytes) -> str:
-    """SHA-256 of ``raw`` in hex."""
-    return hashlib.sha256(raw).hexdigest()
 
 
 def chunked(chunks: Iterable[bytes] | bytes) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ import click
 
 from storm_dagster import __version__
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.host import needs
 
 __all__ = ["VERBS", "cli", "run"]
 
@@ -116,7 +117,9 @@ def run() -> NoReturn:
     # Asked for now: `jar` hands its program another argv.
     as_json = _wants_json(sys.argv[1:])
     try:
-        code = cli.main(standalone_mode=False, prog_name="storm-dagster")
+        asked = next((word for word in sys.argv[1:] if word in VERBS), "")
+        with needs(f"`storm-dagster {asked}`"):
+            code = cli.main(standalone_mode=False, prog_name="storm-dagster")
     except StormDagsterError as error:
         _fail(error.to_document(), error.exit_code, as_json)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from itertools import islice
 from typing import Any, Literal
 
 import click
@@ -14,7 +15,7 @@ import click
 from storm_dagster.cli.dagster_health import look_at_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
-from storm_dagster.cli.process_states import ProcessState, advice, state_of
+from storm_dagster.cli.process_states import ProcessState, advice, healing_sensor, state_of, uptime
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
@@ -37,7 +38,12 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
             for one in cluster.supervisors
         ),
         ("ZooKeeper", f"{cluster.zookeeper}{cluster.zookeeper_root}"),
-        ("Spark", cluster.spark.remote if cluster.spark else "spark.master"),
+        (
+            "Spark",
+            f"{cluster.spark.remote}{', starting' * cluster.spark.starting}"
+            if cluster.spark
+            else "spark.master",
+        ),
         ("HOME", str(invocation.home)),
     ]
     print_table("ready", ["", ""], rows)
@@ -90,7 +96,7 @@ def dev(
     from storm_dagster.cli.dev.detach import REPORT_FD, run_child, run_foreground, start_detached
     from storm_dagster.cli.dev.plan import ClusterPlan, DevOptions
     from storm_dagster.cli.dev.ports import choose_ports
-    from storm_dagster.zk.java import java_command
+    from storm_dagster.model.java import java_command
 
     # Without Java nothing else is worth trying.
     java = java_command()
@@ -206,11 +212,6 @@ def stop(invocation: Invocation) -> None:
         click.echo(said)
 
 
-def _uptime(record: RunFile) -> float | None:
-    ticks = os.sysconf("SC_CLK_TCK")
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - record.start_ticks / ticks
-
-
 @verb("status")
 def status(invocation: Invocation) -> None:
     """What runs where."""
@@ -225,7 +226,7 @@ def status(invocation: Invocation) -> None:
             "alive": state != "dead",
             "state": state,
             "ports": record.ports,
-            "uptime_secs": round(_uptime(record) or 0) if state != "dead" else None,
+            "uptime_secs": round(uptime(record)) if state != "dead" else None,
         }
         for record, state in states
     ]
@@ -254,31 +255,30 @@ def status(invocation: Invocation) -> None:
     except StormDagsterError as error:
         problem = error.message
         document["problem"] = problem
-    url = invocation.conf.get("dagster.graphql.url")
-    if url:
-        state, found, mend = look_at_dagster(url, timeout=3.0)
+    for state, found, mend in islice(look_at_dagster(invocation.conf, timeout=3.0), 1):
         document["dagster"] = {"state": state, "found": found, "mend": mend or None}
     if invocation.json:
         print_json(document)
         return
-    if not rows and document["leader"] is None:
+    if not rows and document["leader"] is None and invocation.conf_dir is None:
         click.echo(f"no cluster runs in {home}: start one with `storm-dagster dev`")
         return
-    print_table(
-        f"processes of {home}",
-        ["role", "id", "pid", "state", "uptime", "ports"],
-        [
-            (
-                row["role"],
-                row["id"],
-                row["pid"],
-                row["state"],
-                human_seconds(row["uptime_secs"]),
-                ", ".join(f"{name} {port}" for name, port in row["ports"].items()),
-            )
-            for row in rows
-        ],
-    )
+    if rows or invocation.conf_dir is None:
+        print_table(
+            f"processes of {home}",
+            ["role", "id", "pid", "state", "uptime", "ports"],
+            [
+                (
+                    row["role"],
+                    row["id"],
+                    row["pid"],
+                    row["state"],
+                    human_seconds(row["uptime_secs"]),
+                    ", ".join(f"{name} {port}" for name, port in row["ports"].items()),
+                )
+                for row in rows
+            ],
+        )
     for line in document["advice"]:
         click.echo(plain(line), err=True)
     if problem:
@@ -293,7 +293,7 @@ def status(invocation: Invocation) -> None:
     if dagster and dagster["state"] != "ok":
         click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
     if not document["healer"]:
-        click.echo("no healing sensor is armed: the leader heals by itself, more slowly")
+        click.echo(healing_sensor(home, armed=False)[1])
     print_table(
         "topologies",
         ["name", "status", "workers", "tasks", "uptime"],

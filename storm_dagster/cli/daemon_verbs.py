@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 import click
@@ -17,6 +18,7 @@ from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.model.conf import ClusterConf, load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.exposure import check_exposure, make_private
+from storm_dagster.model.host import require_linux
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
@@ -130,17 +132,28 @@ def spark(invocation: Invocation, warm_up: str | None) -> None:
 
 
 def _run_first_jobs(conf: ClusterConf, remote: str) -> None:
-    """Warms the server up in the placement's pinned session; in one of its own before there is a cluster."""
+    """Warms the server up in the placement's pinned session; in one of its own before there is a cluster.
+
+    It loads while the server starts, for which it then waits.
+    """
+    import storm_dagster.spark.assignment.pipeline  # noqa: F401
+    from storm_dagster.cli.dev.plan import PLACED
+    from storm_dagster.cli.dev.readiness import listens
+    from storm_dagster.spark.session import host_and_port
     from storm_dagster.spark.warm_up import warm_cluster, warm_up
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
+    host, port = host_and_port(remote)
+    deadline = time.monotonic() + 180.0
+    while not listens(port, host) and time.monotonic() < deadline:
+        time.sleep(0.1)
     try:
         cluster = StormClusterState.open(conf.values)
     except StormDagsterError:
         warm_up(remote)
         return
     try:
-        warm_cluster({**conf.values, "spark.remote": remote}, cluster)
+        warm_cluster({**conf.values, "spark.remote": remote}, cluster, lambda: click.echo(PLACED))
     finally:
         cluster.disconnect()
 
@@ -208,6 +221,7 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
+    require_linux("a process for warm runs")
     configure_daemon_logging(home, "warm-runs", "0", invocation.conf["storm.log.level"])
     record = RunFile.write(home, "warm-runs", "0")
     from storm_dagster.launcher.zygote import run

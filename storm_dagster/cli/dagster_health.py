@@ -1,12 +1,18 @@
-"""Is the cluster's Dagster well: its webserver, its storage, its daemon? Asked over HTTP, without importing dagster."""
+"""Is the cluster's Dagster well: its webserver, code location, storage, daemon? Asked over HTTP, without importing dagster."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
-import httpx
+import yaml
 
 from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_trouble
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.instance_advice import instance_advice
+from storm_dagster.nimbus.dagster_client import location_trouble
+from storm_dagster.nimbus.dagster_queries import LOCATIONS
+from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
 
 __all__ = ["DagsterFinding", "look_at_dagster"]
 
@@ -16,41 +22,66 @@ DagsterFinding = tuple[Literal["ok", "warning", "broken"], str, str]
 # Reads runs and heartbeats: both lie in the storage.
 _QUERY = """
 { runsOrError(limit: 1) { __typename ... on PythonError { message } }
-  instance { daemonHealth { allDaemonStatuses { daemonType required healthy } } } }
+  instance { info daemonHealth { allDaemonStatuses { daemonType required healthy } } } }
 """
 
 
-def look_at_dagster(url: str, timeout: float = 8.0) -> DagsterFinding:
-    """What the Dagster whose GraphQL answers at ``url`` says of itself within ``timeout`` seconds."""
+def look_at_dagster(conf: Any, timeout: float = 8.0) -> Iterator[DagsterFinding]:
+    """What the Dagster of ``dagster.graphql.*`` says of itself, each question within ``timeout`` seconds.
+
+    Asked with nimbus's credentials. The first finding is the worst; the advice on its settings comes last. Nothing
+    when no Dagster is configured.
+    """
+    transport = None
     try:
-        answer = httpx.post(url, json={"query": _QUERY}, timeout=timeout, trust_env=False)
-        document = answer.json()
-    except httpx.TimeoutException:
-        return (
-            "broken",
-            f"{url} did not answer within {timeout:g} s",
-            f"look at its webserver's log; {STORAGE_REMEDY}",
-        )
-    except (httpx.HTTPError, ValueError) as error:
-        return (
-            "broken",
-            f"{url} does not answer ({error or type(error).__name__})",
-            "start its webserver, or set dagster.graphql.url",
-        )
-    trouble = storage_trouble(document)
-    if trouble is not None:
-        return "broken", f"Dagster's storage does not answer: {trouble}", STORAGE_REMEDY
+        access = DagsterAccess.of(conf)
+        if access is None:
+            return
+        transport = DagsterTransport(lambda: access, timeout=timeout)
+        document = transport.post(access.url, {"query": _QUERY})
+        trouble = storage_trouble(document)
+        if trouble is not None:
+            yield "broken", f"Dagster's storage does not answer: {trouble}", STORAGE_REMEDY
+            return
+        seen = transport.graphql(LOCATIONS, {}, "workspaceOrError")
+    except StormDagsterError as error:
+        yield "broken", error.message, "mend what it names"
+        return
+    finally:
+        if transport is not None:
+            transport.close()
     try:
         if document["data"]["runsOrError"]["__typename"] != "Runs":
             raise KeyError(document["data"]["runsOrError"])
-        rows: list[dict[str, Any]] = document["data"]["instance"]["daemonHealth"]["allDaemonStatuses"]
+        instance: dict[str, Any] = document["data"]["instance"]
+        rows: list[dict[str, Any]] = instance["daemonHealth"]["allDaemonStatuses"]
     except (KeyError, TypeError):
-        return "broken", f"{url} answered {str(document)[:300]}", "look at its webserver's log"
+        yield "broken", f"{access.url} answered {str(document)[:300]}", "look at its webserver's log"
+        return
+    error = location_trouble(
+        "submissions fail",
+        seen.get("locationEntries") or [],
+        repositoryLocationName=conf["dagster.location"],
+        repositoryName=conf["dagster.repository"],
+    )
     ill = sorted(str(row["daemonType"]).lower() for row in rows if row["required"] and not row["healthy"])
-    if ill:
-        return (
+    if error is not None:
+        yield "broken", error.message, "mend what it names"
+    elif ill:
+        yield (
             "warning",
             f"its daemon does not report ({', '.join(ill)})",
             "start dagster-daemon: without it no sensor and no schedule runs",
         )
-    return "ok", f"{url} answers, storage and daemon too", ""
+    else:
+        yield "ok", f"{access.url} answers, storage, code location and daemon too", ""
+    try:
+        settings = yaml.safe_load(instance.get("info") or "{}")
+    except yaml.YAMLError:
+        return
+    for advice in instance_advice(settings if isinstance(settings, dict) else {}):
+        yield (
+            "ok",
+            f"could be better: {advice.setting} is {advice.now}",
+            f"{advice.better}: {advice.gain}; it costs: {advice.cost}",
+        )

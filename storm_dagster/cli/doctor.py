@@ -5,42 +5,62 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import click
 
 from storm_dagster.cli.dagster_health import look_at_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_json, print_table
+from storm_dagster.cli.process_states import healing_sensor
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.spark_token import derived_spark_token
 
 __all__ = ["COMMANDS", "Finding"]
 
 Finding = tuple[Literal["ok", "warning", "broken"], str, str]
 """State, what was found, and how to mend it."""
+_SPARK_SECS = 20.0
+
+
+def _system(invocation: Invocation) -> Iterator[Finding]:
+    if sys.platform == "linux":
+        yield "ok", platform.platform(), ""
+    else:
+        yield (
+            "warning",
+            f"{platform.platform()}: supervisors and workers need Linux",
+            "run them on Linux hosts or in containers; definitions, sensors, client and test harness work here",
+        )
+
+
+def _conf(invocation: Invocation) -> Iterator[Finding]:
+    own = [key for key, origin in invocation.conf.origins.items() if origin != "default"]
+    yield "ok", f"{len(own)} keys set beyond the defaults", ""
 
 
 def _java(invocation: Invocation) -> Iterator[Finding]:
-    from storm_dagster.zk.java import java_command, java_version
+    from storm_dagster.model.java import java_command, java_version
 
     try:
         java = java_command()
     except Unavailable as error:
-        yield (
-            "broken",
-            error.message,
-            (
-                "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; "
-                "macOS: brew install openjdk@17"
-            ),
+        # Only the embedded ZooKeeper and Spark run on it.
+        elsewhere = invocation.conf_dir is not None and bool(invocation.conf.get("spark.remote"))
+        mend = (
+            "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; "
+            "macOS: brew install openjdk@17"
         )
+        yield "warning" if elsewhere else "broken", error.message, mend
         return
     yield "ok", f"{java}, version {java_version(java)}", ""
 
@@ -93,6 +113,7 @@ def _ports(invocation: Invocation) -> Iterator[Finding]:
         yield "ok", "a cluster runs in this HOME and holds its ports", ""
         return
     conf = invocation.conf
+    held = _held_ports(invocation)
     wanted = {
         "storm.zookeeper.port": conf["storm.zookeeper.port"],
         "nimbus.thrift.port": conf["nimbus.thrift.port"],
@@ -100,8 +121,11 @@ def _ports(invocation: Invocation) -> Iterator[Finding]:
         "spark.connect.port": conf["spark.connect.port"],
         "Dagster's webserver": 3000,
     }
-    taken = [f"{port} ({name})" for name, port in wanted.items() if port and not is_free(port)]
-    taken += [f"{port} (slot)" for port in conf["supervisor.slots.ports"] if not is_free(port)]
+    names = [
+        *((port, name) for name, port in wanted.items()),
+        *((port, "slot") for port in conf["supervisor.slots.ports"]),
+    ]
+    taken = [f"{port} ({name})" for port, name in names if port and port not in held and not is_free(port)]
     if taken:
         yield (
             "warning",
@@ -109,7 +133,32 @@ def _ports(invocation: Invocation) -> Iterator[Finding]:
             "end what listens there, or use `storm-dagster dev --ports auto`",
         )
     else:
-        yield "ok", "the default ports are free", ""
+        yield "ok", "the default ports are free" if not held else "no port is taken by others", ""
+
+
+def _held_ports(invocation: Invocation) -> set[int]:
+    """Ports that the cluster itself holds, as its processes on this machine and its leader know them."""
+    conf = invocation.conf
+    places = {invocation.home, *(Path(place) for place in (conf["storm.local.dir"],) if place)}
+    records = [each for place in places for each in RunFile.read_all(place) if each.alive()]
+    held = {port for record in records for port in record.ports.values()}
+    try:
+        with invocation.nimbus(patience=0.0) as nimbus:
+            seen = nimbus.get("/v1/cluster")
+    except StormDagsterError:
+        return held
+    for row in seen.get("nimbuses", ()):
+        held |= {
+            int(port)
+            for each in (row.get("port"), row.get("http"))
+            if (port := str(each).rpartition(":")[2]).isdigit()
+        }
+    held |= {port for row in seen.get("supervisors", ()) for port in row["ports"]}
+    # Where the cluster's conf says that they are; their own checks say whether they answer.
+    urls = [*conf["storm.zookeeper.servers"], conf.get("spark.remote"), conf.get("dagster.graphql.url")]
+    return held | {
+        port for url in urls if url and (port := urlsplit(url if "://" in url else f"//{url}").port)
+    }
 
 
 def _zookeeper(invocation: Invocation) -> Iterator[Finding]:
@@ -140,16 +189,14 @@ def _spark(invocation: Invocation) -> Iterator[Finding]:
     if remote is None:
         yield "ok", conf.get("spark.master") or "embedded, started by dev", ""
         return
-    host, _, port = remote.partition("://")[2].partition("/")[0].partition(":")
-    try:
-        with socket.create_connection((host, int(port or 15002)), timeout=2.0):
-            yield "ok", f"{remote} accepts connections", ""
-    except (OSError, ValueError) as error:
-        yield (
-            "broken",
-            f"{remote} does not answer ({error})",
-            "start it (`storm-dagster dev` or `storm-dagster spark`), or correct spark.remote",
-        )
+    cluster = ClusterFile.read(invocation.home) if invocation.conf_dir is None else None
+    if cluster is not None and cluster.spark is not None and cluster.spark.starting:
+        yield "ok", f"{remote} is being started by dev; placements wait for it", ""
+        return
+    from storm_dagster.spark.session import ask_version
+
+    version = ask_version(remote, invocation.home, derived_spark_token(conf), _SPARK_SECS)
+    yield "ok", f"{remote} lets us in, Spark {version}", ""
 
 
 def _cluster(invocation: Invocation) -> Iterator[Finding]:
@@ -160,27 +207,27 @@ def _cluster(invocation: Invocation) -> Iterator[Finding]:
         with invocation.nimbus(patience=2.0) as nimbus:
             seen = nimbus.get("/v1/cluster")
     except StormDagsterError as error:
-        yield "broken", error.message, "see HOME/logs/nimbus-*.log; `storm-dagster stop`, then `dev` again"
+        mend = "see HOME/logs/nimbus-*.log; `storm-dagster stop`, then `dev` again"
+        if invocation.conf_dir is not None:
+            seeds = ", ".join(invocation.conf["nimbus.seeds"])
+            mend = (
+                f"look at the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with `storm-dagster nimbus "
+                f"--conf-dir {invocation.conf_dir}`, or correct nimbus.seeds"
+            )
+        yield "broken", error.message, mend
         return
     supervisors = seen.get("supervisors", [])
     if not supervisors:
         yield "broken", "no supervisor is registered", "see HOME/logs/supervisor-*.log"
-    elif not seen.get("healer"):
-        yield (
-            "warning",
-            "no Dagster sensor is armed: the leader heals by itself, more slowly",
-            "start dagster-daemon and turn heartbeat_sensor on",
-        )
     else:
-        yield "ok", f"{len(supervisors)} supervisors, healing sensor armed", ""
+        state, said = healing_sensor(invocation.home, bool(seen.get("healer")))
+        mend = "" if state == "ok" else "start dagster-daemon and turn heartbeat_sensor on"
+        yield state, f"{len(supervisors)} supervisors, {said}", mend
 
 
 def _dagster(invocation: Invocation) -> Iterator[Finding]:
-    url = invocation.conf.get("dagster.graphql.url")
-    if not url:
-        yield "ok", "none is configured (dagster.graphql.url); `dev` starts one", ""
-        return
-    yield look_at_dagster(url)
+    found = list(look_at_dagster(invocation.conf))
+    yield from found or [("ok", "none is configured (dagster.graphql.url); `dev` starts one", "")]
 
 
 def _clock(invocation: Invocation) -> Iterator[Finding]:
@@ -213,8 +260,10 @@ def _disk(invocation: Invocation) -> Iterator[Finding]:
 
 
 _CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
+    "system": _system,
     "Java": _java,
     "packages": _packages,
+    "conf": _conf,
     "ports": _ports,
     "ZooKeeper": _zookeeper,
     "Spark": _spark,
@@ -223,6 +272,8 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
     "clock": _clock,
     "disk": _disk,
 }
+_BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
+"""These have nothing to look at when the conf cannot be read, which is one finding of its own."""
 
 
 @verb("doctor")
@@ -239,7 +290,7 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
     help="With --invariants: seconds for which something must stay broken to count.",
 )
 def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
-    """Check Java, packages, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk; exit 4 when something is broken."""
+    """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk; exit 4 when something is broken."""
     if invariants:
         from storm_dagster.cli.invariants_report import report_invariants
 
@@ -247,6 +298,10 @@ def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
     findings: list[dict[str, Any]] = []
     with Steps("checking", quiet=invocation.json) as steps:
         for name, check in _CHECKS.items():
+            if name in _BY_CONF and any(
+                row["check"] == "conf" and row["state"] == "broken" for row in findings
+            ):
+                continue
             steps.begin(name)
             try:
                 found = list(check(invocation))

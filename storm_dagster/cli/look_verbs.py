@@ -1,10 +1,12 @@
-"""Verbs that only look: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``."""
+"""Verbs that only look: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``state``."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
+import json
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -184,10 +186,49 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
         click.echo(plain(f"warning: {warning}"), err=True)
 
 
+@verb("state")
+@click.argument("name")
+@click.argument("component")
+@click.argument("key", required=False)
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Entries at most."
+)
+@click.option("--after", metavar="TASK:N", help="Go on where an earlier page ended.")
+def state(
+    invocation: Invocation, name: str, component: str, key: str | None, limit: int, after: str | None
+) -> None:
+    """Keyed state of stateful bolt COMPONENT of topology NAME, as its tasks have it now; only KEY, if given.
+
+    KEY is text, or JSON for keys that are numbers or lists.
+    """
+    asked = {"key": key, "limit": limit, "after": after}
+    with invocation.nimbus() as nimbus:
+        document = nimbus.get(
+            f"/v1/topologies/{name}/state/{quote(component, safe='')}",
+            **{part: value for part, value in asked.items() if value is not None},
+        )
+    if invocation.json:
+        print_json(document)
+        return
+    print_table(
+        "",
+        ["task", "key", "value"],
+        [
+            (row["task"], json.dumps(row["key"]), row.get("shown") or json.dumps(row["value"]))
+            for row in document["entries"]
+        ],
+    )
+    if not document["entries"]:
+        click.echo(f"{document['id']} keeps nothing {'for that key' if key else ''} in {component}")
+    if document["next"]:
+        click.echo(f"more: --after {document['next']}", err=True)
+
+
 COMMANDS: dict[str, click.Command] = {
     "conf": conf,
     "supervisors": supervisors,
     "nimbuses": nimbuses,
     "errors": errors,
     "explain": explain,
+    "state": state,
 }

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 
 from storm_dagster.cli.log_setup import configure_logging
 from storm_dagster.cli.output import say
-from storm_dagster.client.http import NimbusClient
+from storm_dagster.client.http import NimbusClient, seed_urls
 from storm_dagster.model.conf import ClusterConf, parse_assignments
 from storm_dagster.model.endpoints import home_dir
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.security import Security
 
 __all__ = ["Invocation", "verb"]
 
@@ -41,10 +46,62 @@ class Invocation:
         return self._conf
 
     def nimbus(self, patience: float = 30.0) -> NimbusClient:
-        """A client of the cluster; the caller closes it."""
+        """A client of the cluster; the caller closes it.
+
+        ``patience`` is for a cluster that is known to exist: its first call raises :class:`Unavailable` at once when
+        no process of HOME lives and neither nimbus nor ZooKeeper is at an address that the conf names.
+        """
         return NimbusClient.of_cluster(
-            self.conf, self.home, conf_dir=self.conf_dir, patience=patience, waiting=say
+            self.conf,
+            self.home,
+            conf_dir=self.conf_dir,
+            patience=patience,
+            waiting=say,
+            require=self._require_cluster if patience > 0 else None,
         )
+
+    def _require_cluster(self) -> None:
+        if self.conf_dir is None and any(record.alive() for record in RunFile.read_all(self.home)):
+            return
+        conf, seeds = self.conf, seed_urls(self.conf)
+        options = Security.of(conf).client_options()
+        # The default address may be another cluster's ZooKeeper.
+        ours = conf.origins["storm.zookeeper.servers"] != "default"
+        servers = conf["storm.zookeeper.servers"] if ours else []
+        with ThreadPoolExecutor(len(seeds) + len(servers) + 1) as pool:
+            found = [pool.submit(_is_nimbus, url, options) for url in seeds]
+            found += [pool.submit(_is_zookeeper, server, conf["storm.zookeeper.port"]) for server in servers]
+            if any(each.result() for each in found):
+                return
+        where = f"the storm.yaml of {self.conf_dir}" if self.conf_dir else f"{self.home} (HOME)"
+        raise Unavailable(
+            f"no cluster is there: looked in {where}, and for a nimbus at {', '.join(seeds)} (nimbus.seeds, "
+            f"{conf.origins['nimbus.seeds']}): start one with `storm-dagster dev`, or name it: --home or "
+            "STORM_DAGSTER_HOME for a local one, --conf-dir with the folder of its storm.yaml, or "
+            "-c nimbus.seeds=[host:port]"
+        )
+
+
+_PROBE_SECS = 1.0
+
+
+def _is_nimbus(url: str, options: Mapping[str, Any]) -> bool:
+    """Whether one is at the URL, frozen or refusing us included."""
+    try:
+        answer = httpx.get(f"{url}/healthz", timeout=_PROBE_SECS, **options)
+        return isinstance(answer.json(), dict)
+    except httpx.ReadTimeout:
+        return True
+    except (httpx.HTTPError, ValueError) as error:
+        # Certificates that do not fit are for its client to tell.
+        return "certificate" in str(error).lower()
+
+
+def _is_zookeeper(server: str, default_port: int) -> bool:
+    from storm_dagster.zk.embedded import server_answers
+
+    host, colon, port = server.rpartition(":")
+    return server_answers(host if colon else server, int(port) if colon else default_port, _PROBE_SECS)
 
 
 def verb(

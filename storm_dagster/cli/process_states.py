@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["ProcessState", "advice", "state_of"]
+__all__ = ["ProcessState", "advice", "healing_sensor", "state_of", "uptime"]
 
 ProcessState = Literal["runs", "frozen", "dead"]
 
@@ -18,10 +21,34 @@ def state_of(record: RunFile) -> ProcessState:
     if not record.alive():
         return "dead"
     try:
-        stat = Path(f"/proc/{record.pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return "runs"  # It ended in this moment, or there is no /proc here.
-    return "frozen" if stat.rpartition(")")[2].split()[0] in ("T", "t") else "runs"
+        stopped = psutil.Process(record.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return "dead"  # It ended in this moment.
+    return "frozen" if stopped else "runs"
+
+
+def uptime(record: RunFile) -> float:
+    """Seconds since the process started; 0 when it ended in this moment."""
+    try:
+        return time.time() - psutil.Process(record.pid).create_time()
+    except psutil.Error:
+        return 0.0
+
+
+_FIRST_TICK_SECS = 120.0
+"""A sensor's first tick comes half a minute after Dagster's daemon, later on a busy machine."""
+
+
+def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], str]:
+    """What there is to say of the sensor that heals; right after ``dev`` nobody can expect one."""
+    if armed:
+        return "ok", "healing sensor armed"
+    if any(
+        each.role == "dev" and each.alive() and uptime(each) < _FIRST_TICK_SECS
+        for each in RunFile.read_all(home)
+    ):
+        return "ok", "the healing sensor is starting; the leader heals by itself meanwhile"
+    return "warning", "no healing sensor is armed: the leader heals by itself, more slowly"
 
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:

@@ -16,10 +16,12 @@ import yaml
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_json, print_table
 from storm_dagster.model.conf import parse_assignments, validate_conf
+from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 
 __all__ = ["COMMANDS", "submission_conf"]
+_BUSY = ("STARTED", "STARTING", "IN_PROGRESS")
 
 
 def _conf_file(path: Path) -> dict[str, Any]:
@@ -106,6 +108,13 @@ def submit(
     from storm_dagster.client.submission import submit_target
 
     with invocation.nimbus() as nimbus, Steps(f"submitting {target}", quiet=invocation.json) as steps:
+
+        def hear(step: str, state: str) -> None:
+            steps.hear(step, state)
+            cluster = ClusterFile.read(invocation.home) if step == "assignment" else None
+            if state in _BUSY and cluster is not None and cluster.spark and cluster.spark.starting:
+                steps.note(step, "waits for Spark, which dev is starting")
+
         done = submit_target(
             nimbus,
             target,
@@ -119,7 +128,7 @@ def submit(
             allow_degraded=allow_degraded,
             wait=invocation.wait,
             timeout=timeout,
-            progress=steps.hear,
+            progress=hear,
         )
         if invocation.wait:
             steps.done("tasks", "all run")

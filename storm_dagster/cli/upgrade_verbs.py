@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, print_json
+from storm_dagster.cli.output import Steps, plain, print_json
 from storm_dagster.cli.submit_verbs import submission_conf
 from storm_dagster.client.upgrades import (
     Change,
@@ -23,9 +25,15 @@ from storm_dagster.model.errors import InvalidRequest
 __all__ = ["COMMANDS"]
 
 
-def _answer(invocation: Invocation, done: Change) -> None:
+def _answer(invocation: Invocation, done: Change, would: str | None = None) -> None:
+    """Print what was done, or with ``--dry-run`` what ``would`` be."""
     if invocation.json:
-        print_json(done.to_document())
+        print_json({**done.to_document(), **({"dry_run": True, "would": would} if would else {})})
+        return
+    for key, value in (done.conf or {}).items():
+        click.echo(plain(f"{key}: {_shown(value['old'])} -> {_shown(value['new'])}"))
+    if would:
+        click.echo(f"would {would} {done.id} ({done.status})")
         return
     run = f" (run {done.run_id})" if done.run_id else ""
     click.echo(f"{done.id or done.name} is {done.status}{run}, {done.seconds:.1f} s")
@@ -34,27 +42,17 @@ def _answer(invocation: Invocation, done: Change) -> None:
             click.echo(f"  {worker}  {state}")
 
 
-def _dry_run(invocation: Invocation, name: str, action: str, body: dict[str, Any] | None = None) -> None:
-    """Say what would be done: the leader checks the request as far as it can without the new code."""
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str)
+
+
+def _dry_run(invocation: Invocation, name: str, action: str, body: Mapping[str, Any] | None = None) -> None:
+    """Say what would be done without new code."""
     with invocation.nimbus() as nimbus:
-        if body is None:
-            now = nimbus.get(f"/v1/topologies/{name}")
-            answer = {"id": now["id"], "name": now["name"], "status": now["status"]}
-        else:
-            answer = nimbus.post(f"/v1/topologies/{name}/{action}", {**body, "dry_run": True}, repeat=False)
-    document = {
-        "id": answer["id"],
-        "name": answer["name"],
-        "status": answer["status"],
-        "run_id": None,
-        "seconds": 0.0,
-        "dry_run": True,
-        "would": action,
-    }
-    if invocation.json:
-        print_json(document)
-    else:
-        click.echo(f"would {action} {document['id']} ({document['status']})")
+        answer = nimbus.post(
+            f"/v1/topologies/{name}/{action}", {**(body or {}), "dry_run": True}, repeat=False
+        )
+    _answer(invocation, Change(answer["id"], answer["name"], answer["status"], None), action)
 
 
 def _code_options(function: Any) -> Any:
@@ -92,9 +90,6 @@ def update(
     timeout: float,
 ) -> None:
     """Run TARGET in the place of topology NAME (hot deploy); until it stands ready the old one is not touched."""
-    if invocation.dry_run:
-        _dry_run(invocation, name, "update")
-        return
     conf = submission_conf(invocation, pairs, conf_file)
     with invocation.nimbus() as nimbus, Steps(f"updating {name}", quiet=invocation.json) as steps:
         done = update_topology(
@@ -110,8 +105,9 @@ def update(
             wait=invocation.wait,
             timeout=timeout,
             progress=steps.hear,
+            dry_run=invocation.dry_run,
         )
-    _answer(invocation, done)
+    _answer(invocation, done, "update" if invocation.dry_run else None)
 
 
 @verb("gray-upgrade", changes=True)
@@ -142,9 +138,13 @@ def gray(
     conf = submission_conf(invocation, pairs, conf_file)
     if target is None and (conf or requirements):
         raise InvalidRequest("--conf, --conf-file and --requirements belong to new code: give TARGET")
-    if invocation.dry_run:
-        body = {"number": number or 0, "component": component, "workers": list(chosen)}
-        _dry_run(invocation, name, "gray-upgrade", body if target is None else None)
+    if invocation.dry_run and target is None:
+        _dry_run(
+            invocation,
+            name,
+            "gray-upgrade",
+            {"number": number or 0, "component": component, "workers": list(chosen)},
+        )
         return
     with invocation.nimbus() as nimbus, Steps(f"upgrading {name}", quiet=invocation.json) as steps:
         done = gray_upgrade(
@@ -163,8 +163,9 @@ def gray(
             wait=invocation.wait,
             timeout=timeout,
             progress=steps.hear,
+            dry_run=invocation.dry_run,
         )
-    _answer(invocation, done)
+    _answer(invocation, done, "gray-upgrade" if invocation.dry_run else None)
 
 
 @verb("complete-upgrade", changes=True)
@@ -172,7 +173,7 @@ def gray(
 def complete(invocation: Invocation, name: str) -> None:
     """End the upgrade of topology NAME: its code is the topology's. Other workers get it at their next start."""
     if invocation.dry_run:
-        _dry_run(invocation, name, "complete-upgrade", {})
+        _dry_run(invocation, name, "complete-upgrade")
         return
     with invocation.nimbus() as nimbus, Steps(f"completing {name}", quiet=invocation.json) as steps:
         done = complete_upgrade(nimbus, name, wait=invocation.wait, progress=steps.hear)
@@ -184,7 +185,7 @@ def complete(invocation: Invocation, name: str) -> None:
 def rollback(invocation: Invocation, name: str) -> None:
     """Take every upgraded worker of topology NAME back to the former code."""
     if invocation.dry_run:
-        _dry_run(invocation, name, "rollback", {})
+        _dry_run(invocation, name, "rollback")
         return
     with invocation.nimbus() as nimbus, Steps(f"rolling {name} back", quiet=invocation.json) as steps:
         done = roll_back(nimbus, name, wait=invocation.wait, progress=steps.hear)

@@ -75,11 +75,16 @@ class NimbusClient:
         thing: str = "the cluster",
         security: Security | None = None,
         waiting: Callable[[str], None] | None = None,
+        require: Callable[[], None] | None = None,
     ) -> None:
-        """``waiting`` hears once what a call waits for, when it has waited for three seconds."""
+        """``waiting`` hears once what a call waits for, when it has waited for three seconds.
+
+        ``require`` is asked before the first look for a leader, and raises when there is no cluster to wait for.
+        """
         self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
         self._patience = patience
         self._waiting = waiting
+        self._require = require
         self._thing = thing
         self._leader: str | None = None
         # Proxies of the environment are for the outside world, not for the cluster.
@@ -95,6 +100,7 @@ class NimbusClient:
         conf_dir: Path | None = None,
         patience: float = 30.0,
         waiting: Callable[[str], None] | None = None,
+        require: Callable[[], None] | None = None,
     ) -> NimbusClient:
         """The client of the cluster in ``home`` (``cluster.json``), else of ``nimbus.seeds`` of ``conf``.
 
@@ -112,9 +118,10 @@ class NimbusClient:
         return NimbusClient(
             urls,
             patience=patience,
-            thing=f"the cluster of {folder}",
+            thing=f"the cluster of {conf_dir or folder}",
             security=Security.of(conf),
             waiting=waiting,
+            require=require,
         )
 
     def close(self) -> None:
@@ -160,6 +167,9 @@ class NimbusClient:
         """Base URL of the leader; waits for one, :class:`Unavailable` when the patience ends."""
         if self._leader is not None:
             return self._leader
+        if self._require is not None:
+            self._require()
+            self._require = None
         began = time.monotonic()
         deadline = began + self._patience if deadline is None else deadline
         told = self._waiting is None
@@ -174,11 +184,6 @@ class NimbusClient:
                 told = True
                 self._waiting(f"waiting up to {self._patience:g} s for a leading nimbus ({seen})")
             time.sleep(_PAUSE)
-
-    def reachable(self) -> bool:
-        """Whether a leader answers right now."""
-        self._leader = None
-        return self._look()[0] is not None
 
     # -- calls --------------------------------------------------------------------------------------------
     @staticmethod

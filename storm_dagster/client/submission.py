@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,12 @@ def submit_uploaded(
     timeout: float = 300.0,
     started: float | None = None,
     progress: Progress | None = None,
+    look: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Submission:
     """Start the submission of an upload; with ``wait`` return when all tasks run.
 
-    A repeated call with the same token gives the same topology. ``timeout`` (seconds) bounds the waiting.
+    A repeated call with the same token gives the same topology. ``timeout`` (seconds) bounds the waiting, and
+    ``look`` is that of :func:`wait_for_run`.
     """
     started = time.monotonic() if started is None else started
     answer = nimbus.post(
@@ -89,7 +91,7 @@ def submit_uploaded(
         return Submission(name, token, run_id, None, None, time.monotonic() - started, uploaded.sent)
     deadline = started + timeout
     if run_id:
-        wait_for_run(nimbus, run_id, deadline=deadline, progress=progress)
+        wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, look=look)
     document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
     return Submission(
         name,

@@ -29,6 +29,8 @@ class Change:
     seconds: float = 0.0
     upgrade: Mapping[str, Any] | None = None
     """What the upgrade has come to (``show --json``); ``None`` when none is under way."""
+    conf: Mapping[str, Any] | None = None
+    """What the new code changes in the conf: key -> ``{"old", "new"}``."""
 
     def to_document(self) -> dict[str, Any]:
         """What changing verbs print."""
@@ -41,6 +43,8 @@ class Change:
         }
         if self.upgrade is not None:
             document["upgrade"] = dict(self.upgrade)
+        if self.conf is not None:
+            document["conf"] = dict(self.conf)
         return document
 
 
@@ -62,7 +66,10 @@ def _upload(
 
 def _ask(nimbus: NimbusClient, name: str, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
     given = {key: value for key, value in body.items() if value not in (None, "", [], ())}
-    return nimbus.post(f"/v1/topologies/{check_topology_name(name)}/{verb}", given, repeat=False)
+    answer = nimbus.post(f"/v1/topologies/{check_topology_name(name)}/{verb}", given, repeat=False)
+    if given.get("dry_run") and "handle" in given:
+        nimbus.request("DELETE", f"/v1/uploads/{given['handle']}")
+    return answer
 
 
 def _change(
@@ -77,6 +84,7 @@ def _change(
         run_id=answer.get("run_id"),
         seconds=time.monotonic() - started,
         upgrade=now.get("upgrade"),
+        conf=answer.get("conf"),
     )
 
 
@@ -94,19 +102,26 @@ def update_topology(
     wait: bool = True,
     timeout: float = 300.0,
     progress: Progress | None = None,
+    dry_run: bool = False,
 ) -> Change:
     """Hot deploy: TARGET runs in the place of the topology of that name, under a new id.
 
     With ``wait`` it returns when all tasks of the new one run. Whatever is wrong with the new code is raised, as the
-    error of its kind, and the old topology runs on.
+    error of its kind, and the old topology runs on. Conf that was given at earlier submissions and not in ``conf``
+    is kept (``topology.update.keep.conf``). ``dry_run`` only says what the new code changes in the conf.
     """
     started = time.monotonic()
     nimbus.get(f"/v1/topologies/{check_topology_name(name)}")
     handle = _upload(nimbus, target, args, conf, home, requirements, progress)
-    body = {"handle": handle, "token": token or uuid.uuid4().hex, "allow_degraded": allow_degraded or None}
+    body = {
+        "handle": handle,
+        "token": token or uuid.uuid4().hex,
+        "allow_degraded": allow_degraded or None,
+        "dry_run": dry_run or None,
+    }
     answer = _ask(nimbus, name, "update", body)
     document = None
-    if wait:
+    if wait and not dry_run:
         deadline = started + timeout
         if answer.get("run_id"):
             wait_for_run(nimbus, answer["run_id"], deadline=deadline, progress=progress)
@@ -131,11 +146,13 @@ def gray_upgrade(
     wait: bool = True,
     timeout: float = 300.0,
     progress: Progress | None = None,
+    dry_run: bool = False,
 ) -> Change:
     """Run the new code of TARGET on some workers first; without TARGET, take the next batch of workers.
 
     ``workers`` (``host:port``) count before ``component``, that before ``number``. With ``wait`` it returns when the
     batch runs the new code; when that code ends a worker meanwhile the upgrade is rolled back and the reason raised.
+    ``conf`` and ``dry_run`` as of :func:`update_topology`.
     """
     started = time.monotonic()
     nimbus.get(f"/v1/topologies/{check_topology_name(name)}")
@@ -147,10 +164,11 @@ def gray_upgrade(
         "component": component,
         "workers": list(workers),
         "allow_degraded": allow_degraded or None,
+        "dry_run": dry_run or None,
     }
     answer = _ask(nimbus, name, "gray-upgrade", body)
     document = None
-    if wait:
+    if wait and not dry_run:
         if answer.get("run_id"):
             wait_for_run(nimbus, answer["run_id"], deadline=started + timeout, progress=progress)
         document = nimbus.get(f"/v1/topologies/{name}")

@@ -30,11 +30,17 @@ def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
 
 
 def wait_for_run(
-    nimbus: NimbusClient, run_id: str, *, deadline: float, progress: Progress | None = None
+    nimbus: NimbusClient,
+    run_id: str,
+    *,
+    deadline: float,
+    progress: Progress | None = None,
+    look: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The finished run's document; the typed error of a run that failed.
 
-    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on).
+    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). ``look`` sees each
+    document until then; what it raises ends the wait.
     """
     told: dict[str, str] = {}
     pause = 0.1
@@ -49,9 +55,12 @@ def wait_for_run(
             if document.get("status") != "SUCCESS":
                 raise _run_error(run_id, document)
             return document
+        look(document)
         if time.monotonic() >= deadline:
+            queued = document.get("status") == "QUEUED"
+            where = " (the run queue is full: see concurrency.runs.max_concurrent_runs)" if queued else ""
             raise Unavailable(
-                f"run {run_id} is still {document.get('status')}: it goes on; look at it in the Dagster UI "
+                f"run {run_id} is still {document.get('status')}{where}: it goes on; look at it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
             )
         time.sleep(pause)

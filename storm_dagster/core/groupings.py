@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import cycle
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,7 +20,6 @@ __all__ = [
     "fields_chooser",
     "global_chooser",
     "partial_key_chooser",
-    "shuffle_chooser",
     "stable_hash",
 ]
 
@@ -129,14 +127,6 @@ def partial_key_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[
         return targets[chosen]
 
     return choose
-
-
-def shuffle_chooser(targets: Sequence[T], offset: int = 0) -> Choose[T]:
-    """The targets in turn, from ``offset`` on, so that emitters with different offsets do not march in step."""
-    targets = tuple(targets)
-    start = offset % len(targets)
-    turn = cycle(targets[start:] + targets[:start]).__next__
-    return lambda values: turn()
 
 
 def global_chooser(targets: Sequence[T]) -> Choose[T]:

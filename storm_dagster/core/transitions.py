@@ -22,7 +22,6 @@ __all__ = [
     "apply_event",
     "delay_of",
     "due_actions",
-    "is_allowed",
 ]
 
 Event = Literal[
@@ -83,11 +82,6 @@ _REMEDY: Mapping[TopologyStatus, str] = {
     "UPGRADING": "complete the upgrade or roll it back first",
     "ROLLBACK": "wait until the rollback ends",
 }
-
-
-def is_allowed(status: TopologyStatus, event: Event) -> bool:
-    """Whether a topology of that status takes that event."""
-    return event in _TABLE[status]
 
 
 def delay_of(asked: int | None, message_timeout_secs: int) -> int:

@@ -1,14 +1,17 @@
 """Storm in Dagster: assets, jobs, sensors, schedules, checks and resources of one cluster.
 
-``defs`` is what a code location loads (``definitions.py`` re-exports it); :func:`build_storm_defs` builds the
-same for a cluster of your choice.
+``defs`` is a whole code location (``definitions.py`` re-exports it, `storm-dagster dev` loads it);
+:func:`build_storm_defs` is for a project of your own.
 """
 
 from __future__ import annotations
 
-import dagster as dg
+from storm_dagster.model.host import needs
 
-from storm_dagster.defs.build import build_storm_defs
+with needs("storm_dagster.defs"):
+    import dagster as dg
+
+    from storm_dagster.defs.build import build_storm_defs
 
 __all__ = ["build_storm_defs", "defs"]
 
@@ -16,4 +19,5 @@ __all__ = ["build_storm_defs", "defs"]
 @dg.definitions
 def defs() -> dg.Definitions:
     """Definitions of the cluster of ``STORM_DAGSTER_HOME``."""
-    return build_storm_defs()
+    own = build_storm_defs(resource_prefix="", local_cluster=True)
+    return dg.Definitions.merge(own, dg.Definitions(executor=dg.in_process_executor))

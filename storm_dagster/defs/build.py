@@ -7,30 +7,44 @@ from typing import Any, Literal
 
 import dagster as dg
 
+from storm_dagster.defs.binding import cluster_key
 from storm_dagster.defs.checks import build_checks
 from storm_dagster.defs.cluster_assets import build_cluster_assets
 from storm_dagster.defs.cluster_jobs import build_cluster_jobs
 from storm_dagster.defs.cluster_resources import SupervisorsResource, WorkersResource
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.heartbeat_sensor import build_heartbeat_sensor
-from storm_dagster.defs.inbox_cleanup import clean_inbox, inbox_cleanup_schedule
-from storm_dagster.defs.keys import ASSIGNMENT, PUBLISHED_ASSIGNMENT, REBALANCE_JOB, STAGES, SUBMIT_JOB
+from storm_dagster.defs.history import build_prune_history
+from storm_dagster.defs.inbox_cleanup import build_inbox_cleanup
+from storm_dagster.defs.keys import (
+    ASSIGNMENT,
+    PUBLISHED_ASSIGNMENT,
+    REBALANCE_JOB,
+    STAGES,
+    SUBMIT_JOB,
+    TOPOLOGY_STATS,
+)
 from storm_dagster.defs.lifecycle_jobs import build_lifecycle_jobs
-from storm_dagster.defs.lifecycle_sensor import lifecycle_sensor
-from storm_dagster.defs.metrics_rollup import metrics_rollup_schedule, roll_up_metrics
+from storm_dagster.defs.lifecycle_sensor import build_lifecycle_sensor
+from storm_dagster.defs.metrics_rollup import ROLLUP_JOB, build_metrics_rollup
 from storm_dagster.defs.nimbus_resource import NimbusResource
 from storm_dagster.defs.observation_sensors import build_observation_sensors
 from storm_dagster.defs.reassign_job import build_reassign_job
-from storm_dagster.defs.rebalance_schedule import rebalance_schedule
+from storm_dagster.defs.rebalance_schedule import build_rebalance_schedule
 from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.defs.submission_assets import build_submission_assets
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
 from storm_dagster.defs.upgrade_jobs import build_upgrade_jobs
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.errors import InvalidRequest
 
 __all__ = ["build_storm_defs", "build_storm_resources"]
 
+_RUNNING = dg.DefaultSensorStatus.RUNNING
+
 
 def build_storm_resources(
+    names: DagsterNames | None = None,
     *,
     home: str | None = None,
     conf_dir: str | None = None,
@@ -39,10 +53,11 @@ def build_storm_resources(
     spawn: bool = False,
     asset_keys: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """The six resources of one cluster, by the names under which our jobs, sensors and schedules ask for them.
+    """The six resources of one cluster, by the keys under which our jobs, sensors and schedules ask for them.
 
-    For a code location that uses a sensor or schedule alone; :func:`build_storm_defs` brings its own. The
-    arguments are its.
+    For a code location that uses a sensor or schedule alone; :func:`build_storm_defs` brings its own. ``names``
+    decide about the keys, ``storm_zookeeper`` and so on by default; the other arguments are those of
+    :func:`build_storm_defs`.
     """
     where: dict[str, Any] = {
         "home": home,
@@ -51,7 +66,7 @@ def build_storm_resources(
         "spawn": spawn,
         "asset_keys": dict(asset_keys or {}),
     }
-    return {
+    made = {
         "zookeeper": ZooKeeperResource(**where),
         "blobstore": BlobStoreResource(**where, local_dir=blob_dir),
         "nimbus": NimbusResource(**where),
@@ -59,10 +74,15 @@ def build_storm_resources(
         "supervisors": SupervisorsResource(**where),
         "workers": WorkersResource(**where),
     }
+    return {(names or DagsterNames()).resource(key): resource for key, resource in made.items()}
 
 
 def build_storm_defs(
     *,
+    cluster: str | None = None,
+    resource_prefix: str = "storm_",
+    default_status: dg.DefaultSensorStatus = _RUNNING,
+    local_cluster: bool = False,
     home: str | None = None,
     conf_dir: str | None = None,
     overrides: Mapping[str, Any] | None = None,
@@ -74,45 +94,59 @@ def build_storm_defs(
 ) -> dg.Definitions:
     """Definitions for one cluster: assets, checks, jobs, sensors, schedules and resources.
 
-    Merge them into your own: ``dg.Definitions.merge(mine, build_storm_defs(home="/srv/storm"))``.
+    Merge them into your own: ``dg.Definitions.merge(mine, build_storm_defs(home="/srv/storm"))``. They set nothing
+    global: no executor, and no resource whose key does not begin with ``resource_prefix``. A second cluster beside
+    the first gets a name: with ``cluster="prod"`` every name begins with ``prod_``, asset keys with ``prod``, and
+    the partitions are its own; set ``dagster.cluster: prod`` in the conf of its nimbus, which launches by name.
+    ``default_status`` is that of all sensors and schedules; ``local_cluster`` adds the jobs that start and stop a
+    cluster on this machine.
 
     The cluster is the one of ``conf_dir``, else of ``home``, else of ``STORM_DAGSTER_HOME``; ``overrides``
     are conf keys laid over it. ``blob_dir`` uses a local blob store without a nimbus (tests, repairs), and
-    ``tick_secs`` bounds a tick of the heartbeat sensor; ``resources`` replace those of the same name.
+    ``tick_secs`` bounds a tick of the heartbeat sensor; ``resources`` replace ours (``zookeeper``, ``spark`` ...).
     ``translator`` changes keys, groups, owners and tags; ``spawn`` (development) starts a local cluster in
     ``home``, detached, at the first use that finds none. Nothing is connected to here: the cluster is looked
     up by each run and tick, so that definitions load while it is down.
     """
-    assets = [*build_submission_assets(), *build_cluster_assets()]
+    names = DagsterNames(cluster, resource_prefix)
+    schedule_status = dg.DefaultScheduleStatus(default_status.value)
+    topology_stats, metrics_rollup_schedule = build_metrics_rollup(names, schedule_status)
+    assets = [*build_submission_assets(names), *build_cluster_assets(names), topology_stats]
+    first = len(names.asset_path(()))
+    plain = [dg.AssetKey(list(spec.key.path)[first:]) for asset in assets for spec in _specs(asset)]
     translation = translate(
         translator or StormTranslator(),
-        (StormAsset(_kind(spec.key), spec) for asset in assets for spec in _specs(asset)),
+        (StormAsset(_kind(spec), spec) for asset in assets for spec in _specs(asset)),
     )
-    stages = [translation.key(key) for key in STAGES]
+    # Our runs and sensors know the plain keys.
+    shown = {key: translation.key(cluster_key(names, key)) for key in plain}
+    clean_inbox, inbox_cleanup_schedule = build_inbox_cleanup(names, schedule_status)
+    prune_history, prune_history_schedule = build_prune_history(names, schedule_status)
     submission = [
         dg.define_asset_job(
-            SUBMIT_JOB,
+            names.name(SUBMIT_JOB),
             # Checks would be steps of their own; a submission has exactly six.
-            selection=dg.AssetSelection.assets(*stages).without_checks(),
+            selection=dg.AssetSelection.assets(*(shown[key] for key in STAGES)).without_checks(),
             executor_def=dg.in_process_executor,
             description="Submit a topology: its name is the partition. By hand, fill in `target`.",
         ),
         dg.define_asset_job(
-            REBALANCE_JOB,
+            names.name(REBALANCE_JOB),
             selection=dg.AssetSelection.assets(
-                translation.key(ASSIGNMENT), translation.key(PUBLISHED_ASSIGNMENT)
+                shown[ASSIGNMENT], shown[PUBLISHED_ASSIGNMENT]
             ).without_checks(),
             executor_def=dg.in_process_executor,
             description="Change the parallelism or spread of a running topology (its name is the partition), live.",
         ),
     ]
     own = build_storm_resources(
+        names,
         home=home,
         conf_dir=conf_dir,
         overrides=overrides,
         blob_dir=blob_dir,
         spawn=spawn,
-        asset_keys=translation.renamed(),
+        asset_keys={key.to_user_string(): new.to_user_string() for key, new in shown.items() if new != key},
     )
     return dg.Definitions(
         assets=[
@@ -121,29 +155,50 @@ def build_storm_defs(
             else translation.specs[asset.key]
             for asset in assets
         ],
-        asset_checks=[translation.of_definition(check) for check in build_checks()],
+        asset_checks=[translation.of_definition(check) for check in build_checks(names)],
         jobs=[
             *submission,
-            *build_lifecycle_jobs(),
-            *build_upgrade_jobs(),
-            build_reassign_job(),
-            *build_cluster_jobs(),
+            *build_lifecycle_jobs(names),
+            *build_upgrade_jobs(names),
+            build_reassign_job(names),
+            *(build_cluster_jobs(names) if local_cluster else ()),
             clean_inbox,
-            roll_up_metrics,
+            prune_history,
+            dg.define_asset_job(
+                names.name(ROLLUP_JOB),
+                selection=dg.AssetSelection.assets(shown[TOPOLOGY_STATS]),
+                executor_def=dg.in_process_executor,
+                description="Store and roll up what the components did in an hour, with PySpark.",
+            ),
         ],
         sensors=[
-            build_heartbeat_sensor(tick_secs=tick_secs),
-            lifecycle_sensor,
-            *build_observation_sensors(),
+            build_heartbeat_sensor(names, tick_secs=tick_secs, default_status=default_status),
+            build_lifecycle_sensor(names, default_status),
+            *build_observation_sensors(names, default_status),
         ],
-        schedules=[rebalance_schedule, inbox_cleanup_schedule, metrics_rollup_schedule],
-        resources={**own, **(resources or {})},
-        executor=dg.in_process_executor,
+        schedules=[
+            build_rebalance_schedule(names, in_cluster_location=True, default_status=schedule_status),
+            inbox_cleanup_schedule,
+            metrics_rollup_schedule,
+            prune_history_schedule,
+        ],
+        resources={**own, **_replaced(names, own, resources or {})},
     )
 
 
-def _kind(key: dg.AssetKey) -> Literal["stage", "cluster"]:
-    return "stage" if key in STAGES else "cluster"
+def _replaced(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the caller gives in place of ours, named with or without the prefix."""
+    found = {key if key in own else names.resource(key): resource for key, resource in given.items()}
+    if unknown := sorted(found.keys() - own.keys()):
+        raise InvalidRequest(
+            f"resources={', '.join(unknown)}: ours are {', '.join(own)}; put resources of your own into your own "
+            "Definitions"
+        )
+    return found
+
+
+def _kind(spec: dg.AssetSpec) -> Literal["stage", "cluster"]:
+    return "cluster" if spec.key.path[-2] == "cluster" else "stage"
 
 
 def _specs(asset: dg.AssetsDefinition | dg.AssetSpec) -> list[dg.AssetSpec]:

@@ -7,23 +7,24 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.keys import TOPOLOGY_TAG
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, TOPOLOGY_TAG
+from storm_dagster.defs.operating import Handles
 
 __all__ = ["observe_change"]
 
 
 def observe_change(
     context: dg.OpExecutionContext,
+    handles: Handles,
     verb: str,
     name: str,
     outcome: str,
     metadata: Mapping[str, Any],
-    shown: dg.AssetKey,
 ) -> None:
-    """Record at partition ``name`` of ``shown`` what ``verb`` came to, and tag the run with the topology's name."""
+    """Record at the topology's asset what ``verb`` came to, and tag the run with the topology's name."""
     context.log_event(
         dg.AssetObservation(
-            asset_key=shown,
+            asset_key=handles.zookeeper.asset_key(ACTIVE_TOPOLOGY),
             partition=name,
             description=f"{verb}: {outcome}",
             metadata={"verb": verb, **metadata},

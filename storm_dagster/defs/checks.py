@@ -6,19 +6,27 @@ cluster changes.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.core.invariants import RULES, Facts
+from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, SUPERVISORS, TOPOLOGY_CODE
+from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
+from storm_dagster.defs.keys import (
+    ACTIVE_TOPOLOGY,
+    ASSIGNMENT,
+    PUBLISHED_ASSIGNMENT,
+    SUPERVISORS,
+    TOPOLOGY_CODE,
+)
 from storm_dagster.defs.metadata import notes
 from storm_dagster.defs.operating import Handles, operations
-from storm_dagster.defs.placement_checks import build_placement_checks
-from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.placement_checks import PLACEMENT_CHECKS, placement_check
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.inspection import code_keys, inspect_cluster, stored_hashes
 
@@ -71,10 +79,7 @@ def missing_blobs(view: ClusterView, blobs: BlobStore) -> list[str]:
     return [violation.sentence for violation in rule.check(facts)]
 
 
-def _view_check(name: str) -> dg.AssetChecksDefinition:
-    key, _, description = CHECK_ASSETS[name]
-
-    @dg.asset_check(asset=key, name=name, description=description)
+def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
     def check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
         with step_errors(), zookeeper.cluster() as cluster:
             view = cluster.load_view()
@@ -83,11 +88,6 @@ def _view_check(name: str) -> dg.AssetChecksDefinition:
     return check
 
 
-@dg.asset_check(
-    asset=TOPOLOGY_CODE,
-    name="blobs_present",
-    description="Archive, conf and code of every topology are stored, each with its content hash.",
-)
 def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> dg.AssetCheckResult:
     """Archive, conf and code of every topology are stored, each with its content hash."""
     with step_errors(), zookeeper.cluster() as cluster:
@@ -96,20 +96,10 @@ def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> d
             return result_of("blobs_present", missing_blobs(view, blobs), len(view.topologies))
 
 
-@dg.asset_check(
-    asset=ACTIVE_TOPOLOGY,
-    name="invariants",
-    description="I1 to I8 hold: what `storm-dagster doctor --invariants` asks. Looks for as long as something is broken.",
-)
-def invariants_check(
-    context: dg.AssetCheckExecutionContext,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-) -> dg.AssetCheckResult:
+def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
     """Every invariant of the cluster, in at least two looks."""
-    home = zookeeper.home_path()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    home = handles.zookeeper.home_path()
+    with operations(context, handles) as ops:
         seen = inspect_cluster(ops, home=home if home.is_dir() else None, settle_secs=_SETTLE_SECS)
     return dg.AssetCheckResult(
         passed=seen.sound,
@@ -126,11 +116,34 @@ def invariants_check(
     )
 
 
-def build_checks() -> list[dg.AssetChecksDefinition]:
+_Check = tuple[dg.AssetKey, str, Callable[..., dg.AssetCheckResult]]
+_CHECKS: Mapping[str, _Check] = {
+    **{name: (key, description, _view_check(name)) for name, (key, _, description) in CHECK_ASSETS.items()},
+    "blobs_present": (
+        TOPOLOGY_CODE,
+        "Archive, conf and code of every topology are stored, each with its content hash.",
+        blobs_check,
+    ),
+    "invariants": (
+        ACTIVE_TOPOLOGY,
+        "I1 to I8 hold: what `storm-dagster doctor --invariants` asks. Looks for as long as something is broken.",
+        invariants_check,
+    ),
+    SETTINGS_CHECK: (
+        SUPERVISORS,
+        "The settings of this Dagster instance serve healing and submissions as well as they could; else what to set, "
+        "what it gains and what it costs.",
+        settings_check,
+    ),
+    **{name: (ASSIGNMENT, words, placement_check(name)) for name, (words, _) in PLACEMENT_CHECKS.items()},
+}
+
+
+def build_checks(names: DagsterNames) -> list[dg.AssetChecksDefinition]:
     """All checks."""
     return [
-        *(_view_check(name) for name in CHECK_ASSETS),
-        blobs_check,
-        invariants_check,
-        *build_placement_checks(),
+        dg.asset_check(asset=cluster_key(names, key), name=name, description=description)(
+            bind(function, names)
+        )
+        for name, (key, description, function) in _CHECKS.items()
     ]

@@ -4,59 +4,54 @@ from __future__ import annotations
 
 import dagster as dg
 
-from storm_dagster.defs.keys import INBOX, NIMBUS, OWNER, SUPERVISORS, TOPOLOGIES, TOPOLOGY_STATS, WORKERS
+from storm_dagster.defs.binding import cluster_key
+from storm_dagster.defs.keys import INBOX, NIMBUS, OWNER, SUPERVISORS, TOPOLOGIES, WORKERS
+from storm_dagster.model.dagster_names import DagsterNames
 
 __all__ = ["build_cluster_assets"]
 
+_ASSETS: list[tuple[dg.AssetKey, list[dg.AssetKey], set[str], str]] = [
+    (
+        SUPERVISORS,
+        [],
+        {"zookeeper"},
+        "The supervisors that live now, their slots, and what runs in them. One process on each host; "
+        "observed on change and at most once a minute.",
+    ),
+    (
+        WORKERS,
+        [SUPERVISORS],
+        {"python"},
+        "The slots that hold workers, and which of them run; how long each recovery took. Observed on "
+        "change and at most once a minute.",
+    ),
+    (
+        TOPOLOGIES,
+        [WORKERS],
+        set(),
+        "The topologies that live now, with links to what they do. Observed on change and at most once "
+        "a minute.",
+    ),
+    (NIMBUS, [], {"zookeeper"}, "Who leads the cluster, under which epoch, and which nimbuses follow."),
+    (
+        INBOX,
+        [],
+        set(),
+        "Uploads, stagings and remains of topologies that nobody needs any more; `clean_inbox` removes them.",
+    ),
+]
 
-def build_cluster_assets() -> list[dg.AssetSpec]:
-    """Supervisors and nimbuses, observed by `supervisor_sensor` and `leader_sensor`."""
+
+def build_cluster_assets(names: DagsterNames) -> list[dg.AssetSpec]:
+    """What `supervisor_sensor`, `leader_sensor` and the jobs of the upkeep observe."""
     return [
         dg.AssetSpec(
-            key=SUPERVISORS,
-            group_name="cluster",
-            description="The supervisors that live now, their slots, and what runs in them. One process on each host; "
-            "observed on change and at most once a minute.",
-            kinds={"storm", "zookeeper"},
+            key=cluster_key(names, key),
+            deps=[cluster_key(names, dep) for dep in deps],
+            group_name=names.name("cluster"),
+            description=description,
+            kinds={"storm", *kinds},
             owners=[OWNER],
-        ),
-        dg.AssetSpec(
-            key=WORKERS,
-            deps=[SUPERVISORS],
-            group_name="cluster",
-            description="The worker processes that live now: where, since when, running which tasks; how long each "
-            "recovery took. Observed on change and at most once a minute.",
-            kinds={"storm", "python"},
-            owners=[OWNER],
-        ),
-        dg.AssetSpec(
-            key=TOPOLOGIES,
-            deps=[WORKERS],
-            group_name="cluster",
-            description="The topologies that live now with throughput, latency and errors. Observed on change and at "
-            "most once a minute.",
-            kinds={"storm"},
-            owners=[OWNER],
-        ),
-        dg.AssetSpec(
-            key=NIMBUS,
-            group_name="cluster",
-            description="Who leads the cluster, under which epoch, and which nimbuses follow.",
-            kinds={"storm", "zookeeper"},
-            owners=[OWNER],
-        ),
-        dg.AssetSpec(
-            key=INBOX,
-            group_name="cluster",
-            description="Uploads, stagings and remains of topologies that nobody needs any more; `clean_inbox` removes them.",
-            kinds={"storm"},
-            owners=[OWNER],
-        ),
-        dg.AssetSpec(
-            key=TOPOLOGY_STATS,
-            group_name="cluster",
-            description="Throughput and latency of every component over time, rolled up with PySpark to Parquet.",
-            kinds={"storm", "pyspark", "parquet"},
-            owners=[OWNER],
-        ),
+        )
+        for key, deps, kinds, description in _ASSETS
     ]

@@ -12,10 +12,12 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
 from storm_dagster.defs.handles import ZooKeeperResource
 from storm_dagster.defs.local_cluster import CLUSTER_MARK, local_cluster_runs, run_cli, start_cluster
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import Unavailable
 
@@ -43,8 +45,7 @@ def _cluster_metadata(home: Path, cluster: ClusterFile) -> dict[str, Any]:
     return metadata
 
 
-@dg.op(name="start_local_cluster_op", description=_START, out=dg.Out(dg.Nothing))
-def start_local_cluster_op(
+def start_local_cluster(
     context: dg.OpExecutionContext, config: StartClusterConfig, zookeeper: ZooKeeperResource
 ) -> None:
     """Start the cluster; one that runs already is left as it is."""
@@ -62,8 +63,7 @@ def start_local_cluster_op(
     context.add_output_metadata(_cluster_metadata(home, cluster))
 
 
-@dg.op(name="stop_local_cluster_op", description=_STOP, out=dg.Out(dg.Nothing))
-def stop_local_cluster_op(
+def stop_local_cluster(
     context: dg.OpExecutionContext, config: StopClusterConfig, zookeeper: ZooKeeperResource
 ) -> None:
     """Stop the cluster. When this very Dagster belongs to it, the end comes right after the run's."""
@@ -98,18 +98,9 @@ subprocess.run([sys.argv[1], "-m", "storm_dagster", "stop", "--home", sys.argv[2
 """
 
 
-@dg.job(name="start_local_cluster", description=_START, executor_def=dg.in_process_executor)
-def start_local_cluster() -> None:
-    """The job of one op."""
-    start_local_cluster_op()
-
-
-@dg.job(name="stop_local_cluster", description=_STOP, executor_def=dg.in_process_executor)
-def stop_local_cluster() -> None:
-    """The job of one op."""
-    stop_local_cluster_op()
-
-
-def build_cluster_jobs() -> list[dg.JobDefinition]:
+def build_cluster_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
     """Both jobs."""
-    return [start_local_cluster, stop_local_cluster]
+    return [
+        op_job(names, "start_local_cluster", _START, start_local_cluster),
+        op_job(names, "stop_local_cluster", _STOP, stop_local_cluster),
+    ]

@@ -1,15 +1,13 @@
-"""Pictures of a whole cluster: supervisors x slots, coloured by topology, and curves over time."""
+"""Picture of a whole cluster: supervisors x slots, coloured by topology."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
 
-from storm_dagster.defs.svg import box, clean, colour, document, label, short
+from storm_dagster.defs.svg import bar, box, colour, document, label, legend, short
 
-__all__ = ["DrawnSlot", "DrawnSupervisor", "cluster_picture", "curves_picture"]
+__all__ = ["DrawnSlot", "DrawnSupervisor", "cluster_picture"]
 
 _MARGIN = 12
 _WIDTH = 760
@@ -17,8 +15,6 @@ _ROW = 30
 _LABEL = 84
 _HEADER = 28
 _MOST_SUPERVISORS = 40
-_PLOT_HEIGHT = 150
-_MOST_CURVES = 10
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,6 @@ class DrawnSlot:
     topology: str | None = None
     components: Mapping[str, int] | None = None
     """Component -> how many of its tasks are in the slot."""
-    state: str = "running"
-    """``running``, ``starting`` (hatched) or ``dead`` (red frame)."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
     """SVG text: one frame for each supervisor, one row for each slot.
 
     A row has the colour of its topology and one segment for each component, as wide as its share of the
-    tasks. Free slots are dashed, those of dead workers framed in red. Beyond 40 supervisors the rest are counted.
+    tasks. Free slots are dashed, supervisors that are gone framed in red. Beyond 40 supervisors the rest are counted.
     """
     drawn = list(supervisors[:_MOST_SUPERVISORS])
     names = sorted({slot.topology for item in supervisors for slot in item.slots if slot.topology})
@@ -73,20 +67,12 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
             label(_MARGIN, y + 8, f"and {len(supervisors) - len(drawn)} more supervisors", 12, "#6b7280")
         )
         y += 24
-    legend, y = _legend(colours, y)
-    return document(_WIDTH, y, title, [*body, *legend])
+    parts, y = legend({short(name): fill for name, fill in colours.items()}, y, _WIDTH, _MARGIN)
+    return document(_WIDTH, y, title, [*body, *parts])
 
 
 def _slot(slot: DrawnSlot, x: float, y: float, width: float, colours: Mapping[str, str]) -> Iterable[str]:
-    dead = slot.state == "dead"
-    yield label(
-        x,
-        y + 17,
-        str(slot.port) + (" \u2717" if dead else ""),
-        12,
-        "#dc2626" if dead else "#374151",
-        bold=dead,
-    )
+    yield label(x, y + 17, str(slot.port), 12, "#374151")
     left, room = x + _LABEL - 30, width - _LABEL + 30
     if slot.topology is None:
         yield box(left, y, room, _ROW - 6, "#ffffff", "#9aa4b2", ' stroke-dasharray="4 3"')
@@ -99,116 +85,14 @@ def _slot(slot: DrawnSlot, x: float, y: float, width: float, colours: Mapping[st
     for index, (component, count) in enumerate(counts.items()):
         share = room * count / total
         words = f"{slot.topology}: {component} x{count}"
-        opacity = 0.45 if slot.state == "starting" else (1.0, 0.82)[index % 2]
-        yield (
-            f'<g><title>{escape(clean(words))}</title><rect x="{at:.1f}" y="{y}" width="{max(1.0, share):.1f}" '
-            f'height="{_ROW - 6}" fill="{fill}" fill-opacity="{opacity}"/></g>'
-        )
+        opacity = (1.0, 0.82)[index % 2]
+        yield bar(at, y, share, _ROW - 6, fill, words, opacity)
         text = f"{component} x{count}" if count > 1 else component
         letters = int((share - 8) / 6.2)
         if len(text) > letters > 3:
             text = text[: letters - 1] + "\u2026"
         if len(text) <= letters:
-            yield label(at + 5, y + 16, text, 11, "#1f2937" if slot.state == "starting" else "#ffffff")
+            yield label(at + 5, y + 16, text, 11, "#ffffff")
         at += share
     if not total:
         yield box(left, y, room, _ROW - 6, fill, fill)
-    if dead:
-        yield box(left, y, room, _ROW - 6, "none", "#dc2626", ' stroke-width="2.5"')
-
-
-def _legend(colours: Mapping[str, str], y: float) -> tuple[list[str], int]:
-    parts: list[str] = []
-    x = float(_MARGIN)
-    for name, fill in list(colours.items())[:60]:
-        words = short(name)
-        span = 26 + 7 * len(words)
-        if x + span > _WIDTH - _MARGIN and x > _MARGIN:
-            x, y = float(_MARGIN), y + 22
-        parts.append(f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{fill}"/>')
-        parts.append(label(x + 19, y + 11.5, words, 12, "#374151"))
-        x += span
-    return parts, int(y + 22 + _MARGIN)
-
-
-def curves_picture(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], title: str) -> str:
-    """SVG text: one panel below the other, each with one curve for every name in it.
-
-    A point is (epoch seconds, value). Panels share the time axis. Above ten curves the largest ten are drawn
-    and the rest are counted.
-    """
-    names = sorted({name for curves in panels.values() for name in curves})
-    colours = {name: colour(index) for index, name in enumerate(names)}
-    times = [at for curves in panels.values() for points in curves.values() for at, _ in points]
-    begin, end = (min(times), max(times)) if times else (0.0, 1.0)
-    body: list[str] = []
-    y = _MARGIN + _HEADER
-    for panel, curves in panels.items():
-        body.extend(_panel(panel, curves, y, begin, max(end, begin + 1.0), colours))
-        y += _PLOT_HEIGHT + 58
-    legend, bottom = _legend({name: colours[name] for name in names[:_MOST_CURVES]}, y)
-    return document(_WIDTH, bottom, title, [*body, *legend])
-
-
-def _panel(
-    name: str,
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    top: float,
-    begin: float,
-    end: float,
-    colours: Mapping[str, str],
-) -> Iterable[str]:
-    left, right = _MARGIN + 64.0, _WIDTH - _MARGIN - 10.0
-    upper, lower = top + 20.0, top + 20.0 + _PLOT_HEIGHT
-    shown = sorted(curves, key=lambda key: -max((value for _, value in curves[key]), default=0.0))[
-        :_MOST_CURVES
-    ]
-    highest = _nice(max((value for key in shown for _, value in curves[key]), default=0.0))
-    yield label(_MARGIN, top + 12, name, 12, "#2b2f36", bold=True)
-    if len(curves) > len(shown):
-        yield label(right - 150, top + 12, f"and {len(curves) - len(shown)} lower curves", 11, "#6b7280")
-    for part in range(5):
-        height = lower - (lower - upper) * part / 4
-        yield (
-            f'<line x1="{left}" x2="{right}" y1="{height:.1f}" y2="{height:.1f}" stroke="#e5e7eb"/>'
-            f'<text x="{left - 6}" y="{height + 4:.1f}" font-size="11" text-anchor="end" fill="#6b7280">'
-            f"{_number(highest * part / 4)}</text>"
-        )
-    minutes = (end - begin) / 60
-    yield label(
-        left,
-        lower + 16,
-        f"{minutes:.0f} min ago" if minutes >= 1 else f"{end - begin:.0f} s ago",
-        11,
-        "#6b7280",
-    )
-    yield label(right - 22, lower + 16, "now", 11, "#6b7280")
-    for key in shown:
-        points = [
-            (
-                left + (right - left) * (at - begin) / (end - begin),
-                lower - (lower - upper) * min(1.0, max(0.0, value) / highest),
-            )
-            for at, value in curves[key]
-        ]
-        if not points:
-            continue
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        yield f'<polyline points="{path}" fill="none" stroke="{colours[key]}" stroke-width="2" stroke-linejoin="round"/>'
-        x, y = points[-1]
-        yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colours[key]}"/>'
-
-
-def _nice(value: float) -> float:
-    """The next of 1, 2, 2.5, 5, 10 times a power of ten."""
-    if not value > 0 or not math.isfinite(value):
-        return 1.0
-    power = 10.0 ** math.floor(math.log10(value))
-    return next(power * step for step in (1, 2, 2.5, 5, 10) if power * step >= value * 0.999)
-
-
-def _number(value: float) -> str:
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= limit:
-            return f"{value / limit:g}{unit}"
-    return f"{value:.3g}"

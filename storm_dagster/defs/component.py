@@ -18,13 +18,12 @@ import logging
 import re
 import zlib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import dagster as dg
 from dagster.components import ComponentTypeSpec, scaffold_with
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import ConfigDict, Field
 
-from storm_dagster.client import NimbusClient
 from storm_dagster.defs.component_attributes import (
     FreshnessAttributes,
     GrayAttributes,
@@ -32,36 +31,34 @@ from storm_dagster.defs.component_attributes import (
     TopologyAlerts,
 )
 from storm_dagster.defs.component_scaffolder import StormTopologyScaffolder
-from storm_dagster.defs.declared import Declaration, Described, describe_declared
+from storm_dagster.defs.declared import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared_assets import topology_assets
-from storm_dagster.defs.declared_runs import DeclaredTopology, topology_definitions
+from storm_dagster.defs.declared_runs import topology_definitions
+from storm_dagster.defs.declared_sensor import DECLARED_TAG, shared_definitions
+from storm_dagster.defs.declared_topology import DeclaredTopology
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.keys import OWNER
+from storm_dagster.defs.nimbus_resource import NimbusResource
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
 from storm_dagster.model.conf import validate_conf
-from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import Conflict, InvalidRequest
-from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.names import check_topology_name
 
 __all__ = ["StormTopologyComponent"]
 
-
-class _Names:
-    """Topology name -> where it is declared, in the project that is being loaded: each load has a tree of its own."""
-
-    def __init__(self) -> None:
-        self._tree: Any = None
-        self._where: dict[str, str] = {}
-
-    def claim(self, tree: Any, name: str, where: str) -> str:
-        """The place that declared the name first."""
-        if tree is not self._tree:
-            self._tree, self._where = tree, {}
-        return self._where.setdefault(name, where)
+_FEW = 20
+"""Up to so many declared topologies of a project have jobs of their own: three hundred jobs help nobody."""
 
 
-_names = _Names()
+_loaded: tuple[Any, dict[str, DeclaredTopology]] = (None, {})
+
+
+def _topologies_of(tree: Any) -> dict[str, DeclaredTopology]:
+    """What the project that is being loaded has declared so far; each load has a component tree of its own."""
+    global _loaded
+    if _loaded[0] is not tree:
+        _loaded = (tree, {})
+    return _loaded[1]
 
 
 @scaffold_with(StormTopologyScaffolder)
@@ -69,12 +66,14 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     """A topology that is to run.
 
     Yields the asset ``topologies/<name>`` (materializing it brings about what is declared), an asset for each
-    spout and bolt, checks that all tasks run and that what runs is what is declared, the jobs ``submit_<name>``,
-    ``deploy_<name>`` and ``kill_<name>``, and the sensor ``watch_<name>``. Changes are runs in the code
-    location of the cluster. Loading connects to nothing; a target that cannot be imported is shown as such.
+    spout and bolt, checks that all tasks run and that what runs is what is declared, and the jobs ``submit_<name>``,
+    ``deploy_<name>`` and ``kill_<name>``. The first one of a project also yields what they share: the sensor
+    ``declared_topologies_sensor`` and the jobs ``deploy_declared``, ``kill_declared`` and ``rebalance_declared``.
+    Changes are runs in the code location of the cluster. Loading connects to nothing; a target that cannot be
+    imported is shown as such.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     name: str = Field(description="Name of the topology.", examples=["word-count"])
     target: str = Field(
@@ -130,8 +129,26 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     description: str | None = Field(default=None, description="What the topology does.")
     owners: list[str] = Field(default_factory=lambda: [OWNER], description="Owners of the assets.")
     tags: dict[str, str] = Field(default_factory=dict, description="Tags of the assets.")
-
-    _described: Described | None = PrivateAttr(default=None)
+    kinds: list[str] = Field(
+        default_factory=lambda: ["storm", "python"], description="Kinds of the topology's asset."
+    )
+    deps: list[str] = Field(
+        default_factory=list,
+        description="Keys of the assets that the topology reads.",
+        examples=[["lake/prices"]],
+    )
+    automation_condition: Annotated[
+        dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)
+    ] = Field(
+        default=None,
+        description="When Dagster materializes the topology's asset by itself. It brings back no ended topology.",
+        examples=["{{ dg.AutomationCondition.eager() }}"],
+    )
+    own_jobs: bool | None = Field(
+        default=None,
+        description="Whether it has the jobs submit_NAME, deploy_NAME and kill_NAME. Empty: where the project "
+        f"declares at most {_FEW} topologies; the jobs that all share are always there.",
+    )
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
@@ -157,11 +174,16 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         of the project declares are errors; a target that cannot be described and a cluster out of reach are not.
         """
         check_topology_name(self.name)
-        where = f"{context.path}/defs.yaml"
-        conf, _ = validate_conf(self.conf, source=f"conf of {self.name} in {where}")
-        self._claim_name(context, where)
+        place = context.path / "defs.yaml"
+        conf, _ = validate_conf(self.conf, source=f"conf of {self.name} in {place}")
+        topologies = _topologies_of(context.component_tree)
+        other = topologies[self.name].declaration.declared_in if self.name in topologies else None
+        if other not in (None, place):
+            raise Conflict(
+                f"topology {self.name!r} is declared twice: in {other} and in {place}: rename one of them, or remove it"
+            )
         if self.workers is not None and "topology.workers" in self.conf:
-            raise InvalidRequest(f"{where} names topology.workers in conf and workers: leave one of them out")
+            raise InvalidRequest(f"{place} names topology.workers in conf and workers: leave one of them out")
         chosen = {key: value for key, value in conf.items() if key in self.conf and key != "topology.workers"}
         if self.deploy == "gray":
             # Workers are upgraded one by one under a topology master that shares a worker with nobody.
@@ -175,12 +197,13 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             parallelism=dict(self.parallelism),
             inactive=self.inactive,
             home=self.home,
+            declared_in=place,
         )
         described = describe_declared(declaration)
         if described.problem is not None:
             # The location loads all the same; `dg check defs` and its log are where people look first.
             logging.getLogger("dagster.storm_dagster").warning(
-                f"topology {self.name!r} of {where} cannot be deployed: {described.problem}"
+                f"topology {self.name!r} of {place} cannot be deployed: {described.problem}"
             )
         assets = topology_assets(
             declaration,
@@ -190,42 +213,35 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             owners=self.owners,
             tags=self.tags,
             description=self.description,
-            freshness=self.freshness,
+            kinds=self.kinds,
+            deps=self.deps,
+            automation_condition=self.automation_condition,
         )
         translation = translate(_ByComponent(self), assets)
         cluster: dict[str, Any] = {"home": self.home, "conf_dir": self.conf_dir}
-        return topology_definitions(
-            DeclaredTopology(
-                declaration=declaration,
-                described=described,
-                identifier=_identifier(self.name),
-                specs=[translation.specs[asset.spec.key] for asset in assets],
-                components={
-                    asset.component: translation.key(asset.spec.key) for asset in assets if asset.component
-                },
-                policy=self.deploy,
-                batch=self.gray.model_dump(exclude_none=True),
-                alerts=self.alerts,
-                schedule=self.schedule,
-                zookeeper=ZooKeeperResource(**cluster),
-                blobstore=BlobStoreResource(**cluster),
-                nimbus=self._nimbus,
-            )
+        specs = [translation.specs[asset.spec.key] for asset in assets]
+        topology = topologies[self.name] = DeclaredTopology(
+            declaration=declaration,
+            described=described,
+            files=LoadedFiles(declaration, described),
+            identifier=_identifier(self.name),
+            specs=[specs[0].merge_attributes(tags=DECLARED_TAG), *specs[1:]],
+            components={
+                asset.component: translation.key(asset.spec.key) for asset in assets if asset.component
+            },
+            policy=self.deploy,
+            batch=self.gray.model_dump(exclude_none=True),
+            alerts=self.alerts,
+            freshness=self.freshness,
+            schedule=self.schedule,
+            zookeeper=ZooKeeperResource(**cluster),
+            blobstore=BlobStoreResource(**cluster),
+            nimbus=NimbusResource(**cluster),
         )
-
-    def _claim_name(self, context: dg.ComponentLoadContext, where: str) -> None:
-        other = _names.claim(context.component_tree, self.name, where)
-        if other != where:
-            raise Conflict(
-                f"topology {self.name!r} is declared twice: in {other} and in {where}: rename one of them, or remove it"
-            )
-
-    def _nimbus(self, patience: float = 10.0) -> NimbusClient:
-        conf_dir = Path(self.conf_dir) if self.conf_dir else None
-        home = home_dir(self.home)
-        return NimbusClient.of_cluster(
-            cluster_conf(home, conf_dir), home, conf_dir=conf_dir, patience=patience
-        )
+        few = len(context.component_tree.get_all_components(StormTopologyComponent)) <= _FEW
+        own = topology_definitions(topology, own_jobs=few if self.own_jobs is None else self.own_jobs)
+        first = next(iter(topologies)) == self.name
+        return dg.Definitions.merge(own, shared_definitions(topologies)) if first else own
 
 
 class _ByComponent(StormTranslator):

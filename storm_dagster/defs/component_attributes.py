@@ -53,7 +53,7 @@ class GrayAttributes(_Strict):
 
 
 class FreshnessAttributes(_Strict):
-    """For how long the asset stays fresh after all tasks of the topology were last seen running."""
+    """For how long the check `fresh` passes after all tasks of the topology were last seen running."""
 
     warn_minutes: int = Field(default=10, ge=6, description="Then it warns.")
-    fail_minutes: int = Field(default=20, ge=7, description="Then it is stale.")
+    fail_minutes: int = Field(default=20, ge=7, description="Then it fails.")

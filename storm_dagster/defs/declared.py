@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,19 @@ from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.describing import describe_target
 from storm_dagster.packaging.target import Target, parse_target
 
-__all__ = ["CODE_VERSION_KEY", "Actual", "Declaration", "Described", "describe_declared", "differences"]
+__all__ = [
+    "CODE_VERSION_KEY",
+    "Actual",
+    "Declaration",
+    "Described",
+    "LoadedFiles",
+    "describe_declared",
+    "differences",
+]
 
 CODE_VERSION_KEY = "declared.code.version"
 """Conf key under which a declared topology carries the version of the code and conf that it was deployed from."""
+DATA_VERSION_TAG = "dagster/data_version"
 _DESCRIBE_SECS = 20.0
 _FAILURE_LASTS_SECS = 300.0
 
@@ -46,6 +55,8 @@ class Declaration:
     parallelism: Mapping[str, int] = field(default_factory=dict)
     inactive: bool = False
     home: str | None = None
+    declared_in: Path | None = None
+    """The ``defs.yaml``."""
 
     @property
     def submitted_conf(self) -> dict[str, Any]:
@@ -62,6 +73,10 @@ class Described:
     code_version: str | None = None
     """Hash of the code that travels and of the conf; ``None`` when the target does not even exist."""
     problem: str | None = None
+    on_disk: str | None = None
+    """Hash of the files that it was described from, the ``defs.yaml`` included."""
+    stamps: Mapping[Path, tuple[int, int]] = field(default_factory=dict)
+    """Those files and their folders -> modification time and size, read before their content."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,45 @@ class Actual:
     """Prefix of its code's blobs: another one for every deploy, whatever the code."""
     upgrading_to: str | None = None
     """Version of the code that a gray upgrade under way brings; ``None``: none is, or it is not from here."""
+    upgraded: int = 0
+    """Workers that it has upgraded."""
+
+    @property
+    def data_version(self) -> str:
+        """Version of the asset: another one for each deploy that changed something."""
+        return f"{self.topology_id}.{self.code_version or 'unknown'}"
+
+    @property
+    def version_tags(self) -> dict[str, str]:
+        """Dagster's tags of a materialization: of which code and data it is."""
+        return {
+            "dagster/code_version": self.code_version or "unknown",
+            DATA_VERSION_TAG: self.data_version,
+        }
+
+
+class LoadedFiles:
+    """The files that a declaration was loaded from, compared with what stands on disk."""
+
+    def __init__(self, declaration: Declaration, described: Described) -> None:
+        self._declaration, self._on_disk = declaration, described.on_disk
+        self._stamps, self._changed = described.stamps, False
+
+    def changed(self) -> bool:
+        """Whether their content differs. It is read only after a modification time, size or folder changed."""
+        if not self._stamps or any(_stamp(path) != stamp for path, stamp in self._stamps.items()):
+            # A target that could not be found has no files to look at: it is looked for each time.
+            now = describe_files(self._declaration)
+            self._stamps, self._changed = now.stamps, now.on_disk != self._on_disk
+        return self._changed
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return (0, -1)
+    return (stat.st_mtime_ns, stat.st_size)
 
 
 def _files_of(target: Target, home: Path | None) -> list[Path]:
@@ -104,10 +158,9 @@ def _files_of(target: Target, home: Path | None) -> list[Path]:
     return [Path(path) for _, path in sorted(found.items())]
 
 
-def _fingerprint(declaration: Declaration, target: Target) -> str:
+def _fingerprint(declaration: Declaration, target: Target, files: Sequence[Path]) -> str:
     digest = hashlib.sha256(json.dumps([str(target), declaration.args, sys.executable]).encode())
-    home = Path(declaration.home) if declaration.home else None
-    for path in _files_of(target, home):
+    for path in files:
         if path.name == "defs.yaml":
             continue  # What it declares is compared by itself: more workers are no other code.
         digest.update(f"{path.name}:{hash_file(path)}\n".encode())
@@ -171,17 +224,30 @@ def describe_declared(declaration: Declaration) -> Described:
     A description is made once for each content of the code (and each interpreter); a failure is tried again
     after five minutes, or when the code changes.
     """
+    files = describe_files(declaration)
+    if files.problem is not None or files.code_version is None:
+        return files
+    found = _described(declaration.target, tuple(declaration.args), files.code_version)
+    version = _version(files.code_version, declaration.conf)
+    problem = found.problem or _wrong_names(declaration, found.spec)
+    return replace(files, spec=None if found.problem else found.spec, code_version=version, problem=problem)
+
+
+def describe_files(declaration: Declaration) -> Described:
+    """The target's files alone, their hash in place of the code version; what cannot be read is the ``problem``."""
+    place = declaration.declared_in
     try:
         target = parse_target(declaration.target)
-        fingerprint = _fingerprint(declaration, target)
+        files = _files_of(target, Path(declaration.home) if declaration.home else None)
+        stamps = {path: _stamp(path) for path in {*files, *(file.parent for file in files)}}
+        stamps |= {place: _stamp(place)} if place else {}
+        fingerprint = _fingerprint(declaration, target, files)
+        declared = hash_file(place) if place and place.exists() else ""
     except StormDagsterError as error:
         return Described(problem=error.message)
     except (OSError, ValueError) as error:
         return Described(problem=f"target {declaration.target} cannot be read: {error}")
-    found = _described(declaration.target, tuple(declaration.args), fingerprint)
-    version = _version(fingerprint, declaration.conf)
-    problem = found.problem or _wrong_names(declaration, found.spec)
-    return Described(None if found.problem else found.spec, version, problem)
+    return Described(code_version=fingerprint, on_disk=fingerprint + declared, stamps=stamps)
 
 
 def _wrong_names(declaration: Declaration, spec: TopologySpec | None) -> str | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.component_attributes import FreshnessAttributes
 from storm_dagster.defs.declared import Declaration, Described, edges
 from storm_dagster.defs.metadata import components_table, masked, table
 from storm_dagster.defs.translator import StormAsset
 from storm_dagster.model.topology import ComponentSpec
+from storm_dagster.packaging.target import parse_target
 
 __all__ = ["topology_assets"]
 
@@ -27,7 +27,9 @@ def topology_assets(
     owners: Sequence[str],
     tags: Mapping[str, str],
     description: str | None,
-    freshness: FreshnessAttributes,
+    kinds: Sequence[str],
+    deps: Sequence[str],
+    automation_condition: dg.AutomationCondition | None,
 ) -> list[StormAsset]:
     """The topology first, then its components; only the topology when its target cannot be described.
 
@@ -55,16 +57,18 @@ def topology_assets(
         metadata["missing"] = described.problem
     if described.spec is not None:
         metadata["components"] = components_table(described.spec)
+        target = parse_target(declaration.target)
+        metadata |= _code_reference(described, f"{target.module}:{target.attribute or ''}")
     common: dict[str, Any] = {"group_name": group, "owners": list(owners), "tags": dict(tags)}
     topology = dg.AssetSpec(
         key=key,
         description=text,
-        kinds={"storm", "python"},
+        kinds=set(kinds),
+        deps=[dg.AssetKey.from_user_string(dep) for dep in deps],
+        automation_condition=automation_condition,
         code_version=described.code_version,
-        freshness_policy=dg.FreshnessPolicy.time_window(
-            fail_window=timedelta(minutes=freshness.fail_minutes),
-            warn_window=timedelta(minutes=freshness.warn_minutes),
-        ),
+        # A run that changes nothing materializes nothing.
+        skippable=True,
         metadata=metadata,
         **common,
     )
@@ -90,6 +94,8 @@ def topology_assets(
                     [("stream", "string"), ("fields", "string")],
                     [{"stream": s, "fields": ", ".join(out.fields)} for s, out in part.outputs.items()],
                 ),
+                "dagster/column_schema": _columns(part),
+                **_code_reference(described, part.object.python),
             },
             **common,
         )
@@ -99,6 +105,31 @@ def topology_assets(
 
 def _code(part: ComponentSpec) -> str:
     return part.object.python or " ".join(part.object.shell or ())
+
+
+def _columns(part: ComponentSpec) -> dg.TableSchema:
+    """The declared fields; those of streams other than the default one under the stream's name."""
+    return dg.TableSchema(
+        columns=[
+            dg.TableColumn(field if stream == "default" else f"{stream}.{field}", type=kind)
+            for stream, out in part.outputs.items()
+            for field, kind in zip(out.fields, out.types or ["any"] * len(out.fields), strict=True)
+        ]
+    )
+
+
+def _code_reference(described: Described, python: str | None) -> dict[str, Any]:
+    """Where ``module:Name`` is among the files of the target; nothing when it is elsewhere."""
+    module, _, name = (python or "").partition(":")
+    end = f"/{module.replace('.', '/')}.py"
+    path = next((path for path in sorted(described.stamps) if path.as_posix().endswith(end)), None)
+    if path is None:
+        return {}
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    head = re.compile(rf"\s*(class|def)\s+{re.escape(name.rpartition('.')[2])}\b")
+    line = next((number for number, text in enumerate(lines, 1) if name and head.match(text)), 1)
+    reference = dg.LocalFileCodeReference(file_path=str(path), line_number=line)
+    return {"dagster/code_references": dg.CodeReferencesMetadataValue(code_references=[reference])}
 
 
 def _kind(part: ComponentSpec) -> str:

@@ -2,28 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime, timezone
+from typing import Any, TypeVar
 
 import dagster as dg
 
-from storm_dagster.defs.component_attributes import TopologyAlerts
+from storm_dagster.defs.component_attributes import FreshnessAttributes, TopologyAlerts
 from storm_dagster.defs.declared import Actual, Declaration, Described, differences
 from storm_dagster.defs.declared_metadata import spout_figures
 from storm_dagster.defs.metadata import table
 
-__all__ = ["Verdict", "verdicts", "wanted_checks"]
+__all__ = ["LAST_UPDATED", "Verdict", "fresh", "verdicts", "wanted_checks"]
+
+LAST_UPDATED = "dagster/last_updated_timestamp"
+"""Dagster's metadata key for the time of which an observation speaks."""
 
 _ALWAYS = {
     "all_tasks_run": "Every task of the topology runs.",
     "as_declared": "What ZooKeeper and nimbus say of the topology is what defs.yaml declares.",
+    "fresh": "All tasks of the topology were seen running within the minutes of freshness.",
 }
 _LIMITS = {
     "latency_within_limit": ("complete_ms", "Spouts' tuples complete within alerts.complete_ms on average."),
     "failures_within_limit": ("failed_ratio", "No more of the spouts' tuples fail than alerts.failed_ratio."),
     "errors_within_limit": ("errors", "Components have reported no more errors than alerts.errors."),
 }
+
+
+_Event = TypeVar("_Event", dg.AssetCheckResult, dg.AssetCheckEvaluation)
 
 
 @dataclass(frozen=True)
@@ -34,6 +43,17 @@ class Verdict:
     words: str
     severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def event(self, kind: type[_Event], key: dg.AssetKey, name: str) -> _Event:
+        """As the result or evaluation of the check of that name of an asset."""
+        return kind(
+            passed=self.passed,
+            asset_key=key,
+            check_name=name,
+            severity=self.severity,
+            description=self.words,
+            metadata=dict(self.metadata),
+        )
 
 
 def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
@@ -49,14 +69,25 @@ def verdicts(
     actual: Actual | None,
     document: Mapping[str, Any] | None,
     alerts: TopologyAlerts,
+    *,
+    newer: bool = False,
+    measured: bool = True,
 ) -> dict[str, Verdict]:
-    """Every wanted check's outcome. ``document`` is nimbus's `show`, ``None`` when nothing runs."""
+    """Every wanted check's outcome, but for `fresh`. ``document`` is `show`, ``None`` when nothing runs.
+
+    With ``newer`` the files on disk are not those of the declaration. Without ``measured`` the document has no
+    statistics, and limits are not judged.
+    """
+    if actual is None or actual.status == "KILLED":
+        document = None
     found = {
         "all_tasks_run": _all_tasks_run(declaration.name, document),
-        "as_declared": _as_declared(declaration, described, actual),
+        "as_declared": _as_declared(declaration, described, actual, newer),
     }
+    if document is not None and not measured:
+        return found
     latency, ratio = spout_figures(document)
-    measured = {
+    values = {
         "complete_ms": latency,
         "failed_ratio": ratio,
         "errors": float(len((document or {}).get("errors", ()))),
@@ -64,7 +95,7 @@ def verdicts(
     for name in wanted_checks(alerts):
         if name in _LIMITS:
             limit_name = _LIMITS[name][0]
-            limit, value = float(getattr(alerts, limit_name)), measured[limit_name]
+            limit, value = float(getattr(alerts, limit_name)), values[limit_name]
             found[name] = Verdict(
                 passed=document is not None and value <= limit,
                 words=f"{limit_name} is {value:g}, the limit is {limit:g}"
@@ -93,10 +124,27 @@ def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> Verdict:
     )
 
 
-def _as_declared(declaration: Declaration, described: Described, actual: Actual | None) -> Verdict:
+def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> Verdict:
+    """Whether all tasks were seen running lately; ``seen`` is the last time that they were, in epoch seconds."""
+    age = math.inf if seen is None else max(0.0, now - seen) / 60
+    return Verdict(
+        passed=age <= limits.warn_minutes,
+        words=f"all tasks were last seen running {datetime.fromtimestamp(seen, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+        if seen is not None
+        else "all tasks were never seen running",
+        severity=dg.AssetCheckSeverity.ERROR if age > limits.fail_minutes else dg.AssetCheckSeverity.WARN,
+        metadata={} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)},
+    )
+
+
+def _as_declared(
+    declaration: Declaration, described: Described, actual: Actual | None, newer: bool
+) -> Verdict:
     differ = differences(declaration, described, actual)
-    # Changed code that waits for somebody to deploy it, or an upgrade under way, is no fault.
-    heavy = [part for part in differ if part != "code" and not part.startswith("conf.")]
+    if newer:
+        differ["disk"] = "the code on disk is newer than this code location: reload definitions"
+    # Changed code that waits for somebody to reload or deploy it, or an upgrade under way, is no fault.
+    heavy = [part for part in differ if part not in ("code", "disk") and not part.startswith("conf.")]
     return Verdict(
         passed=not differ,
         words="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,36 +25,47 @@ from storm_dagster.defs.declared import (
     with_parallelism,
 )
 from storm_dagster.defs.declared_upgrade import upgrade_all_workers
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.model import paths
 from storm_dagster.model.endpoints import home_dir
-from storm_dagster.model.errors import InvalidTopology, KeyNotFound
+from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import conf_key
+from storm_dagster.model.view import ClusterView, UpgradeState
 from storm_dagster.packaging.bundle import bundle_target
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["DeployPolicy", "bring_about", "read_actual"]
+__all__ = ["DeployPolicy", "LeftToQueue", "alone", "bring_about", "read_actual"]
 
 DeployPolicy = Literal["hot", "gray", "manual"]
 _WAIT_SECS = 300.0
+_PAUSE_SECS = 1.0
+_QUEUED_SECS = 15.0
+"""A queue with room starts a run sooner, stock settings included."""
 
 Say = Callable[[str], None]
+Change = Callable[[str, Mapping[str, Any]], str | None]
 
 
-def read_actual(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource, name: str) -> Actual | None:
-    """The running topology as ZooKeeper and its stored conf have it; ``None`` when there is none.
+class LeftToQueue(Exception):
+    """The change is a queued run of the instance of this very run, whose slot it may be waiting for."""
+
+
+def read_actual(
+    cluster: StormClusterState, blobs: BlobStore, name: str, view: ClusterView | None = None
+) -> Actual | None:
+    """The running topology as ZooKeeper (``view``, else read now) and its stored conf have it; ``None`` when there
+    is none.
 
     :class:`Unavailable` when the cluster is out of reach.
     """
-    with zookeeper.cluster() as cluster:
-        topology = cluster.load_view().topology_named(name)
-        if topology is None:
-            return None
-        base, upgrading_to = topology.base, None
-        with blobstore.blobs(cluster) as blobs:
-            conf = _stored_conf(blobs, topology.code_dir)
-            if base.status == "UPGRADING":
-                record = cluster.read_upgrade(topology.id).record
-                if record is not None and not record.rollback:
-                    upgrading_to = _version_in(_stored_conf(blobs, record.code_dir))
+    topology = (view or cluster.load_view()).topology_named(name)
+    if topology is None:
+        return None
+    base, upgrade = topology.base, UpgradeState()
+    if base.status == "UPGRADING":
+        upgrade = cluster.read_upgrade(topology.id)
+    record = upgrade.record
+    brings = None if record is None or record.rollback else record.code_dir
+    conf = _stored_conf(blobs, topology.code_dir)
     return Actual(
         topology.id,
         base.status,
@@ -62,8 +74,40 @@ def read_actual(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource, name
         _version_in(conf),
         conf=conf,
         code_dir=topology.code_dir,
-        upgrading_to=upgrading_to,
+        upgrading_to=None if brings is None else _version_in(_stored_conf(blobs, brings)),
+        upgraded=len(upgrade.upgraded),
     )
+
+
+@contextmanager
+def alone(
+    cluster: StormClusterState, name: str, version: str | None, run_id: str, say: Say
+) -> Iterator[bool]:
+    """One deploy of a declared topology at a time, whatever started it and wherever it runs.
+
+    Waits while a run deploys another version; ``False`` at once while one deploys this very version: there is
+    nothing to do. :class:`Conflict` after five minutes.
+    """
+    path, deadline = paths.deploy(name), time.monotonic() + _WAIT_SECS
+    mine = json.dumps({"run": run_id, "version": version}).encode()
+    while not cluster.state.claim_ephemeral_node(path, mine):
+        other = json.loads(cluster.state.get_data(path) or b"{}")
+        if version is not None and other.get("version") == version:
+            say(f"run {other['run']} deploys version {version} of {name} now: it is left to that run")
+            yield False
+            return
+        if time.monotonic() >= deadline:
+            raise Conflict(
+                f"run {other.get('run')} has been deploying {name!r} for {_WAIT_SECS:g} s: launch this again when it has "
+                "finished, or cancel it"
+            )
+        time.sleep(_PAUSE_SECS)
+    try:
+        yield True
+    finally:
+        # Without ZooKeeper the session ends, and the node with it.
+        with suppress(StormDagsterError):
+            cluster.state.delete_node(path)
 
 
 def _stored_conf(blobs: BlobStore, code_dir: str) -> dict[str, Any]:
@@ -82,7 +126,9 @@ def _version_in(conf: Mapping[str, Any]) -> str | None:
 def _upload(nimbus: NimbusClient, declaration: Declaration, described: Described) -> Any:
     if described.spec is None or described.problem is not None or described.code_version is None:
         raise InvalidTopology(f"{declaration.name!r} cannot be deployed: {described.problem}")
-    conf = {**declaration.submitted_conf, CODE_VERSION_KEY: described.code_version}
+    # A declaration is the whole conf: a key that is gone from it is gone from the topology.
+    whole = {"topology.update.keep.conf": False}
+    conf = {**declaration.submitted_conf, **whole, CODE_VERSION_KEY: described.code_version}
     with tempfile.TemporaryDirectory(prefix="storm-dagster-deploy-") as folder:
         bundle = bundle_target(
             declaration.target, declaration.args, folder=Path(folder), home=home_dir(declaration.home)
@@ -91,14 +137,18 @@ def _upload(nimbus: NimbusClient, declaration: Declaration, described: Described
         return upload(nimbus, archive=bundle.archive, conf=conf, topology=spec, name=declaration.name)
 
 
-def _change(nimbus: NimbusClient, name: str, verb: str, body: Mapping[str, Any], say: Say) -> str | None:
-    """One change, waited for; the id of its run."""
-    answer = nimbus.post(f"/v1/topologies/{name}/{verb}", dict(body), repeat=False)
-    run_id = answer.get("run_id")
-    say(f"{verb}: run {run_id or 'none, the leader did it itself'}")
-    if run_id:
-        wait_for_run(nimbus, run_id, deadline=time.monotonic() + _WAIT_SECS)
-    return run_id
+def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
+    """Raises :class:`LeftToQueue` for a run that has been queued for long in the queue of this run."""
+    until = time.monotonic() + _QUEUED_SECS
+
+    def look(run: Mapping[str, Any]) -> None:
+        if run["status"] == "QUEUED" and time.monotonic() > until and shares_queue(run["run_id"]):
+            raise LeftToQueue(
+                f"run {run['run_id']} is queued: this run makes room for it, and declared_topologies_sensor records what it "
+                "deploys (concurrency.runs.max_concurrent_runs says how many run at once)"
+            )
+
+    return look
 
 
 def _deploy_code(
@@ -111,6 +161,7 @@ def _deploy_code(
     batch: Mapping[str, Any],
     token: str,
     say: Say,
+    change: Change,
 ) -> str:
     """The declared code in the place of what runs; what was done, in words."""
     name = declaration.name
@@ -120,14 +171,10 @@ def _deploy_code(
         gray = False
     if gray:
         handle = None if under_way else _upload(nimbus, declaration, described).handle
-
-        def change(verb: str, body: Mapping[str, Any]) -> None:
-            _change(nimbus, name, verb, body, say)
-
         upgrade_all_workers(nimbus, name, handle, batch, token=token, change=change)
         return f"gray upgrade to {described.code_version}"
     uploaded = _upload(nimbus, declaration, described)
-    _change(nimbus, name, "update", {"handle": uploaded.handle, "token": token}, say)
+    change("update", {"handle": uploaded.handle, "token": token})
     wait_for_tasks(nimbus, name, deadline=time.monotonic() + _WAIT_SECS)
     return f"hot deploy of {described.code_version}"
 
@@ -151,15 +198,30 @@ def bring_about(
     batch: Mapping[str, Any],
     token: str,
     say: Say,
+    shares_queue: Callable[[str], bool],
     only_submit: bool = False,
+    may_submit: bool = True,
 ) -> list[str]:
     """Change what differs from the declaration; what was done, in words.
 
-    With ``only_submit`` a topology that runs is left alone. With policy ``manual`` its code is. Raises the
-    typed error of whatever refuses.
+    With ``only_submit`` a topology that runs is left alone, without ``may_submit`` one that does not run. With policy
+    ``manual`` its code is. Raises the typed error of whatever refuses, and :class:`LeftToQueue` where ``shares_queue``
+    says of a run of nimbus that it waits in the caller's queue.
     """
     name, done = declaration.name, list[str]()
+
+    def change(verb: str, body: Mapping[str, Any]) -> str | None:
+        run_id = nimbus.post(f"/v1/topologies/{name}/{verb}", dict(body), repeat=False).get("run_id")
+        say(f"{verb}: run {run_id or 'none, the leader did it itself'}")
+        if run_id:
+            deadline = time.monotonic() + _WAIT_SECS
+            wait_for_run(nimbus, run_id, deadline=deadline, look=_patience(shares_queue))
+        return run_id
+
     differ = differences(declaration, described, actual)
+    if "running" in differ and not may_submit:
+        say(f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand")
+        return []
     if "running" in differ:
         uploaded = _upload(nimbus, declaration, described)
         submission = submit_uploaded(
@@ -169,6 +231,7 @@ def bring_about(
             token=token,
             inactive=declaration.inactive,
             progress=lambda step, state: say(f"{step}: {state}"),
+            look=_patience(shares_queue),
         )
         return [f"submitted as {submission.id} (run {submission.run_id})"]
     if only_submit or actual is None:
@@ -182,11 +245,8 @@ def bring_about(
             say(f"{differ['code']}: deploy is manual, the code is left alone")
         else:
             gray = going_on or (policy == "gray" and actual.status == "ACTIVE")
-            done.append(
-                _deploy_code(
-                    nimbus, declaration, described, actual, gray=gray, batch=batch, token=token, say=say
-                )
-            )
+            deploy = {"gray": gray, "batch": batch, "token": token, "say": say, "change": change}
+            done.append(_deploy_code(nimbus, declaration, described, actual, **deploy))
     spread = {
         component: count
         for component, count in sorted(declaration.parallelism.items())
@@ -196,11 +256,11 @@ def bring_about(
     # A hot deploy has brought workers and parallelism about already.
     if (spread or more_or_fewer) and not any(text.startswith("hot") for text in done):
         executors = {"executors": spread} if spread else {}
-        _change(nimbus, name, "rebalance", {"wait_secs": 0, **more_or_fewer, **executors}, say)
+        change("rebalance", {"wait_secs": 0, **more_or_fewer, **executors})
         done.append(
             "rebalanced: " + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items())
         )
     if "status" in differ:
-        _change(nimbus, name, "deactivate" if declaration.inactive else "activate", {}, say)
+        change("deactivate" if declaration.inactive else "activate", {})
         done.append("deactivated" if declaration.inactive else "activated")
     return done

@@ -1,14 +1,18 @@
-"""What nimbus's `show` says of one topology, as metadata: numbers that Dagster plots, tables, the picture."""
+"""What `show` says of one topology, as metadata: its state, its workers and their logs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
-from storm_dagster.defs.metadata import slots_markdown, table
-from storm_dagster.defs.picture import SlotTasks
+import dagster as dg
 
-__all__ = ["component_numbers", "spout_figures", "topology_metadata"]
+from storm_dagster.model.ranges import encode_ranges
+
+__all__ = ["component_state", "links", "spout_figures", "topology_state", "workers_markdown"]
+
+_MOST_WORKERS = 100
 
 
 def spout_figures(document: Mapping[str, Any] | None) -> tuple[float, float]:
@@ -27,68 +31,46 @@ def spout_figures(document: Mapping[str, Any] | None) -> tuple[float, float]:
     )
 
 
-def component_numbers(document: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Component -> its counters and latencies."""
+def links(http: str | None, name: str) -> dict[str, Any]:
+    """Where the topology's statistics are, at the leading nimbus: they change all the time, and are not events."""
+    if not http:
+        return {}
     return {
-        name: {
-            "tasks": len(part.get("tasks", ())),
-            **{
-                key: (part.get("stats") or {}).get(key) or 0
-                for key in ("emitted", "executed", "acked", "failed", "execute_ms", "complete_ms")
-            },
-        }
-        for name, part in ((document or {}).get("components") or {}).items()
+        "statistics": dg.MetadataValue.url(f"{http}/v1/topologies/{name}"),
+        "metrics": dg.MetadataValue.url(f"{http}/metrics"),
     }
 
 
-def topology_metadata(
-    name: str, document: Mapping[str, Any] | None, *, plain: bool = False
-) -> dict[str, Any]:
-    """The topology as metadata; ``plain`` leaves out what changes by itself, tables and the picture."""
+def component_state(document: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
+    """Component -> how many tasks and executors it has."""
+    parts = ((document or {}).get("components") or {}).items()
+    return {name: {"tasks": len(part["tasks"]), "executors": part["executors"]} for name, part in parts}
+
+
+def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The topology in a few numbers, none of which changes while nothing happens."""
     if document is None:
         return {"topology_id": "none", "status": "NOT RUNNING", "workers": 0, "tasks": 0, "running": 0}
-    latency, ratio = spout_figures(document)
-    numbers = component_numbers(document)
-    executed = sum(int(part["executed"]) for key, part in numbers.items() if not key.startswith("__"))
-    found: dict[str, Any] = {
+    return {
         "topology_id": str(document["id"]),
         "status": str(document["status"]),
         "workers": len(document["workers"]),
         "tasks": len(document["tasks"]),
         "running": sum(1 for task in document["tasks"] if task["status"] == "running"),
-        "executed": executed,
-        "complete_ms": latency,
-        "failed_ratio": ratio,
-        "errors": len(document.get("errors", ())),
     }
-    if plain:
-        return found
-    components = {task["id"]: task["component"] for task in document["tasks"]}
-    slots = [
-        SlotTasks(worker["node"], worker["host"], worker["port"], tuple(worker["tasks"]))
-        for worker in document["workers"]
-    ]
-    return {
-        **found,
-        "uptime_secs": int(document.get("uptime_secs") or 0),
-        "slots": table(
-            [("host", "string"), ("port", "int"), ("pid", "int"), ("tasks", "string")],
-            [
-                {
-                    "host": worker["host"],
-                    "port": worker["port"],
-                    "pid": worker.get("pid"),
-                    "tasks": str(worker["tasks"]),
-                }
-                for worker in document["workers"]
-            ],
-        ),
-        "tasks_on_slots": slots_markdown(slots, components, f"{name}: tasks on slots"),
-        "newest_errors": table(
-            [("component", "string"), ("task", "int"), ("error", "string")],
-            [
-                {"component": e.get("component"), "task": e.get("task"), "error": str(e.get("error"))[:300]}
-                for e in document.get("errors", ())[:20]
-            ],
-        ),
-    }
+
+
+def workers_markdown(
+    document: Mapping[str, Any], services: Mapping[str, str | None]
+) -> dg.MarkdownMetadataValue:
+    """A row for each worker, which links to its log. ``services``: supervisor id -> its HTTP service."""
+    rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
+    for worker in document["workers"][:_MOST_WORKERS]:
+        place, base = f"{worker['host']}:{worker['port']}", services.get(worker["node"])
+        file = quote(f"{document['id']}/{worker['port']}/worker.log", safe="")
+        linked = f"[{place}]({base}/api/v1/log?file={file})" if base else place
+        tasks, code = encode_ranges(worker["tasks"]), str(worker["version"] or "")[:16]
+        rows.append(f"| {linked} | {worker['pid'] or 'none'} | {tasks} | {code} |")
+    if len(document["workers"]) > _MOST_WORKERS:
+        rows.append(f"| ... and {len(document['workers']) - _MOST_WORKERS} more | | | |")
+    return dg.MetadataValue.md("\n".join(rows))

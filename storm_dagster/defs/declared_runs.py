@@ -1,35 +1,34 @@
-"""What a declared topology does in Dagster: its asset, jobs, checks, the sensor that watches it, its schedules."""
+"""What a declared topology does in Dagster by itself: its asset, its checks, its jobs and its schedules."""
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import dagster as dg
 from pydantic import Field
 
-from storm_dagster.client import NimbusClient
-from storm_dagster.defs.component_attributes import ScheduleAttributes, TopologyAlerts
-from storm_dagster.defs.declared import Actual, Declaration, Described, differences
-from storm_dagster.defs.declared_checks import Verdict, verdicts, wanted_checks
-from storm_dagster.defs.declared_deploy import DeployPolicy, bring_about, read_actual
-from storm_dagster.defs.declared_metadata import component_numbers, topology_metadata
-from storm_dagster.defs.declared_requests import deploy_request, mark_final_failure
+from storm_dagster.defs.declared import Actual, describe_declared, differences
+from storm_dagster.defs.declared_checks import LAST_UPDATED, fresh, wanted_checks
+from storm_dagster.defs.declared_deploy import LeftToQueue, alone, bring_about, read_actual
+from storm_dagster.defs.declared_requests import (
+    DEPLOY_JOB,
+    by_hand,
+    mark_final_failure,
+    newest_observation,
+    under_way,
+)
+from storm_dagster.defs.declared_topology import DeclaredTopology, newest_version
 from storm_dagster.defs.failures import step_errors
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.keys import topology_tags
-from storm_dagster.defs.observation_sensors import digest, read_cursor
-from storm_dagster.model.errors import NotAlive, StormDagsterError
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 
-__all__ = ["DeclaredTopology", "topology_definitions"]
+__all__ = ["DEPLOY_TAG", "REBALANCE_JOB", "ask_job", "topology_definitions"]
 
-_SEEN_EVERY_SECS = 300.0
-_OBSERVED_EVERY_SECS = 60.0
-# Dagster's tags by which a materialization says of which code and data it is.
-_CODE_VERSION_TAG = "dagster/code_version"
-_DATA_VERSION_TAG = "dagster/data_version"
+REBALANCE_JOB = "rebalance_declared"
+"""The job that rebalances a declared topology."""
+DEPLOY_TAG = {"storm/deploy": "declared"}
+"""Tag of our jobs that deploy: their runs materialize nothing when no version changed. Other runs always do."""
 
 
 class DeployConfig(dg.Config):
@@ -45,95 +44,78 @@ class DeployConfig(dg.Config):
     )
 
 
-class KillDeclaredConfig(dg.Config):
-    """How the topology ends."""
+class AskConfig(dg.Config):
+    """Which topology, and how."""
 
-    wait_secs: int = Field(default=30, ge=0, description="Seconds between the spouts' silence and the end.")
-
-
-@dataclass(frozen=True)
-class DeclaredTopology:
-    """Everything that the definitions of one declared topology are made from."""
-
-    declaration: Declaration
-    described: Described
-    identifier: str
-    specs: Sequence[dg.AssetSpec]
-    """The topology's, then those of its components."""
-    components: Mapping[str, dg.AssetKey]
-    policy: DeployPolicy
-    batch: Mapping[str, Any]
-    alerts: TopologyAlerts
-    schedule: ScheduleAttributes
-    zookeeper: ZooKeeperResource
-    blobstore: BlobStoreResource
-    nimbus: Callable[..., NimbusClient]
-
-    @property
-    def key(self) -> dg.AssetKey:
-        """The topology's."""
-        return self.specs[0].key
-
-    @property
-    def name(self) -> str:
-        """The topology's."""
-        return self.declaration.name
-
-    def actual(self) -> Actual | None:
-        """What runs; :class:`Unavailable` when the cluster is out of reach."""
-        return read_actual(self.zookeeper, self.blobstore, self.name)
-
-    def show(self, patience: float = 10.0) -> dict[str, Any] | None:
-        """`show` of the topology, ``None`` when it does not run."""
-        with self.nimbus(patience) as nimbus:
-            try:
-                return nimbus.get(f"/v1/topologies/{self.name}")
-            except NotAlive:
-                return None
+    name: str | None = Field(
+        default=None, description="The declared topology; empty where there is only one."
+    )
+    wait_secs: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds between the spouts' silence and the change. Empty: the topology's message timeout.",
+    )
 
 
-def topology_definitions(topology: DeclaredTopology) -> dg.Definitions:
-    """All of them."""
-    jobs = _jobs(topology)
+def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.Definitions:
+    """All of them; ``own_jobs`` are `submit_NAME`, `deploy_NAME` and `kill_NAME`."""
     return dg.Definitions(
         assets=[_asset(topology), *topology.specs[1:]],
         asset_checks=[_checks(topology)],
-        jobs=jobs,
-        sensors=[_watch(topology)],
+        jobs=_jobs(topology) if own_jobs else [],
         schedules=_schedules(topology),
     )
 
 
 def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
-    key = topology.key
+    name, key = topology.name, topology.key
 
     @dg.multi_asset(name=f"deploy_{topology.identifier}_op", specs=[topology.specs[0]])
-    def deploy(context: dg.AssetExecutionContext, config: DeployConfig) -> dg.MaterializeResult:
-        policy = "hot" if config.deploy_code and topology.policy == "manual" else topology.policy
-        with step_errors(), mark_final_failure(context), topology.nimbus() as nimbus:
-            done = bring_about(
-                nimbus,
-                topology.declaration,
-                topology.described,
-                topology.actual(),
-                policy=policy,
-                batch=topology.batch,
-                token=f"{context.run.run_id}-{topology.identifier}"[:200],
-                say=context.log.info,
-                only_submit=config.only_submit,
-            )
-            for line in done or [f"{topology.name} runs already: nothing was changed"]:
-                context.log.info(line)
-            document, actual = topology.show(), topology.actual()
-        left = differences(topology.declaration, topology.described, actual)
-        return dg.MaterializeResult(
+    def deploy(context: dg.AssetExecutionContext, config: DeployConfig) -> Iterable[dg.MaterializeResult]:
+        # Not as this process loaded it: the version must be that of the files that travel.
+        described = describe_declared(topology.declaration)
+        run, hand = context.run, by_hand(context.run.tags)
+        newest, say = newest_version(context.instance, key), context.log.info
+        wants_code = config.deploy_code or (hand and run.job_name == DEPLOY_JOB)
+        policy = "hot" if wants_code and topology.policy == "manual" else topology.policy
+        done: list[str] = []
+        with step_errors(), mark_final_failure(context), topology.connected() as (cluster, blobs):
+            with alone(cluster, name, described.code_version, run.run_id, say) as mine:
+                if mine:
+                    try:
+                        with topology.nimbus.client() as nimbus:
+                            done = bring_about(
+                                nimbus,
+                                topology.declaration,
+                                described,
+                                read_actual(cluster, blobs, name),
+                                policy=policy,
+                                batch=topology.batch,
+                                token=f"{run.run_id}-{topology.identifier}"[:200],
+                                say=say,
+                                shares_queue=context.instance.has_run,
+                                only_submit=config.only_submit,
+                                may_submit=hand or newest is None,
+                            )
+                    except LeftToQueue as left:
+                        mine, done = False, [str(left)]
+            look = topology.look(cluster, blobs, cluster.load_view())
+        for line in done or [f"{name}: nothing was changed"]:
+            say(line)
+        quiet, actual = DEPLOY_TAG.items() <= run.tags.items(), look.actual
+        if not mine or actual is None or (quiet and newest == actual.data_version):
+            return
+        left = differences(topology.declaration, described, actual)
+        yield dg.MaterializeResult(
             asset_key=key,
             metadata={
-                **topology_metadata(topology.name, document),
+                **look.metadata,
+                **look.details,
                 "done": "; ".join(done) or "nothing",
                 "drift": "; ".join(f"{part}: {text}" for part, text in left.items()) or "none",
-                "running_code_version": (actual.code_version if actual else None) or "none",
             },
+            data_version=dg.DataVersion(actual.data_version),
+            tags=actual.version_tags,
         )
 
     return deploy
@@ -147,206 +129,112 @@ def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
 
     @dg.multi_asset_check(name=f"check_{topology.identifier}_op", specs=specs, can_subset=True)
     def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
-        with step_errors():
-            actual, document = topology.actual(), topology.show()
-        found = verdicts(topology.declaration, topology.described, actual, document, topology.alerts)
+        with step_errors(), topology.connected() as (cluster, blobs):
+            look = topology.look(cluster, blobs, cluster.load_view(), topology.nimbus.topology)
+        now = time.time()
+        seen = now if look.runs else newest_observation(context.instance, topology.key).get(LAST_UPDATED)
+        found = {**look.verdicts, "fresh": fresh(seen, now, topology.freshness)}
         for key in sorted(context.selected_asset_check_keys, key=lambda item: item.name):
-            verdict = found[key.name]
-            yield dg.AssetCheckResult(
-                passed=verdict.passed,
-                asset_key=topology.key,
-                check_name=key.name,
-                severity=verdict.severity,
-                description=verdict.words,
-                metadata=dict(verdict.metadata),
-            )
+            yield found[key.name].event(dg.AssetCheckResult, topology.key, key.name)
 
     return checks
 
 
-def _jobs(topology: DeclaredTopology) -> list[Any]:
-    name, identifier = topology.name, topology.identifier
-    selection = dg.AssetSelection.assets(topology.key).without_checks()
-    tags = topology_tags(name)
+def ask_job(
+    verb: str, job: str, description: str, topologies: Mapping[str, DeclaredTopology], tags: Mapping[str, str]
+) -> dg.JobDefinition:
+    """A job that asks nimbus to kill or rebalance one of ``topologies``."""
 
-    def asset_job(verb: str, description: str, config: DeployConfig) -> Any:
-        return dg.define_asset_job(
+    @dg.op(name=f"{job}_op", out=dg.Out(dg.Nothing), description=description)
+    def ask(context: dg.OpExecutionContext, config: AskConfig) -> None:
+        name = config.name or (next(iter(topologies)) if len(topologies) == 1 else "")
+        with step_errors():
+            if name not in topologies:
+                raise InvalidRequest(
+                    f"name is {name!r}, declared are {', '.join(sorted(topologies))}: name one of them"
+                )
+            body = {} if config.wait_secs is None else {"wait_secs": config.wait_secs}
+            with topologies[name].nimbus.client() as nimbus:
+                answer = nimbus.post(f"/v1/topologies/{name}/{verb}", body, repeat=False)
+        context.add_output_metadata({"topology": name, "run_id": str(answer.get("run_id") or "none")})
+
+    @dg.job(name=job, executor_def=dg.in_process_executor, description=description, tags=tags)
+    def asking() -> None:
+        ask()
+
+    return asking
+
+
+def _jobs(topology: DeclaredTopology) -> list[Any]:
+    name, identifier, tags = topology.name, topology.identifier, topology_tags(topology.name)
+
+    ended = f"Ends {name}: silence, a wait, and the end. It stays ended until somebody deploys it by hand."
+    found: list[Any] = [ask_job("kill", f"kill_{identifier}", ended, {name: topology}, tags)]
+    for verb, config, what in (
+        ("submit", DeployConfig(only_submit=True), "Submits {} as declared; leaves it alone when it runs."),
+        ("deploy", DeployConfig(deploy_code=True), "Brings {} to what is declared: submits, deploys, heals."),
+    ):
+        job = dg.define_asset_job(
             f"{verb}_{identifier}",
-            selection=selection,
+            selection=dg.AssetSelection.assets(topology.key).without_checks(),
             executor_def=dg.in_process_executor,
-            description=description,
-            tags=tags,
+            description=what.format(name),
+            tags={**tags, **DEPLOY_TAG},
             config=dg.RunConfig(ops={f"deploy_{identifier}_op": config}),
         )
-
-    @dg.op(name=f"kill_{identifier}_op", out=dg.Out(dg.Nothing), description=f"Ends {name}.")
-    def kill(context: dg.OpExecutionContext, config: KillDeclaredConfig) -> None:
-        with step_errors(), topology.nimbus() as nimbus:
-            answer = nimbus.post(f"/v1/topologies/{name}/kill", {"wait_secs": config.wait_secs}, repeat=False)
-        context.add_output_metadata({"run_id": str(answer.get("run_id") or "none")})
-
-    @dg.job(
-        name=f"kill_{identifier}",
-        executor_def=dg.in_process_executor,
-        description=f"Ends {name}: silence, a wait, and the end. It stays ended until somebody submits it.",
-        tags=tags,
-    )
-    def kill_job() -> None:
-        kill()
-
-    return [
-        asset_job(
-            "submit",
-            f"Submits {name} as declared; leaves it alone when it runs.",
-            DeployConfig(only_submit=True),
-        ),
-        asset_job(
-            "deploy",
-            f"Brings {name} to what is declared: submits it, deploys changed code, heals drift.",
-            DeployConfig(deploy_code=True),
-        ),
-        kill_job,
-    ]
-
-
-def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
-    from storm_dagster.defs.rebalance_schedule import ask_for_rebalance
-
-    found: list[dg.ScheduleDefinition] = []
-    wanted = topology.schedule
-    if wanted.deploy is not None:
-        found.append(
-            dg.ScheduleDefinition(
-                name=f"deploy_{topology.identifier}_schedule",
-                job_name=f"deploy_{topology.identifier}",
-                run_config=_deploy_config(topology),
-                cron_schedule=wanted.deploy,
-                execution_timezone=wanted.timezone,
-                default_status=dg.DefaultScheduleStatus.RUNNING,
-                description=f"Brings {topology.name} to what is declared.",
-            )
-        )
-    if wanted.rebalance is not None:
-        identifier = topology.identifier
-
-        @dg.op(name=f"rebalance_{identifier}_op", out=dg.Out(dg.Nothing))
-        def rebalance(context: dg.OpExecutionContext) -> None:
-            with step_errors(), topology.nimbus() as nimbus:
-                answer = nimbus.post(f"/v1/topologies/{topology.name}/rebalance", {}, repeat=False)
-            context.add_output_metadata({"run_id": str(answer.get("run_id") or "none")})
-
-        @dg.job(
-            name=f"rebalance_{identifier}",
-            executor_def=dg.in_process_executor,
-            description=ask_for_rebalance.description,
-            tags=topology_tags(topology.name),
-        )
-        def rebalance_job() -> None:
-            rebalance()
-
-        found.append(
-            dg.ScheduleDefinition(
-                name=f"rebalance_{identifier}_schedule",
-                job=rebalance_job,
-                cron_schedule=wanted.rebalance,
-                execution_timezone=wanted.timezone,
-                default_status=dg.DefaultScheduleStatus.RUNNING,
-                description=f"Moves the fewest tasks of {topology.name} that restore balance.",
-            )
-        )
+        found.append(job)
     return found
 
 
-def _watch(topology: DeclaredTopology) -> dg.SensorDefinition:
-    @dg.sensor(
-        name=f"watch_{topology.identifier}",
-        job_name=f"deploy_{topology.identifier}",
-        minimum_interval_seconds=30,
-        default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Observes {topology.name} and its components, evaluates its checks, and deploys changed code when "
-        "the deploy policy is hot or gray.",
-    )
-    def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        cursor, now = read_cursor(context.cursor), time.time()
-        try:
-            actual, document = topology.actual(), topology.show(patience=2.0)
-        except StormDagsterError as error:
-            return dg.SkipReason(error.message)
-        found = verdicts(topology.declaration, topology.described, actual, document, topology.alerts)
-        events: list[Any] = []
-        state = {"seen": cursor.get("seen"), "observed": cursor.get("observed"), "at": cursor.get("at")}
-        figures = digest([topology_metadata(topology.name, document, plain=True), sorted(found.items())])
-        if figures != state["observed"] and _passed(state["at"], now, _OBSERVED_EVERY_SECS):
-            events += _observations(topology, document, found)
-            state |= {"observed": figures, "at": now}
-        runs = found["all_tasks_run"].passed and actual is not None
-        if runs and actual is not None and _passed(state["seen"], now, _SEEN_EVERY_SECS):
-            events.append(_seen_running(topology, actual))
-            state["seen"] = now
-        request = None
-        if topology.policy != "manual":
-            request = deploy_request(
-                context.instance,
-                job=f"deploy_{topology.identifier}",
-                run_config=_deploy_config(topology),
-                declaration=topology.declaration,
-                described=topology.described,
-                actual=actual,
-                document=document,
-                now=now,
-            )
-        return dg.SensorResult(
-            asset_events=events,
-            run_requests=[request] if request else [],
-            skip_reason=None if request else dg.SkipReason(found["all_tasks_run"].words),
-            cursor=json.dumps(state),
+def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
+    name, wanted, tags = topology.name, topology.schedule, topology_tags(topology.name)
+
+    def schedule(
+        verb: str, cron: str, job: str, description: str, decide: Callable[..., dg.RunRequest | str]
+    ) -> dg.ScheduleDefinition:
+        @dg.schedule(
+            name=f"{verb}_{topology.identifier}_schedule",
+            job_name=job,
+            cron_schedule=cron,
+            execution_timezone=wanted.timezone,
+            default_status=dg.DefaultScheduleStatus.RUNNING,
+            description=description,
+        )
+        def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+            try:
+                with topology.connected() as (cluster, blobs):
+                    answer = decide(context.instance, read_actual(cluster, blobs, name))
+            except StormDagsterError as error:
+                answer = error.message
+            return dg.SkipReason(answer) if isinstance(answer, str) else answer
+
+        return tick
+
+    def deploy(instance: dg.DagsterInstance, actual: Actual | None) -> dg.RunRequest | str:
+        differ = differences(topology.declaration, topology.described, actual)
+        if "target" in differ:
+            return f"{name} cannot be deployed: {differ['target']}"
+        if "running" in differ and newest_version(instance, topology.key) is not None:
+            return f"{name} was ended: it stays so until somebody deploys it by hand"
+        left_alone = ("code", "conf") if topology.policy == "manual" else ()
+        if all(part.partition(".")[0] in left_alone for part in differ):
+            return f"{name} is as declared"
+        if under_way(instance, name):
+            return f"a run changes {name} already"
+        return dg.RunRequest(asset_selection=[topology.key], tags=tags)
+
+    def rebalance(_: dg.DagsterInstance, actual: Actual | None) -> dg.RunRequest | str:
+        if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
+            return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
+        return dg.RunRequest(
+            run_config={"ops": {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}}, tags=tags
         )
 
-    return watch
-
-
-def _deploy_config(topology: DeclaredTopology) -> dict[str, Any]:
-    """What nobody launched by hand follows the deploy policy."""
-    return {"ops": {f"deploy_{topology.identifier}_op": {"config": {"deploy_code": False}}}}
-
-
-def _passed(before: Any, now: float, secs: float) -> bool:
-    return not isinstance(before, int | float) or not 0 <= now - before < secs
-
-
-def _seen_running(topology: DeclaredTopology, actual: Actual) -> dg.AssetMaterialization:
-    """Keeps the asset fresh, under the version of the code that runs: a changed one shows as such."""
-    version = actual.code_version or "unknown"
-    return dg.AssetMaterialization(
-        asset_key=topology.key,
-        description=f"all tasks of {actual.topology_id} run",
-        metadata={"topology_id": actual.topology_id, "running_code_version": version},
-        tags={_CODE_VERSION_TAG: version, _DATA_VERSION_TAG: f"{actual.topology_id}.{version}"},
-    )
-
-
-def _observations(
-    topology: DeclaredTopology, document: Mapping[str, Any] | None, found: Mapping[str, Verdict]
-) -> list[Any]:
-    events: list[Any] = [
-        dg.AssetObservation(
-            asset_key=topology.key,
-            description=found["all_tasks_run"].words,
-            metadata=topology_metadata(topology.name, document),
-        )
-    ]
-    for component, numbers in component_numbers(document).items():
-        if component in topology.components:
-            events.append(dg.AssetObservation(asset_key=topology.components[component], metadata=numbers))
-    for name, verdict in found.items():
-        events.append(
-            dg.AssetCheckEvaluation(
-                asset_key=topology.key,
-                check_name=name,
-                passed=verdict.passed,
-                severity=verdict.severity,
-                description=verdict.words,
-                metadata=dict(verdict.metadata),
-            )
-        )
-    return events
+    found: list[dg.ScheduleDefinition] = []
+    if wanted.deploy is not None:
+        what = f"Brings {name} to what is declared, unless it was ended."
+        found.append(schedule("deploy", wanted.deploy, DEPLOY_JOB, what, deploy))
+    if wanted.rebalance is not None:
+        what = f"Moves the fewest tasks of {name} that restore balance."
+        found.append(schedule("rebalance", wanted.rebalance, REBALANCE_JOB, what, rebalance))
+    return found

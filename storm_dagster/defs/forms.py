@@ -25,6 +25,18 @@ __all__ = [
 ]
 
 
+_HANDLE: str = Field(
+    default="",
+    description="Set by the command line and the services: the upload session that holds the code.",
+)
+_ALLOW_DEGRADED: bool = Field(
+    default=False, description="Go on when the code has fewer copies than asked for."
+)
+_HOME: str | None = Field(
+    default=None, description="State folder of the cluster. Empty: the one of this code location."
+)
+
+
 class SubmitConfig(dg.Config):
     """What is submitted. The topology's name is the partition key of the run, not a field."""
 
@@ -46,10 +58,7 @@ class SubmitConfig(dg.Config):
         default=False,
         description="Go on when the code has fewer copies than asked for, once the wait for them ended.",
     )
-    handle: str = Field(
-        default="",
-        description="Set by the command line and the services: the upload session that holds the code.",
-    )
+    handle: str = _HANDLE
     token: str = Field(
         default="",
         description="Client token: a submission repeated with it gives the same topology id. Empty: a new one.",
@@ -65,13 +74,8 @@ class UpdateConfig(dg.Config):
         description="For a run launched by hand: the new code, as for a submission. The run packs and uploads it.",
     )
     conf: dict = Field(default={}, description="Topology conf that overrides the new topology's own.")
-    allow_degraded: bool = Field(
-        default=False, description="Go on when the code has fewer copies than asked for."
-    )
-    handle: str = Field(
-        default="",
-        description="Set by the command line and the services: the upload session that holds the code.",
-    )
+    allow_degraded: bool = _ALLOW_DEGRADED
+    handle: str = _HANDLE
     token: str = Field(
         default="", description="Client token: an update repeated with it is done once. Empty: a new one."
     )
@@ -102,13 +106,8 @@ class GrayUpgradeConfig(dg.Config):
     wait_secs: int = Field(
         default=300, ge=0, description="Longest wait for the batch; afterwards it goes on without this run."
     )
-    allow_degraded: bool = Field(
-        default=False, description="Go on when the code has fewer copies than asked for."
-    )
-    handle: str = Field(
-        default="",
-        description="Set by the command line and the services: the upload session that holds the code.",
-    )
+    allow_degraded: bool = _ALLOW_DEGRADED
+    handle: str = _HANDLE
     token: str = Field(
         default="", description="Client token: an upgrade begun with it is not begun again. Empty: a new one."
     )
@@ -181,9 +180,7 @@ class ReassignConfig(dg.Config):
 class StartClusterConfig(dg.Config):
     """The local cluster to start beside this Dagster."""
 
-    home: str | None = Field(
-        default=None, description="State folder of the cluster. Empty: the one of this code location."
-    )
+    home: str | None = _HOME
     supervisors: int = Field(default=2, ge=1, le=64, description="Supervisors.")
     slots: int = Field(default=4, ge=1, le=256, description="Slots (ports) of each supervisor.")
     nimbuses: int = Field(default=1, ge=1, le=7, description="Nimbuses: one leads, the others follow.")
@@ -192,6 +189,4 @@ class StartClusterConfig(dg.Config):
 class StopClusterConfig(dg.Config):
     """The local cluster to stop."""
 
-    home: str | None = Field(
-        default=None, description="State folder of the cluster. Empty: the one of this code location."
-    )
+    home: str | None = _HOME

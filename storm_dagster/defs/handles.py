@@ -82,22 +82,27 @@ class ClusterHandle(dg.ConfigurableResource):
         return home_dir(self.home)
 
 
-class ZooKeeperResource(ClusterHandle):
-    """Cluster state: one session for a whole run or tick, opened at first use."""
+class _Connected(ClusterHandle):
+    """Opens connections once, and keeps them until the end of the run or tick; then ephemeral nodes vanish."""
 
     _held: ExitStack | None = PrivateAttr(default=None)
-    _cluster: StormClusterState | None = PrivateAttr(default=None)
 
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """From now until the end of the run or tick, one session serves every step."""
+        """From now until the end of the run or tick, one connection serves every step."""
         super().setup_for_execution(context)
         self._held = ExitStack()
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Close the session; its ephemeral nodes vanish."""
-        held, self._held, self._cluster = self._held, None, None
+        """Close what was opened."""
+        held, self._held = self._held, None
         if held is not None:
             held.close()
+
+
+class ZooKeeperResource(_Connected):
+    """Cluster state: one session for a whole run or tick, opened at first use."""
+
+    _cluster: StormClusterState | None = PrivateAttr(default=None)
 
     @contextmanager
     def cluster(self) -> Iterator[StormClusterState]:
@@ -111,30 +116,19 @@ class ZooKeeperResource(ClusterHandle):
                 yield cluster
             return
         if self._cluster is None:
+            self._held.callback(setattr, self, "_cluster", None)
             self._cluster = self._held.enter_context(StormClusterState.open(self.conf().values))
         yield self._cluster
 
 
-class BlobStoreResource(ClusterHandle):
+class BlobStoreResource(_Connected):
     """Blobs: a client of the leading nimbus, one for a whole run or tick."""
 
     local_dir: str | None = Field(
         default=None,
         description="Use the local blob store in this folder instead, without a nimbus (tests, repairs).",
     )
-    _held: ExitStack | None = PrivateAttr(default=None)
     _client: tuple[StormClusterState, NimbusBlobClient] | None = PrivateAttr(default=None)
-
-    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
-        """From now until the end of the run or tick, one client serves every step."""
-        super().setup_for_execution(context)
-        self._held = ExitStack()
-
-    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
-        """Close the client's connections."""
-        held, self._held, self._client = self._held, None, None
-        if held is not None:
-            held.close()
 
     @contextmanager
     def blobs(self, cluster: StormClusterState) -> Iterator[BlobStore]:

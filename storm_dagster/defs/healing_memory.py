@@ -1,12 +1,13 @@
-"""What the heartbeat sensor keeps between its ticks, and how causes become run requests. Pure."""
+"""What the heartbeat sensor keeps between its ticks, and how causes become run requests."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
 
 import dagster as dg
 
@@ -14,12 +15,16 @@ from storm_dagster.core.causes import Attempt, AttemptMemory
 from storm_dagster.core.liveness_memory import LivenessMemory
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.defs.recoveries import RecoveryMemory
+from storm_dagster.model.dagster_names import HEALING_TAGS, DagsterNames
 from storm_dagster.model.view import ClusterView
+from storm_dagster.zk.sensor_memory import load_memory, store_memory
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = [
     "CAUSE_TAG",
     "REASSIGN_JOB",
     "REASSIGN_OP",
+    "HealingCursor",
     "HealingMemory",
     "Restart",
     "numbered",
@@ -28,14 +33,17 @@ __all__ = [
 ]
 
 REASSIGN_JOB = "reassign_topologies"
-REASSIGN_OP = "reassign_topologies_op"
+REASSIGN_OP = f"{REASSIGN_JOB}_op"
 CAUSE_TAG = "storm/cause"
 _LONGEST_KEY = 240
+_MOST_RECENT = 8
+# A version that no heartbeat record has.
+_UNSEEN = -2
 
 
 @dataclass(frozen=True)
 class HealingMemory:
-    """The sensor's cursor. Times are of the boot clock and mean nothing after another boot."""
+    """What the sensor knows between two looks. Times are of the boot clock and mean nothing after another boot."""
 
     liveness: LivenessMemory = field(default_factory=LivenessMemory)
     attempts: AttemptMemory = field(default_factory=dict)
@@ -49,45 +57,88 @@ class HealingMemory:
     """Why healing pauses, as it was last observed."""
     recovering: RecoveryMemory = field(default_factory=dict)
 
-    def to_cursor(self) -> str:
-        """Compact JSON."""
+    def to_record(self) -> bytes:
+        """All but what changes with every heartbeat: in a healthy cluster the same bytes after every look.
+
+        Counters that were seen to move are left out. Who reads the record sees them for the first time, and grants
+        them one full timeout.
+        """
+        topologies = {
+            topology_id: replace(part, beats=_UNSEEN, beats_since=0.0)
+            for topology_id, part in self.liveness.topologies.items()
+        }
         document = {
-            "liveness": self.liveness.to_json(),
+            "liveness": replace(self.liveness, topologies=topologies, supervisors={}).to_json(),
             "attempts": {key: list(value) for key, value in self.attempts.items()},
-            "looked_at": self.looked_at,
             "used": self.used,
             "workers": self.workers,
             "alarm": self.alarm,
             "recovering": {key: list(value) for key, value in self.recovering.items()},
         }
-        return json.dumps(document, separators=(",", ":"))
+        return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
     @staticmethod
-    def from_cursor(cursor: str | None) -> HealingMemory:
-        """The memory of :meth:`to_cursor`; anything else is an empty memory, which only grants time."""
+    def from_record(raw: bytes | None, looked_at: float | None) -> HealingMemory:
+        """The memory of :meth:`to_record`; anything else is an empty memory, which only grants time."""
         try:
-            document = json.loads(cursor or "{}")
-            looked_at = document["looked_at"]
+            document = json.loads(raw or b"{}")
             return HealingMemory(
                 liveness=LivenessMemory.from_json(document["liveness"]),
                 attempts={
-                    str(key): (int(made), float(not_before))
-                    for key, (made, not_before) in document["attempts"].items()
+                    key: (made, not_before) for key, (made, not_before) in document["attempts"].items()
                 },
-                looked_at=None if looked_at is None else float(looked_at),
-                used={str(key): int(number) for key, number in document["used"].items()},
-                workers={
-                    str(topology_id): {str(slot): str(token) for slot, token in slots.items()}
-                    for topology_id, slots in document["workers"].items()
-                },
-                alarm=None if document["alarm"] is None else str(document["alarm"]),
+                looked_at=looked_at,
+                used=document["used"],
+                workers=document["workers"],
+                alarm=document["alarm"],
                 recovering={
-                    str(key): (int(version), None if since is None else float(since))
-                    for key, (version, since) in document.get("recovering", {}).items()
+                    key: (version, since) for key, (version, since) in document["recovering"].items()
                 },
             )
         except (ValueError, KeyError, TypeError, AttributeError):
             return HealingMemory()
+
+
+class HealingCursor:
+    """The sensor's cursor: which record in ZooKeeper holds its memory, and when it looked last.
+
+    The code server's process keeps the newest memories as well, complete, so that counters are judged over ticks of
+    any length without a write.
+    """
+
+    _recent: ClassVar[OrderedDict[str, HealingMemory]] = OrderedDict()
+
+    def __init__(self, sensor: str, text: str | None) -> None:
+        self._sensor = sensor
+        self._text = text or ""
+        try:
+            document = json.loads(self._text or "{}")
+            at = document.get("looked_at")
+            self._looked_at = None if at is None else float(at)
+            self._record = None if document.get("memory") is None else str(document["memory"])
+        except (ValueError, TypeError, AttributeError):
+            self._looked_at = self._record = None
+
+    def load(self, cluster: StormClusterState) -> HealingMemory:
+        """The memory as it was at the end of that tick."""
+        found = self._recent.get(self._text)
+        if found is None:
+            found = HealingMemory.from_record(
+                load_memory(cluster, self._sensor, self._record), self._looked_at
+            )
+        return found
+
+    def store(self, cluster: StormClusterState, memory: HealingMemory, epoch: int) -> None:
+        """Write the record where it changed."""
+        self._record = store_memory(cluster, self._sensor, memory.to_record(), self._record, epoch=epoch)
+
+    def after(self, memory: HealingMemory) -> str:
+        """The cursor that leads to ``memory``."""
+        text = json.dumps({"memory": self._record, "looked_at": memory.looked_at})
+        self._recent[text] = memory
+        while len(self._recent) > _MOST_RECENT:
+            self._recent.popitem(last=False)
+        return text
 
 
 @dataclass(frozen=True)
@@ -149,7 +200,7 @@ def numbered(
     return found, {**kept, **{a.cause.key: a.number for a in found}}
 
 
-def run_requests(attempts: Iterable[Attempt]) -> list[dg.RunRequest]:
+def run_requests(attempts: Iterable[Attempt], names: DagsterNames) -> list[dg.RunRequest]:
     """One run for each cause, as a person would count them.
 
     A lost host is one cause however many topologies and slots it held; everything else is one cause for
@@ -161,10 +212,10 @@ def run_requests(attempts: Iterable[Attempt]) -> list[dg.RunRequest]:
         cause = attempt.cause
         group = (cause.kind, cause.node if cause.kind == "lost_host" else cause.topology_id)
         groups.setdefault(group, []).append(attempt)
-    return [_request(members) for _, members in sorted(groups.items())]
+    return [_request(members, names) for _, members in sorted(groups.items())]
 
 
-def _request(members: list[Attempt]) -> dg.RunRequest:
+def _request(members: list[Attempt], names: DagsterNames) -> dg.RunRequest:
     if len(members) == 1:
         key = members[0].run_key
     else:
@@ -176,15 +227,15 @@ def _request(members: list[Attempt]) -> dg.RunRequest:
         key = f"{'+'.join(topologies)}:{first.kind}@{where}:{max(m.number for m in members)}"
     if len(key) > _LONGEST_KEY:
         key = f"{key[:200]}:{_digest(key)}"
-    names = sorted({member.cause.name for member in members})
+    topology_names = sorted({member.cause.name for member in members})
     config: dict[str, Any] = {"causes": [member.cause.to_json() for member in members]}
-    tags = {CAUSE_TAG: members[0].cause.kind}
-    if len(names) == 1:
-        tags[TOPOLOGY_TAG] = names[0]
+    tags = {CAUSE_TAG: members[0].cause.kind, **HEALING_TAGS}
+    if len(topology_names) == 1:
+        tags[TOPOLOGY_TAG] = topology_names[0]
     return dg.RunRequest(
         run_key=key,
-        job_name=REASSIGN_JOB,
-        run_config={"ops": {REASSIGN_OP: {"config": config}}},
+        job_name=names.name(REASSIGN_JOB),
+        run_config={"ops": {names.name(REASSIGN_OP): {"config": config}}},
         tags=tags,
     )
 

@@ -1,7 +1,8 @@
 """The sensor that heals: it blocks on ZooKeeper watches and asks for a reassignment when tasks are dead.
 
-A tick lasts up to 45 seconds (Dagster cuts it off at 60). Watches only end its waiting; every decision is
-made from one view of the cluster. Because limits pass without any event, it also looks every five seconds.
+A tick lasts up to 45 seconds (Dagster cuts it off at 60), or one second where sensors share a thread. Watches only
+end its waiting; every decision is made from one view of the cluster. Because limits pass without any event, it also
+looks every five seconds. While a run that it asked for does not start, it gives up ``/healer``: the leader heals then.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -18,23 +19,33 @@ import dagster as dg
 
 from storm_dagster.core.causes import Cause, due_attempts
 from storm_dagster.core.liveness import LivenessLimits, Observation, observe
+from storm_dagster.defs.binding import bind
 from storm_dagster.defs.handles import ZooKeeperResource
 from storm_dagster.defs.healing_memory import (
     REASSIGN_JOB,
     REASSIGN_OP,
+    HealingCursor,
     HealingMemory,
     Restart,
     numbered,
     restarts,
     run_requests,
 )
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, SUPERVISORS, WORKERS
+from storm_dagster.defs.instance_settings import tick_limit
+from storm_dagster.defs.keys import (
+    ACTIVE_TOPOLOGY,
+    SUPERVISORS,
+    UNFINISHED_STATUSES,
+    WAITING_STATUSES,
+    WORKERS,
+)
 from storm_dagster.defs.metadata import table
 from storm_dagster.defs.recoveries import Recovery, recoveries
 from storm_dagster.defs.zookeeper_sensor import LONGEST_TICK_SECS
 from storm_dagster.model import paths
+from storm_dagster.model.clock import boot_clock, boot_id
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.model.run_file import boot_id
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -45,19 +56,10 @@ _LOOK_EVERY_SECS = 5.0
 _COALESCE_SECS = 0.15
 # Longer than the pause between two ticks: after more, silence of the sensor is not silence of a worker.
 _BLIND_SECS = 20.0
+# A run that has not started by then waits behind somebody's queue.
+_LONGEST_QUEUE_SECS = 30.0
 # A run that was killed hard stays "started" for ever; it must not keep its topology from being healed.
 _LONGEST_RUN_SECS = 360.0
-_UNFINISHED = [
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-]
-
-
-def boot_clock() -> float:
-    """Seconds since boot, sleep included; never set back."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class _Watch:
@@ -88,9 +90,16 @@ class _Watch:
     def look(self) -> ClusterView:
         """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
         self._changed.clear()
-        # Another armed sensor (a code reload in progress) may hold the node: then it is ours after its end.
-        self._cluster.state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
         return self._cluster.load_view(self._changed.set)
+
+    def hold(self, held: bool) -> None:
+        """Hold the node that keeps the leader from healing, or give it up."""
+        if held:
+            # Another armed sensor (a code reload in progress) may hold it: then it is ours after its end.
+            self._cluster.state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
+        elif self._cluster.state.owned(paths.HEALER):
+            self._cluster.state.delete_node(paths.HEALER)
+            self._told = None
 
     def tell(self, alarm: str | None) -> None:
         """Show in the armed sensor's node why healing pauses: ``status`` reads it there."""
@@ -105,23 +114,28 @@ class _Watch:
         self._changed.wait(max(0.0, seconds))
 
 
-def unfinished_topologies(instance: dg.DagsterInstance) -> set[str]:
-    """Ids of the topologies that a reassignment is working on now."""
+def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> tuple[set[str], str | None]:
+    """Ids of the topologies that a reassignment is working on now, and the run that does not start, if any."""
     records = instance.get_run_records(
-        filters=dg.RunsFilter(job_name=REASSIGN_JOB, statuses=_UNFINISHED), limit=100
+        filters=dg.RunsFilter(job_name=names.name(REASSIGN_JOB), statuses=UNFINISHED_STATUSES), limit=100
     )
     found: set[str] = set()
+    stuck: str | None = None
     now = time.time()
     for record in records:
-        if now - record.create_timestamp.timestamp() > _LONGEST_RUN_SECS:
+        age = now - record.create_timestamp.timestamp()
+        # However old: a queued one will run once the queue lets it, and another would only wait behind it.
+        if age > _LONGEST_RUN_SECS and record.dagster_run.status != dg.DagsterRunStatus.QUEUED:
             continue
+        if age > _LONGEST_QUEUE_SECS and record.dagster_run.status in WAITING_STATUSES:
+            stuck = record.dagster_run.run_id
         ops: Any = record.dagster_run.run_config.get("ops") or {}
-        for document in ((ops.get(REASSIGN_OP) or {}).get("config") or {}).get("causes") or ():
+        for document in ((ops.get(names.name(REASSIGN_OP)) or {}).get("config") or {}).get("causes") or ():
             try:
                 found.add(Cause.from_json(document).topology_id)
             except InvalidRequest:
                 continue  # A run that somebody launched by hand with a config of his own.
-    return found
+    return found, stuck
 
 
 def restart_observations(
@@ -209,24 +223,36 @@ class _Judgement:
     """What was seen."""
     causes: list[str]
     """Reasons for the requests, in words."""
+    stuck: str | None
+    """A run that was asked for and does not start: until it does, the leader is to heal."""
 
 
 class _Tick:
     """One evaluation of the sensor."""
 
-    def __init__(self, context: dg.SensorEvaluationContext, limits: LivenessLimits) -> None:
+    def __init__(
+        self, sensor: str, context: dg.SensorEvaluationContext, limits: LivenessLimits, names: DagsterNames
+    ) -> None:
         self.context = context
         self.limits = limits
+        self.names = names
         self.boot_id = boot_id()
-        self.memory = HealingMemory.from_cursor(context.cursor)
+        self.cursor = HealingCursor(sensor, context.cursor)
+        self.memory = HealingMemory()
+        self.epoch = -1
+        self.seen = False
+        """Whether the memory was loaded: until then the cursor stays as it is."""
         self.restarted: list[Restart] = []
         self.recovered: list[Recovery] = []
-        self.alarm = self.memory.alarm
+        self.alarm: str | None = None
         self.text = "the cluster was not seen"
         self.causes: list[str] = []
 
-    def run(self, watch: _Watch, deadline: float) -> list[dg.RunRequest]:
+    def run(self, cluster: StormClusterState, deadline: float) -> list[dg.RunRequest]:
         """Look until there is something to heal, or until ``deadline`` of the monotonic clock."""
+        self.memory = self.cursor.load(cluster)
+        self.alarm, self.seen = self.memory.alarm, True
+        watch = _Watch(cluster)
         while True:
             judged = self.look(watch)
             if judged.requests:
@@ -237,6 +263,7 @@ class _Tick:
             self.restarted.extend(judged.restarted)
             self.recovered.extend(judged.recovered)
             self.text, self.causes = judged.text, judged.causes
+            watch.hold(judged.stuck is None)
             watch.tell(judged.frozen)
             left = deadline - time.monotonic()
             # An alarm, and its end, are shown at once.
@@ -247,6 +274,7 @@ class _Tick:
     def look(self, watch: _Watch) -> _Judgement:
         """Judge the cluster as it is now; after an outage everything gets its full time again."""
         view = watch.look()
+        self.epoch = view.epoch
         if watch.interrupted():
             self.forget_when()
         return self.judge(view, boot_clock())
@@ -262,11 +290,13 @@ class _Tick:
         seen = observe(
             view, self.memory.liveness, self.limits, boot_id=self.boot_id, boot_now=now, grant=blind
         )
-        busy = unfinished_topologies(self.context.instance) if seen.causes else set()
+        busy, stuck = (
+            unfinished_topologies(self.context.instance, self.names) if seen.causes else (set(), None)
+        )
         running = [
             f"{cause.key}:{self.memory.attempts.get(cause.key, (0, now))[0]}"
             for cause in seen.causes
-            if cause.topology_id in busy
+            if stuck or cause.topology_id in busy
         ]
         due, attempts = due_attempts(seen.causes, self.memory.attempts, boot_now=now, running=running)
         due, used = numbered(view, due, self.memory.used)
@@ -277,7 +307,7 @@ class _Tick:
             recovered, recovering = [], {}
         ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
         return _Judgement(
-            requests=run_requests(due),
+            requests=run_requests(due, self.names),
             restarted=restarted,
             recovered=recovered,
             memory=HealingMemory(seen.memory, attempts, now, used, workers, seen.frozen, recovering),
@@ -286,53 +316,50 @@ class _Tick:
                 now + _COALESCE_SECS, min((end for end in ends if end is not None), default=now + 60)
             ),
             frozen=seen.frozen,
-            text=seen_text(view, seen),
+            text=seen_text(view, seen) + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
             causes=[attempt.cause.describe() for attempt in due],
+            stuck=stuck,
         )
 
 
 def build_heartbeat_sensor(
+    names: DagsterNames | None = None,
     *,
     tick_secs: float = _TICK_SECS,
     name: str = "heartbeat_sensor",
     job: Any = None,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
 ) -> dg.SensorDefinition:
-    """The sensor that heals. It uses the resource ``zookeeper`` of its code location.
+    """The sensor that heals. It uses the resource ``storm_zookeeper`` of its code location.
 
-    ``tick_secs`` bounds a tick (at most 55: :class:`InvalidRequest`). It launches ``job``, by default the one
-    that is called ``reassign_topologies``; alone, give it ``build_reassign_job()``, whose resources are
-    ``zookeeper``, ``blobstore`` and ``spark``: :func:`build_storm_resources` makes them.
+    ``names`` are those of the cluster, as :func:`build_storm_resources` takes them too. ``tick_secs`` bounds a tick
+    (at most 55: :class:`InvalidRequest`). It launches ``job``, by default the one that is called
+    ``reassign_topologies``; alone, give it ``build_reassign_job()``, whose resources are ``storm_zookeeper``,
+    ``storm_blobstore`` and ``storm_spark``: :func:`build_storm_resources` makes them.
     """
+    names = names or DagsterNames()
     if not 0 <= tick_secs <= LONGEST_TICK_SECS:
         raise InvalidRequest(
             f"tick_secs={tick_secs:g}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60"
         )
 
-    @dg.sensor(
-        name=name,
-        job=job,
-        job_name=None if job is not None else REASSIGN_JOB,
-        minimum_interval_seconds=1,
-        default_status=default_status,
-        description="Watches workers, supervisors and heartbeats; asks for a reassignment when tasks are dead. "
-        "Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer meanwhile.",
-    )
     def heartbeat_sensor(
         context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
     ) -> dg.SensorResult | dg.SkipReason:
-        deadline = time.monotonic() + tick_secs
-        tick = _Tick(context, LivenessLimits.from_conf(zookeeper.conf().values))
+        secs, note = tick_limit(context, tick_secs)
+        deadline = time.monotonic() + secs
+        tick = _Tick(name, context, LivenessLimits.from_conf(zookeeper.conf().values), names)
         requests: list[dg.RunRequest] = []
         lost: str | None = None
         try:
             with zookeeper.cluster() as cluster:
-                requests = tick.run(_Watch(cluster), deadline)
+                requests = tick.run(cluster, deadline)
+                tick.cursor.store(cluster, tick.memory, tick.epoch)
         except Unavailable as error:
             # What was seen before the connection was lost stands; the gap that follows grants new time.
             lost = error.message
             tick.forget_when()
-            if not context.cursor and not requests:
+            if not tick.seen:
                 return dg.SkipReason(lost)
         for cause in tick.causes:
             context.log.info(cause)
@@ -353,9 +380,17 @@ def build_heartbeat_sensor(
             run_requests=requests,
             skip_reason=None
             if requests
-            else dg.SkipReason(f"{lost}; before: {tick.text}" if lost else tick.text),
+            else dg.SkipReason((f"{lost}; before: {tick.text}" if lost else tick.text) + note),
             asset_events=events,
-            cursor=tick.memory.to_cursor(),
+            cursor=tick.cursor.after(tick.memory),
         )
 
-    return heartbeat_sensor
+    return dg.sensor(
+        name=names.name(name),
+        job=job,
+        job_name=None if job is not None else names.name(REASSIGN_JOB),
+        minimum_interval_seconds=1,
+        default_status=default_status,
+        description="Watches workers, supervisors and heartbeats; asks for a reassignment when tasks are dead. "
+        "Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer meanwhile.",
+    )(bind(heartbeat_sensor, names))

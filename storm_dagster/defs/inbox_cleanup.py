@@ -7,23 +7,21 @@ cursor. The leader cleans as well; whoever comes first, the other finds nothing.
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import json
 import logging
-import time
 from collections.abc import Mapping
 
 import dagster as dg
 
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.keys import INBOX
 from storm_dagster.defs.metadata import notes
-from storm_dagster.defs.operating import Handles, operations
-from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.operating import Handles, connect, operations
+from storm_dagster.model.clock import boot_clock, boot_id
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.model.run_file import boot_id
 from storm_dagster.operations.cleaner import clean, find_garbage, take_inventory
-from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.reports import CleanReport
 
-__all__ = ["CLEAN_JOB", "clean_inbox", "inbox_cleanup_schedule"]
+__all__ = ["CLEAN_JOB", "build_inbox_cleanup"]
 
 CLEAN_JOB = "clean_inbox"
 _MEMORY = "seen"
@@ -32,14 +30,9 @@ _TEXT = "Remove uploads, stagings and remains of topologies that nobody needs an
 _log = logging.getLogger(__name__)
 
 
-def boot_clock() -> float:
-    """Seconds since boot, sleep included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def remembered(instance: dg.DagsterInstance) -> dict[str, float]:
+def remembered(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[str, float]:
     """Garbage -> boot clock when it was first seen; empty after another boot, which only delays."""
-    newest = instance.fetch_observations(INBOX, limit=1).records
+    newest = instance.fetch_observations(key, limit=1).records
     if not newest or newest[0].asset_observation is None:
         return {}
     value = newest[0].asset_observation.metadata.get(_MEMORY)
@@ -69,52 +62,28 @@ def observation(
     )
 
 
-@dg.op(name=f"{CLEAN_JOB}_op", description=_TEXT, out=dg.Out(dg.Nothing))
-def clean_inbox_op(
-    context: dg.OpExecutionContext,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-) -> None:
+def clean_inbox(context: dg.OpExecutionContext, handles: Handles) -> None:
     """Remove garbage, in fenced steps."""
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    key = handles.zookeeper.asset_key(INBOX)
+    with operations(context, handles) as ops:
         report, memory = clean(
-            ops, remembered(context.instance), boot_now=boot_clock(), grace_secs=_GRACE_SECS
+            ops, remembered(context.instance, key), boot_now=boot_clock(), grace_secs=_GRACE_SECS
         )
     for problem in report.problems:
         context.log.warning(problem)
-    context.log_event(observation(memory, report, report.waiting, zookeeper.asset_key(INBOX)))
+    context.log_event(observation(memory, report, report.waiting, key))
 
 
-@dg.job(name=CLEAN_JOB, description=_TEXT, executor_def=dg.in_process_executor)
-def clean_inbox() -> None:
-    """The job of one op."""
-    clean_inbox_op()
-
-
-@dg.schedule(
-    name="inbox_cleanup_schedule",
-    job_name=CLEAN_JOB,
-    cron_schedule="*/10 * * * *",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Every 10 minutes: cleans when there is something to clean, else launches nothing.",
-)
 def inbox_cleanup_schedule(
-    context: dg.ScheduleEvaluationContext,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
+    context: dg.ScheduleEvaluationContext, handles: Handles
 ) -> dg.RunRequest | dg.SkipReason:
     """Look for garbage; only what has been garbage for its time is worth a run."""
+    key = handles.zookeeper.asset_key(INBOX)
     try:
-        with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
-            conf = zookeeper.conf()
-            ops = OperationsContext(
-                cluster=cluster, blobs=blobs, conf=conf, planner=spark.planner(cluster), log=_log
-            )
-            cluster.load_view()  # Refuses an empty or foreign root.
-            age = float(conf["nimbus.inbox.jar.expiration.secs"])
-            before = remembered(context.instance)
+        with connect(handles, _log) as ops:
+            ops.cluster.load_view()  # Refuses an empty or foreign root.
+            age = float(ops.conf["nimbus.inbox.jar.expiration.secs"])
+            before = remembered(context.instance, key)
             garbage, memory = find_garbage(
                 take_inventory(ops),
                 before,
@@ -126,10 +95,23 @@ def inbox_cleanup_schedule(
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
     if json.dumps(memory, sort_keys=True) != json.dumps(before, sort_keys=True):
-        context.instance.report_runless_asset_event(
-            observation(memory, None, garbage.waiting, zookeeper.asset_key(INBOX))
-        )
+        context.instance.report_runless_asset_event(observation(memory, None, garbage.waiting, key))
     found = [*garbage.nodes, *garbage.blobs, *garbage.tokens]
     if not found:
         return dg.SkipReason(f"nothing to clean now, {garbage.waiting} things are not old enough yet")
     return dg.RunRequest(tags={"storm/garbage": str(len(found))})
+
+
+def build_inbox_cleanup(
+    names: DagsterNames, default_status: dg.DefaultScheduleStatus
+) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
+    """The job and its schedule."""
+    job = op_job(names, CLEAN_JOB, _TEXT, clean_inbox)
+    schedule = dg.schedule(
+        name=names.name("inbox_cleanup_schedule"),
+        job_name=job.name,
+        cron_schedule="*/10 * * * *",
+        default_status=default_status,
+        description="Every 10 minutes: cleans when there is something to clean, else launches nothing.",
+    )(bind(inbox_cleanup_schedule, names))
+    return job, schedule

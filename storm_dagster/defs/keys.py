@@ -1,8 +1,14 @@
-"""Names of everything that Dagster shows: asset keys, the partitions, tags. Other tools rely on them."""
+"""Asset keys and tags as Dagster shows them for a cluster without a name of its own. Other tools rely on them.
+
+What runs for a named cluster asks :class:`DagsterNames` and :func:`cluster_key`.
+"""
 
 from __future__ import annotations
 
 import dagster as dg
+
+from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB, TOKEN_TAG, DagsterNames
+from storm_dagster.model.dagster_names import STAGES as STAGE_NAMES
 
 __all__ = [
     "ACTIVE_TOPOLOGY",
@@ -11,7 +17,6 @@ __all__ = [
     "INBOX",
     "NIMBUS",
     "OWNER",
-    "PARTITIONS",
     "PARTITIONS_NAME",
     "PUBLISHED_ASSIGNMENT",
     "REBALANCE_JOB",
@@ -25,6 +30,8 @@ __all__ = [
     "TOPOLOGY_CONF",
     "TOPOLOGY_STATS",
     "TOPOLOGY_TAG",
+    "UNFINISHED_STATUSES",
+    "WAITING_STATUSES",
     "WORKERS",
     "topology_tags",
 ]
@@ -32,18 +39,11 @@ __all__ = [
 GROUP = "submission"
 OWNER = "team:storm"
 
-PARTITIONS_NAME = "storm_topologies"
-PARTITIONS = dg.DynamicPartitionsDefinition(name=PARTITIONS_NAME)
-"""One partition for each topology that lives, keyed by its name: one history per topology across deploys."""
+PARTITIONS_NAME = DagsterNames().partitions
 
-TOPOLOGY_CONF = dg.AssetKey(["storm", "topology_conf"])
-TOPOLOGY_CODE = dg.AssetKey(["storm", "topology_code"])
-TASK_INFO = dg.AssetKey(["storm", "task_info"])
-ASSIGNMENT = dg.AssetKey(["storm", "assignment"])
-PUBLISHED_ASSIGNMENT = dg.AssetKey(["storm", "published_assignment"])
-ACTIVE_TOPOLOGY = dg.AssetKey(["storm", "active_topology"])
-STAGES = (TOPOLOGY_CONF, TOPOLOGY_CODE, TASK_INFO, ASSIGNMENT, PUBLISHED_ASSIGNMENT, ACTIVE_TOPOLOGY)
+STAGES = tuple(dg.AssetKey(["storm", stage]) for stage in STAGE_NAMES)
 """The six stages of a submission, in order."""
+TOPOLOGY_CONF, TOPOLOGY_CODE, TASK_INFO, ASSIGNMENT, PUBLISHED_ASSIGNMENT, ACTIVE_TOPOLOGY = STAGES
 
 SUPERVISORS = dg.AssetKey(["storm", "cluster", "supervisors"])
 NIMBUS = dg.AssetKey(["storm", "cluster", "nimbus"])
@@ -52,15 +52,17 @@ WORKERS = dg.AssetKey(["storm", "cluster", "workers"])
 TOPOLOGIES = dg.AssetKey(["storm", "cluster", "topologies"])
 TOPOLOGY_STATS = dg.AssetKey(["storm", "cluster", "topology_stats"])
 
-SUBMIT_JOB = "submit_topology"
-REBALANCE_JOB = "rebalance_topology"
-
-TOKEN_TAG = "storm/token"
-"""Run tag: the client token of the submission that the run belongs to."""
 STAGED_BY_TAG = "storm/staged_by"
 """Run tag: the run whose epoch the staging has. In a re-execution it is another run's, until it takes over."""
 TOPOLOGY_TAG = "storm/topology"
 """Run tag: the topology's name."""
+
+WAITING_STATUSES = [
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.STARTING,
+]
+UNFINISHED_STATUSES = [*WAITING_STATUSES, dg.DagsterRunStatus.STARTED]
 
 
 def topology_tags(name: str) -> dict[str, str]:

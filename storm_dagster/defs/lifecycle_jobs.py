@@ -7,15 +7,16 @@ from typing import Any
 
 import dagster as dg
 
+from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.change_observation import observe_change
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import KillConfig, NameConfig, UpdateConfig
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PARTITIONS_NAME, PUBLISHED_ASSIGNMENT
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT
+from storm_dagster.defs.lifecycle_sensor import may_drop
 from storm_dagster.defs.nimbus_resource import NimbusResource, upload_of
 from storm_dagster.defs.operating import Handles, operations
-from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.defs.submission_metadata import stored_metadata
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.operations import lifecycle
 from storm_dagster.operations.context import OperationsContext
@@ -46,65 +47,53 @@ def lifecycle_metadata(report: LifecycleReport, began: float) -> dict[str, Any]:
 
 def _observe(
     context: dg.OpExecutionContext,
+    handles: Handles,
     verb: str,
     report: LifecycleReport,
     began: float,
-    shown: dg.AssetKey,
     gap_secs: float | None = None,
 ) -> None:
     metadata = lifecycle_metadata(report, began)
     if gap_secs is not None:
         metadata["gap_secs"] = round(gap_secs, 3)
-    observe_change(context, verb, report.name, report.status or "gone", metadata, shown)
+    observe_change(context, handles, verb, report.name, report.status or "gone", metadata)
 
 
 def _verb_job(
-    verb: str, description: str, operation: Callable[[OperationsContext, str], LifecycleReport]
+    names: DagsterNames,
+    verb: str,
+    description: str,
+    operation: Callable[[OperationsContext, str], LifecycleReport],
 ) -> dg.JobDefinition:
-    @dg.op(name=f"{verb}_topology_op", description=description, out=dg.Out(dg.Nothing))
-    def verb_op(
-        context: dg.OpExecutionContext,
-        config: NameConfig,
-        zookeeper: ZooKeeperResource,
-        blobstore: BlobStoreResource,
-        spark: SparkResource,
-    ) -> None:
+    def verb_op(context: dg.OpExecutionContext, config: NameConfig, handles: Handles) -> None:
         began = time.monotonic()
-        with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+        with operations(context, handles) as ops:
             report = operation(ops, config.name)
-        _observe(context, verb, report, began, zookeeper.asset_key(ACTIVE_TOPOLOGY))
+        _observe(context, handles, verb, report, began)
 
-    @dg.job(name=f"{verb}_topology", description=description, executor_def=dg.in_process_executor)
-    def verb_job() -> None:
-        verb_op()
-
-    return verb_job
+    return op_job(names, f"{verb}_topology", description, verb_op)
 
 
 _KILL = "Silence the topology's spouts, wait, and end it: workers, cluster state, code, and its partition."
 
 
-@dg.op(name="kill_topology_op", description=_KILL, out=dg.Out(dg.Nothing))
-def kill_topology_op(
-    context: dg.OpExecutionContext,
-    config: KillConfig,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
+def kill_topology(
+    context: dg.OpExecutionContext, config: KillConfig, names: DagsterNames, handles: Handles
 ) -> None:
     """Kill the topology, see it removed, then drop its partition key."""
     began = time.monotonic()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    with operations(context, handles) as ops:
         report = lifecycle.kill(ops, config.name, config.wait_secs)
         if report.status is not None:
             context.log.info(f"{report.topology_id} is silent, it ends in {report.delay_secs} s")
             if (report.delay_secs or 0) <= _LONGEST_WAIT_SECS:
                 report = _await_removal(ops, report)
         gone = ops.cluster.load_view().topology_named(report.name) is None
-    _observe(context, "kill", report, began, zookeeper.asset_key(ACTIVE_TOPOLOGY))
-    if gone and context.instance.has_dynamic_partition(PARTITIONS_NAME, report.name):
+        cluster_id = ops.cluster.cluster_id()
+    _observe(context, handles, "kill", report, began)
+    if gone and may_drop(context.instance, names, report.name, cluster_id):
         # The history stays; a later submission of the name shows it again.
-        context.instance.delete_dynamic_partition(PARTITIONS_NAME, report.name)
+        context.instance.delete_dynamic_partition(names.partitions, report.name)
 
 
 def _await_removal(ops: OperationsContext, report: LifecycleReport) -> LifecycleReport:
@@ -119,23 +108,11 @@ def _await_removal(ops: OperationsContext, report: LifecycleReport) -> Lifecycle
     return lifecycle.remove(ops, report.topology_id)
 
 
-@dg.job(name="kill_topology", description=_KILL, executor_def=dg.in_process_executor)
-def kill_topology() -> None:
-    """The job of one op."""
-    kill_topology_op()
-
-
 _UPDATE = "Run new code in the place of the running topology (hot deploy): checked, stored and placed first."
 
 
-@dg.op(name="update_topology_op", description=_UPDATE, out=dg.Out(dg.Nothing))
-def update_topology_op(
-    context: dg.OpExecutionContext,
-    config: UpdateConfig,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-    nimbus: NimbusResource,
+def update_topology(
+    context: dg.OpExecutionContext, config: UpdateConfig, handles: Handles, nimbus: NimbusResource
 ) -> None:
     """Upload if need be, then replace; the old topology is touched only when the new one stands ready."""
     began = time.monotonic()
@@ -143,7 +120,7 @@ def update_topology_op(
         handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
         if handle is None and not config.token:
             raise InvalidRequest(f"nothing to run in the place of {config.name!r}: give `target` in the form")
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    with operations(context, handles) as ops:
         report = lifecycle.update(
             ops,
             config.name,
@@ -154,7 +131,7 @@ def update_topology_op(
         gap = _await_workers(ops, report) if report.drain_secs else None
         found = ops.cluster.read_assignment(report.topology_id)
         table = ops.cluster.read_tasks(report.topology_id)
-    _observe(context, "update", report, began, zookeeper.asset_key(ACTIVE_TOPOLOGY), gap)
+    _observe(context, handles, "update", report, began, gap)
     if found is None or table is None:
         return  # Killed in the meantime.
     shown = stored_metadata(found[0], table.component_of(), report.name)
@@ -162,7 +139,7 @@ def update_topology_op(
     for key, metadata in ((PUBLISHED_ASSIGNMENT, {**common, **shown}), (ACTIVE_TOPOLOGY, common)):
         context.log_event(
             dg.AssetMaterialization(
-                asset_key=zookeeper.asset_key(key), partition=report.name, metadata=metadata
+                asset_key=handles.zookeeper.asset_key(key), partition=report.name, metadata=metadata
             )
         )
 
@@ -181,20 +158,15 @@ def _await_workers(ops: OperationsContext, report: LifecycleReport) -> float | N
     return None
 
 
-@dg.job(name="update_topology", description=_UPDATE, executor_def=dg.in_process_executor)
-def update_topology() -> None:
-    """The job of one op."""
-    update_topology_op()
-
-
-def build_lifecycle_jobs() -> list[dg.JobDefinition]:
+def build_lifecycle_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
     """The jobs that kill, activate, deactivate, restart and update a topology."""
     return [
-        kill_topology,
-        update_topology,
-        _verb_job("activate", "Let the topology's spouts emit.", lifecycle.activate),
-        _verb_job("deactivate", "Stop the topology's spouts; its workers stay.", lifecycle.deactivate),
+        op_job(names, "kill_topology", _KILL, kill_topology),
+        op_job(names, "update_topology", _UPDATE, update_topology),
+        _verb_job(names, "activate", "Let the topology's spouts emit.", lifecycle.activate),
+        _verb_job(names, "deactivate", "Stop the topology's spouts; its workers stay.", lifecycle.deactivate),
         _verb_job(
+            names,
             "restart",
             "Start the topology anew from its own code, under a new id, with the parallelism that it has now.",
             lambda ops, name: lifecycle.restart(ops, name),

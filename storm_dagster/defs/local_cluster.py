@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,18 +87,12 @@ def ensure_local_cluster(home: Path) -> None:
     try:
         start_cluster(home, supervisors=2, slots=4, nimbuses=1)
     except (Conflict, Unavailable):
-        from tenacity import RetryError, Retrying, retry_if_result, stop_after_delay, wait_fixed
-
         if not local_cluster_runs(home):
             raise
-        wait = Retrying(
-            retry=retry_if_result(lambda ready: not ready),
-            stop=stop_after_delay(_LONGEST_SECS),
-            wait=wait_fixed(0.5),
-        )
-        try:
-            wait(lambda: ClusterFile.read(home) is not None)
-        except RetryError:
-            raise Unavailable(
-                f"the cluster that starts in {home} is not ready: look at {home}/logs"
-            ) from None
+        deadline = time.monotonic() + _LONGEST_SECS
+        while ClusterFile.read(home) is None:
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"the cluster that starts in {home} is not ready: look at {home}/logs"
+                ) from None
+            time.sleep(0.5)

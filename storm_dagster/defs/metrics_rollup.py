@@ -1,46 +1,48 @@
-"""`roll_up_metrics` and its schedule: what the components did, over time, with PySpark.
+"""`roll_up_metrics` and its schedule: what the components did in each hour, with PySpark.
 
-Workers count for as long as a topology lives. Each run appends one sample of those counters for every
-component to ``samples/`` and computes from all samples what happened between them: ``hourly/`` has one row
-for each topology, component and hour. Both are Parquet below ``HOME/metrics``, seen by the Spark server. The
-materialization draws throughput and latency of the last 24 hours.
+Workers count for as long as a topology lives. The run of an hour, right after its end, stores one sample of those
+counters for every component in ``samples/hour=…`` and what they grew by since the sample of the hour before in
+``hourly/hour=…``: Parquet below ``HOME/metrics``, seen by the Spark server. A run reads two hours, however long the
+history is, and drops what is older than ``dagster.metrics.retention.hours``.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import shutil
 import time
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.failures import step_errors
-from storm_dagster.defs.keys import TOPOLOGY_STATS
+from storm_dagster.defs.keys import OWNER, TOPOLOGY_STATS
 from storm_dagster.defs.metadata import table
 from storm_dagster.defs.nimbus_resource import NimbusResource
 from storm_dagster.defs.spark_resource import SparkResource
-from storm_dagster.defs.stats_picture import Point, stats_picture
-from storm_dagster.defs.svg import data_uri
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.errors import StormDagsterError, Unavailable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["metrics_rollup_schedule", "roll_up", "roll_up_metrics", "samples_of"]
+__all__ = ["HOURS", "ROLLUP_JOB", "build_metrics_rollup", "drop_older", "roll_up_hour", "samples_of"]
 
 ROLLUP_JOB = "roll_up_metrics"
-_TEXT = "Append a sample of every component's counters and roll all samples up by the hour, with PySpark."
+HOURS = dg.HourlyPartitionsDefinition(start_date="2026-01-01-00:00", timezone="UTC")
+"""Hours of UTC; a run of one that is over and was never sampled fails."""
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
-_SCHEMA = (
-    "topology_id string, name string, component string, tasks int, sampled_at timestamp, "
-    "emitted long, transferred long, executed long, acked long, failed long, execute_ms double, complete_ms double"
-)
+_MOST_ROWS = 20
+_NAMED = "topology_id string, name string, component string, tasks int, "
+_NUMBERS = "emitted long, transferred long, executed long, acked long, failed long, execute_ms double, complete_ms double"
+_SAMPLES = f"{_NAMED}sampled_at timestamp, {_NUMBERS}"
+_HOURLY = f"{_NAMED}seconds double, {_NUMBERS}"
 
 
 def samples_of(documents: Iterable[Mapping[str, Any]], now: float) -> list[tuple[Any, ...]]:
     """One row for each component that runs, in the order of the schema; latencies are means over its tasks."""
-    from datetime import datetime, timezone
-
     at = datetime.fromtimestamp(int(now), tz=timezone.utc)
     rows: list[tuple[Any, ...]] = []
     for document in documents:
@@ -58,157 +60,146 @@ def samples_of(documents: Iterable[Mapping[str, Any]], now: float) -> list[tuple
     return rows
 
 
-def roll_up(session: "SparkSession", samples: "DataFrame") -> "DataFrame":
-    """What happened in each hour: differences of neighbouring samples, a counter that fell having begun anew."""
+def _folder(root: Path, kind: str, hour: datetime) -> str:
+    return str(root / kind / f"hour={hour:%Y-%m-%d-%H}")
+
+
+def _samples(session: "SparkSession", root: Path, hour: datetime) -> "DataFrame | None":
+    from pyspark.errors import AnalysisException
+
+    try:
+        found = session.read.schema(_SAMPLES).parquet(_folder(root, "samples", hour))
+        return None if found.isEmpty() else found
+    except AnalysisException as error:
+        if error.getCondition() != "PATH_NOT_FOUND":
+            raise
+        return None
+
+
+def roll_up_hour(
+    session: "SparkSession", root: Path, hour: datetime, rows: list[tuple[Any, ...]] | None
+) -> "DataFrame":
+    """What happened in ``hour``: from its sample and that of the hour before; repeated, it is the same.
+
+    ``rows`` are stored as the hour's sample unless it has one. A component that the hour before does not know, and a
+    counter that fell, began anew: all that it counts is new. :class:`Unavailable` without a sample.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    order = Window.partitionBy("topology_id", "component").orderBy("sampled_at")
+    now = _samples(session, root, hour)
+    if now is None and rows:
+        made = session.createDataFrame(rows, schema=_SAMPLES).coalesce(1)
+        made.write.mode("overwrite").parquet(_folder(root, "samples", hour))
+        now = _samples(session, root, hour)
+    if now is None:
+        raise Unavailable(
+            f"no sample was taken at the end of hour {hour:%Y-%m-%d %H}:00 UTC, and what was not counted cannot be "
+            "rolled up: only the hour that has just ended can be sampled, while a topology runs"
+        )
+    both = now.withColumn("hour", F.lit(1))
+    before = _samples(session, root, hour - timedelta(hours=1))
+    if before is not None:
+        both = both.unionByName(before.withColumn("hour", F.lit(0)))
+    order = Window.partitionBy("topology_id", "component").orderBy("hour")
 
     def growth(name: str) -> Any:
         # A restarted worker counts from zero: what it has now is then all that is known to be new.
-        before = F.coalesce(F.lag(name).over(order), F.lit(0))
-        return F.when(F.col(name) >= before, F.col(name) - before).otherwise(F.col(name)).alias(name)
+        last = F.coalesce(F.lag(name).over(order), F.lit(0))
+        return F.when(F.col(name) >= last, F.col(name) - last).otherwise(F.col(name)).alias(name)
 
-    steps = samples.select(
-        "topology_id",
-        "name",
-        "component",
-        F.date_trunc("hour", "sampled_at").alias("hour"),
-        "tasks",
-        "execute_ms",
-        "complete_ms",
-        *(growth(name) for name in COUNTERS),
-    )
-    return (
-        steps.groupBy("topology_id", "name", "component", "hour")
-        .agg(
-            *(F.sum(name).alias(name) for name in COUNTERS),
-            F.max("tasks").alias("tasks"),
-            F.avg("execute_ms").alias("execute_ms"),
-            F.avg("complete_ms").alias("complete_ms"),
-            F.count("*").alias("samples"),
-        )
-        .orderBy("hour", "name", "component")
-    )
+    at = F.col("sampled_at").cast("double")
+    grown = both.select(
+        "hour", *("topology_id", "name", "component", "tasks"),
+        (at - F.lag(at).over(order)).alias("seconds"),
+        *(growth(name) for name in COUNTERS), "execute_ms", "complete_ms",
+    ).where("hour = 1").drop("hour")  # fmt: skip
+    target = _folder(root, "hourly", hour)
+    grown.coalesce(1).write.mode("overwrite").parquet(target)
+    return session.read.schema(_HOURLY).parquet(target)
 
 
-def recent_points(session: "SparkSession", folder: Path, hours: int = 24) -> list[Point]:
-    """What each component of a user did between neighbouring samples of the last hours, by throughput and latency."""
-    from pyspark.sql import Window
-    from pyspark.sql import functions as F
-
-    samples = session.read.schema(_SCHEMA).parquet(str(folder / "samples"))
-    order = Window.partitionBy("topology_id", "component").orderBy("sampled_at")
-    # A spout executes nothing: what it emitted is what it did.
-    done = F.greatest("executed", F.when(F.col("executed") == 0, F.col("emitted")).otherwise(F.lit(0)))
-    newest = F.max("sampled_at").over(Window.partitionBy())
-    steps = (
-        samples.where(~F.col("component").startswith("__"))
-        .withColumn("done", done)
-        .withColumn("newest", newest)
-        .withColumn("before", F.coalesce(F.lag("done").over(order), F.lit(0)))
-        .withColumn(
-            "secs", F.col("sampled_at").cast("double") - F.lag("sampled_at").over(order).cast("double")
-        )
-        .where(
-            (F.col("secs") > 0) & (F.col("sampled_at") >= F.col("newest") - F.expr(f"INTERVAL {hours} HOURS"))
-        )
-    )
-    # A restarted worker counts from zero: what it has now is then all that is known to be new.
-    grown = F.when(F.col("done") >= F.col("before"), F.col("done") - F.col("before")).otherwise(F.col("done"))
-    latency = F.when(F.col("complete_ms") > 0, F.col("complete_ms")).otherwise(F.col("execute_ms"))
-    rows = steps.select(
-        "name", "component", "sampled_at", (grown / F.col("secs")).alias("rate"), latency.alias("ms")
-    ).collect()
-    return [
-        Point(f"{row['name']} / {row['component']}", row["sampled_at"], float(row["rate"]), float(row["ms"]))
-        for row in rows
-    ]
+def drop_older(session: "SparkSession", root: Path, oldest: datetime) -> None:
+    """Remove every hour before ``oldest``; where only the Spark server sees the folder, empty the newest of them."""
+    kinds = {"samples": _SAMPLES, "hourly": _HOURLY}
+    gone = oldest - timedelta(hours=1)
+    if root.is_dir():
+        for part in (part for kind in kinds for part in (root / kind).glob("hour=*")):
+            if part.name <= f"hour={gone:%Y-%m-%d-%H}":
+                shutil.rmtree(part, ignore_errors=True)
+    elif _samples(session, root, gone) is not None:
+        for kind, schema in kinds.items():
+            session.createDataFrame([], schema).write.mode("overwrite").parquet(_folder(root, kind, gone))
 
 
-def write_rollup(
-    session: "SparkSession", rows: list[tuple[Any, ...]], folder: Path
-) -> list[dict[str, str | int | float | bool | None]]:
-    """Append ``rows`` to the samples, roll up, and return the newest hour as rows for a table."""
-    samples, hourly = str(folder / "samples"), str(folder / "hourly")
-    session.createDataFrame(rows, schema=_SCHEMA).coalesce(1).write.mode("append").parquet(samples)
-    rolled = roll_up(session, session.read.schema(_SCHEMA).parquet(samples))
-    rolled.coalesce(1).write.mode("overwrite").parquet(hourly)
-    found = session.read.parquet(hourly).collect()
-    newest = max((row["hour"] for row in found), default=None)
-    return [
-        {
-            "topology": row["name"],
-            "component": row["component"],
-            "hour": row["hour"].isoformat(),
-            "tasks": int(row["tasks"]),
-            **{name: int(row[name]) for name in COUNTERS},
-            "execute_ms": round(float(row["execute_ms"]), 3),
-        }
-        for row in found
-        if row["hour"] == newest
-    ]
-
-
-@dg.op(name=f"{ROLLUP_JOB}_op", description=_TEXT, out=dg.Out(dg.Nothing))
-def roll_up_metrics_op(context: dg.OpExecutionContext, nimbus: NimbusResource, spark: SparkResource) -> None:
-    """Sample, append, roll up."""
+def topology_stats(
+    context: dg.AssetExecutionContext, nimbus: NimbusResource, spark: SparkResource
+) -> dg.MaterializeResult:
+    """Sample the hour that has just ended, roll it up, drop what is old."""
     began = time.monotonic()
+    hour = context.partition_time_window.start.astimezone(timezone.utc)
     with step_errors():
-        names = [document["name"] for document in nimbus.topologies()]
-        rows = samples_of([nimbus.topology(name) for name in names], time.time())
-        if not rows:
-            context.log.info("no component has reported statistics yet: nothing is written")
-            return
-        folder = nimbus.home_path() / "metrics"
+        conf = nimbus.conf()
+        rows = None
+        if 3600 <= time.time() - hour.timestamp() < 7200:
+            names = [document["name"] for document in nimbus.topologies()]
+            rows = samples_of([nimbus.topology(name) for name in names], time.time())
+        root = nimbus.home_path() / "metrics"
         session = spark.pyspark().spark_session
-        newest = write_rollup(session, rows, folder)
-        drawn = stats_picture(recent_points(session, folder), "Throughput and latency, last 24 hours")
-    context.log_event(
-        dg.AssetMaterialization(
-            asset_key=nimbus.asset_key(TOPOLOGY_STATS),
-            metadata={
-                "newest_hour": table(
-                    [
-                        ("topology", "string"),
-                        ("component", "string"),
-                        ("hour", "string"),
-                        ("tasks", "int"),
-                        *((name, "int") for name in COUNTERS),
-                        ("execute_ms", "float"),
-                    ],
-                    newest,
-                ),
-                "over_time": dg.MetadataValue.md(
-                    f"![Throughput and latency of each component over time]({data_uri(drawn)})"
-                ),
-                "samples": len(rows),
-                "executed_in_newest_hour": sum(int(row["executed"] or 0) for row in newest),
-                "folder": dg.MetadataValue.path(str(folder)),
-                "seconds": round(time.monotonic() - began, 3),
-            },
-        )
+        found = roll_up_hour(session, root, hour, rows).orderBy("executed", ascending=False).collect()
+        drop_older(session, root, hour - timedelta(hours=int(conf["dagster.metrics.retention.hours"])))
+    own = [row for row in found if not row["component"].startswith("__")]
+    columns = [
+        *((name, "string") for name in ("topology_id", "component")),
+        *((name, "int") for name in ("tasks", *COUNTERS)),
+        *((name, "float") for name in ("execute_ms", "complete_ms")),
+    ]
+    return dg.MaterializeResult(
+        metadata={
+            "busiest": table(columns, [{name: row[name] for name, _ in columns} for row in own[:_MOST_ROWS]]),
+            "components": len(own),
+            "executed": sum(row["executed"] for row in own),
+            "failed": sum(row["failed"] for row in own),
+            "executed_per_sec": round(sum(row["executed"] / (row["seconds"] or 3600.0) for row in own), 3),
+            "complete_ms_max": max((row["complete_ms"] for row in own), default=0.0),
+            "folder": dg.MetadataValue.path(str(root)),
+            "seconds": round(time.monotonic() - began, 3),
+        }
     )
 
 
-@dg.job(name=ROLLUP_JOB, description=_TEXT, executor_def=dg.in_process_executor)
-def roll_up_metrics() -> None:
-    """The job of one op."""
-    roll_up_metrics_op()
-
-
-@dg.schedule(
-    name="metrics_rollup_schedule",
-    job_name=ROLLUP_JOB,
-    cron_schedule="*/15 * * * *",
-    default_status=dg.DefaultScheduleStatus.RUNNING,
-    description="Every 15 minutes: rolls statistics up while a topology is active, else launches nothing.",
-)
-def metrics_rollup_schedule(nimbus: NimbusResource) -> dg.RunRequest | dg.SkipReason:
-    """Ask for a roll-up when some topology is active."""
+def metrics_rollup_schedule(
+    context: dg.ScheduleEvaluationContext, nimbus: NimbusResource
+) -> dg.RunRequest | dg.SkipReason:
+    """Ask for the hour that has just ended when some topology is active."""
     try:
         active = [document["name"] for document in nimbus.topologies() if document["status"] == "ACTIVE"]
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
-    return dg.RunRequest() if active else dg.SkipReason("no topology is active")
+    if not active:
+        return dg.SkipReason("no topology is active")
+    ended = context.scheduled_execution_time.astimezone(timezone.utc) - timedelta(hours=1)
+    return dg.RunRequest(partition_key=f"{ended:%Y-%m-%d-%H}:00")
+
+
+def build_metrics_rollup(
+    names: DagsterNames, default_status: dg.DefaultScheduleStatus
+) -> tuple[dg.AssetsDefinition, dg.ScheduleDefinition]:
+    """The asset and its schedule."""
+    asset = dg.asset(
+        key=cluster_key(names, TOPOLOGY_STATS),
+        partitions_def=HOURS,
+        group_name=names.name("cluster"),
+        description="Throughput and latency of every component in each hour, rolled up with PySpark to Parquet.",
+        kinds={"storm", "pyspark", "parquet"},
+        owners=[OWNER],
+    )(bind(topology_stats, names))
+    schedule = dg.schedule(
+        name=names.name("metrics_rollup_schedule"),
+        job_name=names.name(ROLLUP_JOB),
+        cron_schedule="0 * * * *",
+        execution_timezone="UTC",
+        default_status=default_status,
+        description="Every hour: rolls the hour that has ended up while a topology is active, else launches nothing.",
+    )(bind(metrics_rollup_schedule, names))
+    return asset, schedule

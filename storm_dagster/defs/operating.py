@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.staging import newest_token_key, read_record
 from storm_dagster.operations.submission import take_over
 
-__all__ = ["Handles", "operations", "run_token", "tag_run", "token_for"]
+__all__ = ["Handles", "connect", "operations", "run_token", "tag_run", "token_for"]
 
 
 @dataclass(frozen=True)
@@ -30,24 +31,30 @@ class Handles:
 
 
 @contextmanager
-def operations(
-    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
-    handles: Handles,
-) -> Iterator[OperationsContext]:
-    """The operations' context for one step, connected inside; typed errors leave as Dagster failures.
+def connect(handles: Handles, log: logging.Logger) -> Iterator[OperationsContext]:
+    """The operations' context, connected inside; typed errors pass.
 
     ``epoch`` stays open: a submission's stages take the one in their staging record, everything else the
     current one.
     """
-    with step_errors(), handles.zookeeper.cluster() as cluster:
-        with handles.blobstore.blobs(cluster) as blobs:
-            yield OperationsContext(
-                cluster=cluster,
-                blobs=blobs,
-                conf=handles.zookeeper.conf(),
-                planner=handles.spark.planner(cluster),
-                log=context.log,
-            )
+    with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
+        yield OperationsContext(
+            cluster=cluster,
+            blobs=blobs,
+            conf=handles.zookeeper.conf(),
+            planner=handles.spark.planner(cluster),
+            log=log,
+        )
+
+
+@contextmanager
+def operations(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
+    handles: Handles,
+) -> Iterator[OperationsContext]:
+    """:func:`connect` for one step; typed errors leave as Dagster failures."""
+    with step_errors(), connect(handles, context.log) as ops:
+        yield ops
 
 
 def run_token(context: dg.AssetExecutionContext) -> str | None:

@@ -19,17 +19,14 @@ from storm_dagster.core.scheduling.standing import (
     move_faults,
     quota_faults,
 )
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.keys import ASSIGNMENT
 from storm_dagster.defs.metadata import notes
 from storm_dagster.defs.operating import Handles, operations
-from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.operations.context import OperationsContext, load_runnable
 
-__all__ = ["PLACEMENT_CHECKS", "build_placement_checks"]
+__all__ = ["PLACEMENT_CHECKS", "placement_check"]
 
 
 @dataclass(frozen=True)
@@ -85,17 +82,12 @@ def _standing(ops: OperationsContext) -> Iterator[_Standing]:
         yield _Standing(standing, hosts, stored)
 
 
-def _check(name: str) -> dg.AssetChecksDefinition:
-    words, rule = PLACEMENT_CHECKS[name]
+def placement_check(name: str) -> Callable[..., dg.AssetCheckResult]:
+    """The function of one of them."""
+    _, rule = PLACEMENT_CHECKS[name]
 
-    @dg.asset_check(asset=ASSIGNMENT, name=name, description=words)
-    def check(
-        context: dg.AssetCheckExecutionContext,
-        zookeeper: ZooKeeperResource,
-        blobstore: BlobStoreResource,
-        spark: SparkResource,
-    ) -> dg.AssetCheckResult:
-        with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    def check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
+        with operations(context, handles) as ops:
             looked_at = list(_standing(ops))
         found = [text for standing in looked_at for text in rule(standing)]
         return dg.AssetCheckResult(
@@ -105,8 +97,3 @@ def _check(name: str) -> dg.AssetChecksDefinition:
         )
 
     return check
-
-
-def build_placement_checks() -> list[dg.AssetChecksDefinition]:
-    """All of them."""
-    return [_check(name) for name in PLACEMENT_CHECKS]

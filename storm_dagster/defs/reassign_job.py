@@ -9,15 +9,16 @@ import dagster as dg
 from storm_dagster.core.causes import Cause
 from storm_dagster.core.liveness import LivenessLimits, observe
 from storm_dagster.core.liveness_memory import LivenessMemory
+from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import ReassignConfig
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.healing_memory import REASSIGN_JOB, REASSIGN_OP
+from storm_dagster.defs.handles import ZooKeeperResource
+from storm_dagster.defs.healing_memory import REASSIGN_JOB
 from storm_dagster.defs.keys import ASSIGNMENT, PUBLISHED_ASSIGNMENT
 from storm_dagster.defs.metadata import nodes_table, notes
 from storm_dagster.defs.operating import Handles, operations
-from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.defs.submission_metadata import placement_metadata, stored_metadata
 from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.healing import reassign
@@ -79,16 +80,9 @@ def _log_materializations(
         )
 
 
-@dg.op(name=REASSIGN_OP, description=_TEXT, out=dg.Out(dg.Nothing))
-def reassign_op(
-    context: dg.OpExecutionContext,
-    config: ReassignConfig,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-) -> None:
+def reassign_topologies(context: dg.OpExecutionContext, config: ReassignConfig, handles: Handles) -> None:
     """Reassign by the causes given, else by what is dead now."""
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    with operations(context, handles) as ops:
         causes = [Cause.from_json(document) for document in config.causes] or _causes_now(ops)
         for cause in causes:
             context.log.info(cause.describe())
@@ -96,7 +90,7 @@ def reassign_op(
         for report in reports:
             context.log.info(f"{report.topology_id}: {report.status}, {report.moved} tasks moved")
             if report.status == "assigned":
-                _log_materializations(context, ops, report, zookeeper)
+                _log_materializations(context, ops, report, handles.zookeeper)
     failed = [report for report in reports if report.status == "failed"]
     context.add_output_metadata(
         {
@@ -114,12 +108,6 @@ def reassign_op(
         )
 
 
-@dg.job(name=REASSIGN_JOB, description=_TEXT, executor_def=dg.in_process_executor)
-def reassign_topologies() -> None:
-    """The job of one op."""
-    reassign_op()
-
-
-def build_reassign_job() -> dg.JobDefinition:
-    """`reassign_topologies`."""
-    return reassign_topologies
+def build_reassign_job(names: DagsterNames | None = None) -> dg.JobDefinition:
+    """`reassign_topologies` of the cluster that has these names."""
+    return op_job(names or DagsterNames(), REASSIGN_JOB, _TEXT, reassign_topologies)

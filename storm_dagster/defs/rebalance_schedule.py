@@ -14,22 +14,23 @@ import dagster as dg
 
 from storm_dagster.core.balance import imbalance
 from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import AskForRebalanceConfig
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.keys import PARTITIONS_NAME, REBALANCE_JOB, topology_tags
+from storm_dagster.defs.keys import topology_tags
 from storm_dagster.defs.nimbus_resource import NimbusResource
+from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.rebalance import rebalance
 
-__all__ = ["build_rebalance_schedule", "rebalance_schedule"]
+__all__ = ["REBALANCE_TEXT", "build_rebalance_schedule"]
 
-_REASSIGN = {"ops": {"storm__assignment": {"config": {"reassign": True}}}}
-
-_ASK = (
+_ASK_JOB = "ask_for_rebalance"
+REBALANCE_TEXT = (
     "Ask the cluster to rebalance a topology; the rebalance itself is a run in the cluster's code location."
 )
 
@@ -103,8 +104,7 @@ def _plan(ops: OperationsContext, view: ClusterView, name: str, reassign: bool) 
     return _Gain(report.topology_id, report.moved, reassign, skipped, text)
 
 
-@dg.op(name="ask_for_rebalance_op", out=dg.Out(dg.Nothing), description=_ASK)
-def ask_for_rebalance_op(
+def ask_for_rebalance(
     context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource
 ) -> None:
     """Ask nimbus, whose Dagster runs the rebalance itself."""
@@ -117,13 +117,8 @@ def ask_for_rebalance_op(
     context.add_output_metadata({"run_id": str(answer.get("run_id") or "none"), "topology": config.name})
 
 
-@dg.job(name="ask_for_rebalance", executor_def=dg.in_process_executor, description=_ASK)
-def ask_for_rebalance() -> None:
-    """The job of one op."""
-    ask_for_rebalance_op()
-
-
 def build_rebalance_schedule(
+    names: DagsterNames | None = None,
     *,
     name: str = "rebalance_schedule",
     cron_schedule: str = "*/10 * * * *",
@@ -134,39 +129,43 @@ def build_rebalance_schedule(
 ) -> dg.ScheduleDefinition:
     """A schedule that rebalances each topology (of ``topologies``, default: all) that gains from it.
 
-    It uses the resources ``zookeeper``, ``blobstore`` and ``nimbus`` of its code location
-    (:func:`build_storm_resources`) and brings its own job, which asks the cluster to rebalance. In the
+    It uses the resources ``storm_zookeeper``, ``storm_blobstore`` and ``storm_nimbus`` of its code location
+    (:func:`build_storm_resources`, under the same ``names``) and brings its own job, which asks the cluster to rebalance. In the
     code location that holds the cluster's own definitions, ``in_cluster_location`` launches `rebalance_topology`
     directly.
     """
+    names = names or DagsterNames()
     only = None if topologies is None else {check_topology_name(topology) for topology in topologies}
 
-    @dg.schedule(
-        name=name,
-        job_name=REBALANCE_JOB if in_cluster_location else None,
-        job=None if in_cluster_location else ask_for_rebalance,
+    def schedule(
+        context: dg.ScheduleEvaluationContext, zookeeper: ZooKeeperResource, blobstore: BlobStoreResource
+    ) -> list[dg.RunRequest] | dg.SkipReason:
+        return _evaluate(context, zookeeper, blobstore, only, names, in_cluster_location)
+
+    return dg.schedule(
+        name=names.name(name),
+        job_name=names.name(REBALANCE_JOB) if in_cluster_location else None,
+        job=None if in_cluster_location else op_job(names, _ASK_JOB, REBALANCE_TEXT, ask_for_rebalance),
         cron_schedule=cron_schedule,
         execution_timezone=execution_timezone,
         default_status=default_status,
         description="Rebalances each topology whose balance gains more than topology.rebalance.threshold; else says "
         "why not.",
-    )
-    def schedule(
-        context: dg.ScheduleEvaluationContext, zookeeper: ZooKeeperResource, blobstore: BlobStoreResource
-    ) -> list[dg.RunRequest] | dg.SkipReason:
-        return _evaluate(context, zookeeper, blobstore, only, in_cluster_location)
-
-    return schedule
+    )(bind(schedule, names))
 
 
-def _request(gain: _Gain, name: str, version: int, in_cluster_location: bool) -> dg.RunRequest:
-    tags = {**topology_tags(name), "storm/moved_tasks": str(gain.moved)}
+def _request(
+    gain: _Gain, name: str, version: int, names: DagsterNames, in_cluster_location: bool
+) -> dg.RunRequest:
+    tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(gain.moved)}
     run_key = f"{gain.topology_id}:{version}"
     if not in_cluster_location:
-        config = {"ops": {"ask_for_rebalance_op": {"config": {"name": name, "reassign": gain.reassign}}}}
-        return dg.RunRequest(run_key=run_key, run_config=config, tags=tags)
+        config = {"name": name, "reassign": gain.reassign}
+        run_config = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": config}}}
+        return dg.RunRequest(run_key=run_key, run_config=run_config, tags=tags)
+    anew = {"ops": {names.stage_op("assignment"): {"config": {"reassign": True}}}}
     return dg.RunRequest(
-        run_key=run_key, partition_key=name, run_config=_REASSIGN if gain.reassign else None, tags=tags
+        run_key=run_key, partition_key=name, run_config=anew if gain.reassign else None, tags=tags
     )
 
 
@@ -175,6 +174,7 @@ def _evaluate(
     zookeeper: ZooKeeperResource,
     blobstore: BlobStoreResource,
     only: set[str] | None,
+    names: DagsterNames,
     in_cluster_location: bool,
 ) -> list[dg.RunRequest] | dg.SkipReason:
     """Plan every settled topology with what it has, and ask for a run where tasks would move."""
@@ -197,12 +197,12 @@ def _evaluate(
                 if gain.skipped:
                     why.append(f"{name}: {gain.skipped}")
                 elif in_cluster_location and not context.instance.has_dynamic_partition(
-                    PARTITIONS_NAME, name
+                    names.partitions, name
                 ):
                     why.append(f"{name} has no partition key yet: lifecycle_sensor adds it")
                 else:
                     context.log.info(f"{name}: {gain.text}")
-                    requests.append(_request(gain, name, version, in_cluster_location))
+                    requests.append(_request(gain, name, version, names, in_cluster_location))
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
     why += [
@@ -211,7 +211,3 @@ def _evaluate(
     for line in why:
         context.log.info(line)
     return requests or dg.SkipReason("; ".join(why[:20]) or "no topology runs")
-
-
-rebalance_schedule = build_rebalance_schedule(in_cluster_location=True)
-"""The one of :func:`build_storm_defs`."""

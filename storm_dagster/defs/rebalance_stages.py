@@ -8,10 +8,10 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.forms import RebalanceConfig
-from storm_dagster.defs.keys import ASSIGNMENT
 from storm_dagster.defs.metadata import nodes_table, table
 from storm_dagster.defs.submission_metadata import placement_metadata, stored_metadata
 from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.explaining import moves_document
@@ -70,9 +70,11 @@ def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -
     return metadata
 
 
-def publish_rebalance(context: dg.AssetExecutionContext, ops: OperationsContext, name: str) -> dict[str, Any]:
+def publish_rebalance(
+    context: dg.AssetExecutionContext, ops: OperationsContext, name: str, names: DagsterNames
+) -> dict[str, Any]:
     """Rebalance as the run's config asks, wait for the end of its delay, and show the assignment now in force."""
-    config = _config_of(context.run.run_config)
+    config = _config_of(context.run.run_config, names.stage_op("assignment"))
     report = rebalance(
         ops,
         name,
@@ -90,7 +92,7 @@ def publish_rebalance(context: dg.AssetExecutionContext, ops: OperationsContext,
     return metadata
 
 
-def _config_of(run_config: Mapping[str, Any]) -> RebalanceConfig:
+def _config_of(run_config: Mapping[str, Any], op: str) -> RebalanceConfig:
     """The form of the run, which stands on the first of the two assets."""
     ops = run_config.get("ops") or {}
-    return RebalanceConfig(**((ops.get(ASSIGNMENT.to_python_identifier()) or {}).get("config") or {}))
+    return RebalanceConfig(**((ops.get(op) or {}).get("config") or {}))

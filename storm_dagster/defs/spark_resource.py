@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from storm_dagster.defs.handles import ClusterHandle
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.security import Security
-from storm_dagster.model.spark_token import spark_token, with_spark_token
+from storm_dagster.model.spark_token import derived_spark_token, with_spark_token
 from storm_dagster.operations.context import Planner
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -37,7 +36,8 @@ class SparkResource(ClusterHandle):
         # Given both, Spark refuses: Connect comes first.
         if "spark.remote" in where:
             where.pop("spark.master", None)
-            where["spark.remote"] = with_spark_token(where["spark.remote"], self.home_path())
+            token = derived_spark_token(cluster)
+            where["spark.remote"] = with_spark_token(where["spark.remote"], self.home_path(), token)
         return LazyPySparkResource(spark_config={**where, **(conf or {})})
 
     def planner(self, cluster: StormClusterState) -> Planner:
@@ -48,10 +48,12 @@ class SparkResource(ClusterHandle):
 
         def plan(batch: PlacementBatch) -> PlacementResult:
             from storm_dagster.spark.planner import plan_on_cluster
+            from storm_dagster.spark.session import await_start
 
             conf, home = self.conf(), self.home_path()
-            if Security.of(conf).secret is not None and home.is_dir():
-                spark_token(conf, home)
+            # Healing has another way; everybody else has the time that the server takes to start.
+            if conf.get("spark.remote") and any(each.event != "monitor" for each in batch.topologies):
+                await_start(conf["spark.remote"], home)
             return plan_on_cluster(conf, cluster, batch, open_session=open_session, home=home)
 
         return plan

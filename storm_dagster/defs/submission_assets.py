@@ -6,19 +6,18 @@ storage, so that any stage can be run again alone, in another process.
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
 
 from storm_dagster.defs import keys
+from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.nimbus_resource import NimbusResource, upload_of
 from storm_dagster.defs.operating import Handles, operations, run_token, tag_run, token_for
 from storm_dagster.defs.rebalance_stages import plan_rebalance, publish_rebalance
-from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.defs.submission_metadata import (
     active_metadata,
     code_metadata,
@@ -28,6 +27,7 @@ from storm_dagster.defs.submission_metadata import (
     published_metadata,
     tasks_metadata,
 )
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.operations import submission
@@ -37,7 +37,7 @@ from storm_dagster.operations.staging import check_token, newest_token_key, read
 __all__ = ["build_submission_assets"]
 
 
-def _topology_of(context: dg.AssetExecutionContext) -> str:
+def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
     """The run's topology: its partition key, which must be a registered one.
 
     Dagster checks this for a launch from the UI, not for one by GraphQL with a partition tag.
@@ -45,16 +45,16 @@ def _topology_of(context: dg.AssetExecutionContext) -> str:
     if not context.has_partition_key:
         raise InvalidRequest(
             "the run has no partition: the topology's name is the partition key; add it to "
-            f"{keys.PARTITIONS_NAME} and launch the run for it"
+            f"{names.partitions} and launch the run for it"
         )
     name = check_topology_name(context.partition_key)
-    if not context.instance.has_dynamic_partition(keys.PARTITIONS_NAME, name):
+    if not context.instance.has_dynamic_partition(names.partitions, name):
         if keys.TOKEN_TAG in context.run.tags:
             # Nimbus added the key before it launched this run; the end of a killed namesake has taken it since.
-            context.instance.add_dynamic_partitions(keys.PARTITIONS_NAME, [name])
+            context.instance.add_dynamic_partitions(names.partitions, [name])
             return name
         raise InvalidRequest(
-            f"topology {name!r} is no registered partition of {keys.PARTITIONS_NAME}: add the key first "
+            f"topology {name!r} is no registered partition of {names.partitions}: add the key first "
             "(`storm-dagster submit` does, and so does 'Add partition' in the launch dialog)"
         )
     return name
@@ -79,41 +79,40 @@ def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) ->
     return run_token(context)
 
 
-def _asset(key: dg.AssetKey, description: str, kinds: set[str], *deps: dg.AssetKey) -> Any:
-    """The decorator that all six share."""
-    return dg.asset(
-        key=key,
-        deps=list(deps),
-        partitions_def=keys.PARTITIONS,
-        group_name=keys.GROUP,
-        owners=[keys.OWNER],
-        kinds=kinds,
-        description=description,
-        code_version="1",
-    )
+_STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey, str, set[str]]] = []
+"""Function, key, description and kinds of each stage, in order; each depends on the one before."""
 
 
-@_asset(
+def _stage(key: dg.AssetKey, description: str, *kinds: str) -> Any:
+    """The decorator that all six share; their cluster is not known yet."""
+
+    def remember(function: Callable[..., dg.MaterializeResult]) -> Callable[..., dg.MaterializeResult]:
+        _STAGES.append((function, key, description, {"storm", *kinds}))
+        return function
+
+    return remember
+
+
+@_stage(
     keys.TOPOLOGY_CONF,
     "Conf and topology as submitted: checked, normalized, bound to a topology id and staged under a token. "
     "Nothing of the topology is visible to the cluster yet.",
-    {"storm", "python"},
+    "python",
 )
 def topology_conf(
     context: dg.AssetExecutionContext,
     config: SubmitConfig,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
+    names: DagsterNames,
+    handles: Handles,
     nimbus: NimbusResource,
 ) -> dg.MaterializeResult:
     """Stage 1."""
     began = time.monotonic()
     with step_errors():
-        name = _topology_of(context)
+        name = _topology_of(context, names)
         token = config.token or _inherited_token(context, config)
         handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    with operations(context, handles) as ops:
         if token is None:
             # Launched by hand. Without anything to submit, what is staged for the name is validated again.
             token = _staged_before(ops, name) if handle is None else context.run.run_id
@@ -142,62 +141,54 @@ def _staged_before(ops: OperationsContext, name: str) -> str:
     return check_token(ops.blobs.read(key).decode())
 
 
-@_asset(
+def _plain_stage(
+    key: dg.AssetKey,
+    description: str,
+    kind: str,
+    operation: Callable[..., Any],
+    shown: Callable[[Any], dict[str, Any]],
+) -> None:
+    """A stage that takes nothing but its token."""
+
+    @_stage(key, description, kind)
+    def stage(
+        context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles
+    ) -> dg.MaterializeResult:
+        began = time.monotonic()
+        with operations(context, handles) as ops:
+            report = operation(ops, token=token_for(context, ops, _topology_of(context, names)))
+        return _timed(shown(report), began)
+
+
+_plain_stage(
     keys.TOPOLOGY_CODE,
     "Archive, conf and topology in the blob store under the topology's id, held by as many nimbuses as asked for.",
-    {"storm", "python"},
-    keys.TOPOLOGY_CONF,
+    "python",
+    submission.stage_code,
+    code_metadata,
 )
-def topology_code(
-    context: dg.AssetExecutionContext,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-) -> dg.MaterializeResult:
-    """Stage 2."""
-    began = time.monotonic()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
-        report = submission.stage_code(ops, token=token_for(context, ops, _topology_of(context)))
-    return _timed(code_metadata(report), began)
-
-
-@_asset(
+_plain_stage(
     keys.TASK_INFO,
     "Which task ids belong to which component, system components included.",
-    {"storm", "python"},
-    keys.TOPOLOGY_CODE,
+    "python",
+    submission.stage_tasks,
+    tasks_metadata,
 )
-def task_info(
-    context: dg.AssetExecutionContext,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-) -> dg.MaterializeResult:
-    """Stage 3."""
-    began = time.monotonic()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
-        report = submission.stage_tasks(ops, token=token_for(context, ops, _topology_of(context)))
-    return _timed(tasks_metadata(report), began)
 
 
-@_asset(
+@_stage(
     keys.ASSIGNMENT,
     "Which slot runs which tasks, computed with PySpark for the cluster as it is now. Not in force yet.",
-    {"storm", "pyspark"},
-    keys.TASK_INFO,
+    "pyspark",
 )
 def assignment(
-    context: dg.AssetExecutionContext,
-    config: RebalanceConfig,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
+    context: dg.AssetExecutionContext, config: RebalanceConfig, names: DagsterNames, handles: Handles
 ) -> dg.MaterializeResult:
     """Stage 4; in a run of `rebalance_topology`, the plan of the rebalance."""
     began = time.monotonic()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
-        name = _topology_of(context)
-        if context.run.job_name == keys.REBALANCE_JOB:
+    with operations(context, handles) as ops:
+        name = _topology_of(context, names)
+        if context.run.job_name == names.name(keys.REBALANCE_JOB):
             return _timed(plan_rebalance(ops, name, config), began)
         token = token_for(context, ops, name)
         report = submission.stage_assignment(ops, token=token)
@@ -206,24 +197,20 @@ def assignment(
         return _timed(planned_metadata(report, _components(ops, token)), began)
 
 
-@_asset(
+@_stage(
     keys.PUBLISHED_ASSIGNMENT,
     "The topology in ZooKeeper: tasks, assignment and base, visible in one fenced transaction. Supervisors act on it.",
-    {"storm", "zookeeper"},
-    keys.ASSIGNMENT,
+    "zookeeper",
 )
 def published_assignment(
-    context: dg.AssetExecutionContext,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
+    context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles
 ) -> dg.MaterializeResult:
     """Stage 5; in a run of `rebalance_topology`, the rebalance itself."""
     began = time.monotonic()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
-        name = _topology_of(context)
-        if context.run.job_name == keys.REBALANCE_JOB:
-            return _timed(publish_rebalance(context, ops, name), began)
+    with operations(context, handles) as ops:
+        name = _topology_of(context, names)
+        if context.run.job_name == names.name(keys.REBALANCE_JOB):
+            return _timed(publish_rebalance(context, ops, name, names), began)
         token = token_for(context, ops, name)
         report = submission.publish_assignment(ops, token=token)
         components = _components(ops, token)
@@ -231,7 +218,7 @@ def published_assignment(
         # The cluster had changed since storm/assignment was computed: its newest value is this one.
         context.log_event(
             dg.AssetMaterialization(
-                asset_key=zookeeper.asset_key(keys.ASSIGNMENT),
+                asset_key=handles.zookeeper.asset_key(keys.ASSIGNMENT),
                 partition=name,
                 description=f"planned again while publishing ({report.replanned} times)",
                 metadata={
@@ -244,25 +231,28 @@ def published_assignment(
     return _timed(published_metadata(report, components), began)
 
 
-@_asset(
+_plain_stage(
     keys.ACTIVE_TOPOLOGY,
     "The topology with the status that was asked for: ACTIVE, or INACTIVE with silent spouts.",
-    {"storm", "zookeeper"},
-    keys.PUBLISHED_ASSIGNMENT,
+    "zookeeper",
+    submission.activate_topology,
+    active_metadata,
 )
-def active_topology(
-    context: dg.AssetExecutionContext,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-) -> dg.MaterializeResult:
-    """Stage 6."""
-    began = time.monotonic()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
-        report = submission.activate_topology(ops, token=token_for(context, ops, _topology_of(context)))
-    return _timed(active_metadata(report), began)
 
 
-def build_submission_assets() -> list[dg.AssetsDefinition]:
-    """The six, in order."""
-    return [topology_conf, topology_code, task_info, assignment, published_assignment, active_topology]
+def build_submission_assets(names: DagsterNames) -> list[dg.AssetsDefinition]:
+    """The six, in order. One partition for each topology that lives: one history per name across deploys."""
+    stages = [cluster_key(names, key) for _, key, _, _ in _STAGES]
+    return [
+        dg.asset(
+            key=stages[index],
+            deps=stages[max(0, index - 1) : index],
+            partitions_def=dg.DynamicPartitionsDefinition(name=names.partitions),
+            group_name=names.name(keys.GROUP),
+            owners=[keys.OWNER],
+            kinds=kinds,
+            description=description,
+            code_version="1",
+        )(bind(function, names))
+        for index, (function, _, description, kinds) in enumerate(_STAGES)
+    ]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import colorsys
+from collections.abc import Mapping
 from xml.sax.saxutils import escape, quoteattr
 
-__all__ = ["box", "clean", "colour", "data_uri", "document", "label", "short"]
+__all__ = ["bar", "box", "clean", "colour", "data_uri", "document", "label", "legend", "short"]
 
 
 def data_uri(svg: str) -> str:
@@ -58,3 +59,25 @@ def box(x: float, y: float, width: float, height: float, fill: str, line: str, e
         f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" '
         f'stroke="{line}"{extra}/>'
     )
+
+
+def bar(x: float, y: float, width: float, height: float, fill: str, words: str, opacity: float = 1.0) -> str:
+    """A part of a row, at least one pixel wide, that says ``words`` under the pointer."""
+    return (
+        f'<g><title>{escape(clean(words))}</title><rect x="{x:.1f}" y="{y}" width="{max(1.0, width):.1f}" '
+        f'height="{height}" fill="{fill}" fill-opacity="{opacity}"/></g>'
+    )
+
+
+def legend(colours: Mapping[str, str], y: float, width: float, margin: int) -> tuple[list[str], int]:
+    """At most 60 words with their colours, in rows from ``y`` on; and where the next thing goes."""
+    parts: list[str] = []
+    x = float(margin)
+    for words, fill in list(colours.items())[:60]:
+        span = 26 + 7 * len(words)
+        if x + span > width - margin and x > margin:
+            x, y = float(margin), y + 22
+        parts.append(f'<rect x="{x}" y="{y}" width="14" height="14" rx="3" fill="{fill}"/>')
+        parts.append(label(x + 19, y + 11.5, words, 12, "#374151"))
+        x += span
+    return parts, int(y + 22 + margin)

@@ -9,7 +9,7 @@
     build_storm_defs(translator=Ours())
 
 Runs, sensors and checks report under the translated keys. Names of jobs, sensors and schedules, and of the
-partitions, stay: nimbus and the command line launch by them.
+partitions, stay, because nimbus launches by them: ``build_storm_defs(cluster=...)`` changes those.
 """
 
 from __future__ import annotations
@@ -61,14 +61,6 @@ class Translation:
         """The key to show for ``original``; itself when it is not one of ours."""
         spec = self.specs.get(original)
         return original if spec is None else spec.key
-
-    def renamed(self) -> dict[str, str]:
-        """Original key -> key shown, as text, of those that differ."""
-        return {
-            original.to_user_string(): spec.key.to_user_string()
-            for original, spec in self.specs.items()
-            if spec.key != original
-        }
 
     def of_definition(self, definition: dg.AssetsDefinition) -> dg.AssetsDefinition:
         """The definition (assets, or checks of them) under the translated specs. Op names stay."""

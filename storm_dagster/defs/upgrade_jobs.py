@@ -8,14 +8,14 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.core.gray_upgrade import Selection, parse_workers
+from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.change_observation import observe_change
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import GrayUpgradeConfig, NameConfig, RollbackConfig
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
 from storm_dagster.defs.nimbus_resource import NimbusResource, upload_of
 from storm_dagster.defs.operating import Handles, operations
-from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.operations import lifecycle
 from storm_dagster.operations.upgrade_facts import UpgradeReport
 from storm_dagster.operations.upgrade_progress import Progress, await_batch, await_rollback
@@ -58,18 +58,13 @@ def progress_metadata(report: UpgradeReport, progress: Progress, began: float) -
 
 
 def _observe(
-    context: dg.OpExecutionContext,
-    verb: str,
-    report: UpgradeReport,
-    metadata: dict[str, Any],
-    shown: dg.AssetKey,
+    context: dg.OpExecutionContext, handles: Handles, verb: str, name: str, found: Mapping[str, Any]
 ) -> None:
-    outcome = f"{metadata['outcome']}, {metadata['status']}"
-    observe_change(context, verb, report.name, outcome, metadata, shown)
+    observe_change(context, handles, verb, name, f"{found['outcome']}, {found['status']}", found)
 
 
 def _teller(
-    context: dg.OpExecutionContext, report: UpgradeReport, verb: str, shown: dg.AssetKey
+    context: dg.OpExecutionContext, handles: Handles, report: UpgradeReport, verb: str
 ) -> Callable[[str, str], None]:
     """Shows each worker's change in the run and at the topology's asset while it happens."""
 
@@ -77,7 +72,7 @@ def _teller(
         context.log.info(f"{worker}: {state}")
         context.log_event(
             dg.AssetObservation(
-                asset_key=shown,
+                asset_key=handles.zookeeper.asset_key(ACTIVE_TOPOLOGY),
                 partition=report.name,
                 description=f"{verb}: {worker} {state}",
                 metadata={"verb": verb, "worker": worker, "code": state, "topology_id": report.topology_id},
@@ -87,21 +82,15 @@ def _teller(
     return tell
 
 
-@dg.op(name="gray_upgrade_topology_op", description=_GRAY, out=dg.Out(dg.Nothing))
-def gray_upgrade_topology_op(
-    context: dg.OpExecutionContext,
-    config: GrayUpgradeConfig,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-    nimbus: NimbusResource,
+def gray_upgrade_topology(
+    context: dg.OpExecutionContext, config: GrayUpgradeConfig, handles: Handles, nimbus: NimbusResource
 ) -> None:
     """Upload if need be, ask for the batch, and watch it."""
     began = time.monotonic()
     with step_errors():
         selection = Selection(parse_workers(config.workers), config.component or None, config.number)
         handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    with operations(context, handles) as ops:
         report = lifecycle.gray_upgrade(
             ops,
             config.name,
@@ -112,31 +101,15 @@ def gray_upgrade_topology_op(
         )
         context.log.info(f"the upgrade of {report.topology_id} is {report.outcome}")
         progress = await_batch(
-            ops,
-            report,
-            wait_secs=config.wait_secs,
-            tell=_teller(context, report, "gray-upgrade", zookeeper.asset_key(ACTIVE_TOPOLOGY)),
+            ops, report, wait_secs=config.wait_secs, tell=_teller(context, handles, report, "gray-upgrade")
         )
-    _observe(
-        context,
-        "gray-upgrade",
-        report,
-        progress_metadata(report, progress, began),
-        zookeeper.asset_key(ACTIVE_TOPOLOGY),
-    )
+    _observe(context, handles, "gray-upgrade", report.name, progress_metadata(report, progress, began))
 
 
-@dg.op(name="complete_upgrade_topology_op", description=_COMPLETE, out=dg.Out(dg.Nothing))
-def complete_upgrade_topology_op(
-    context: dg.OpExecutionContext,
-    config: NameConfig,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-) -> None:
+def complete_upgrade_topology(context: dg.OpExecutionContext, config: NameConfig, handles: Handles) -> None:
     """End the upgrade where it stands."""
     began = time.monotonic()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    with operations(context, handles) as ops:
         report = lifecycle.complete_upgrade(ops, config.name)
     metadata = {
         "topology_id": report.topology_id,
@@ -145,54 +118,27 @@ def complete_upgrade_topology_op(
         "code": report.assignment.code_dir if report.assignment is not None else "",
         "seconds": round(time.monotonic() - began, 3),
     }
-    _observe(context, "complete-upgrade", report, metadata, zookeeper.asset_key(ACTIVE_TOPOLOGY))
+    _observe(context, handles, "complete-upgrade", report.name, metadata)
 
 
-@dg.op(name="rollback_topology_op", description=_ROLL_BACK, out=dg.Out(dg.Nothing))
-def rollback_topology_op(
-    context: dg.OpExecutionContext,
-    config: RollbackConfig,
-    zookeeper: ZooKeeperResource,
-    blobstore: BlobStoreResource,
-    spark: SparkResource,
-) -> None:
+def rollback_topology(context: dg.OpExecutionContext, config: RollbackConfig, handles: Handles) -> None:
     """Roll back, and watch the workers return."""
     began = time.monotonic()
-    with operations(context, Handles(zookeeper, blobstore, spark)) as ops:
+    with operations(context, handles) as ops:
         report = lifecycle.roll_back(ops, config.name)
         progress = await_rollback(
-            ops,
-            report,
-            wait_secs=config.wait_secs,
-            tell=_teller(context, report, "rollback", zookeeper.asset_key(ACTIVE_TOPOLOGY)),
+            ops, report, wait_secs=config.wait_secs, tell=_teller(context, handles, report, "rollback")
         )
-    _observe(
-        context,
-        "rollback",
-        report,
-        progress_metadata(report, progress, began),
-        zookeeper.asset_key(ACTIVE_TOPOLOGY),
-    )
+    _observe(context, handles, "rollback", report.name, progress_metadata(report, progress, began))
 
 
-@dg.job(name="gray_upgrade_topology", description=_GRAY, executor_def=dg.in_process_executor)
-def gray_upgrade_topology() -> None:
-    """The job of one op."""
-    gray_upgrade_topology_op()
+_JOBS = {
+    "gray_upgrade_topology": (_GRAY, gray_upgrade_topology),
+    "complete_upgrade_topology": (_COMPLETE, complete_upgrade_topology),
+    "rollback_topology": (_ROLL_BACK, rollback_topology),
+}
 
 
-@dg.job(name="complete_upgrade_topology", description=_COMPLETE, executor_def=dg.in_process_executor)
-def complete_upgrade_topology() -> None:
-    """The job of one op."""
-    complete_upgrade_topology_op()
-
-
-@dg.job(name="rollback_topology", description=_ROLL_BACK, executor_def=dg.in_process_executor)
-def rollback_topology() -> None:
-    """The job of one op."""
-    rollback_topology_op()
-
-
-def build_upgrade_jobs() -> list[dg.JobDefinition]:
+def build_upgrade_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
     """The three jobs."""
-    return [gray_upgrade_topology, complete_upgrade_topology, rollback_topology]
+    return [op_job(names, name, description, function) for name, (description, function) in _JOBS.items()]

@@ -15,6 +15,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.handles import ZooKeeperResource
+from storm_dagster.defs.instance_settings import tick_limit
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.zk.path_watch import NodeState, PathWatch
 
@@ -106,8 +107,8 @@ def build_zookeeper_sensor(
     The ensemble is the one of ``conf_dir``, else ``home`` (a local cluster), else ``STORM_DAGSTER_HOME``, with
     the conf keys of ``overrides`` (``storm.zookeeper.servers``) on top. ``tick_secs`` bounds a tick; above
     55, or with a relative path, :class:`InvalidRequest`. While ZooKeeper is out of reach ticks are skipped and
-    say so. Set ``sensors: {use_threads: true}`` in dagster.yaml: a waiting tick holds up the other sensors
-    otherwise.
+    say so. Without ``sensors: {use_threads: true}`` in dagster.yaml a waiting tick would hold up the other sensors:
+    ticks are then at most 1 s long, and say so.
     """
     if not 0 <= tick_secs <= LONGEST_TICK_SECS:
         raise InvalidRequest(
@@ -127,7 +128,8 @@ def build_zookeeper_sensor(
         description=description or f"Watches {path} in ZooKeeper.",
     )
     def zookeeper_sensor(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
-        deadline = time.monotonic() + tick_secs
+        secs, note = tick_limit(context, tick_secs)
+        deadline = time.monotonic() + secs
         seen = _seen(context.cursor)
         try:
             with PathWatch(cluster.conf().values, path, children=children) as watch:
@@ -145,7 +147,7 @@ def build_zookeeper_sensor(
         cursor = json.dumps({"marks": _marks(node), "last": last})
         if (seen is not None and _marks(node) == seen["marks"]) or (seen is None and not node.exists):
             return dg.SensorResult(
-                cursor=cursor, skip_reason=dg.SkipReason(f"{path} has not changed since zxid {last}")
+                cursor=cursor, skip_reason=dg.SkipReason(f"{path} has not changed since zxid {last}{note}")
             )
         change = ZooKeeperChange(path, node.exists, node.data or b"", node.children, node.version, last)
         made = on_change(context, change)

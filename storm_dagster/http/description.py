@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from storm_dagster.http.answers import Endpoint
-from storm_dagster.http.schemas import ERROR, STORM_ERROR, Schema, one_of
+from storm_dagster.http.schemas import ErrorDocument, Schemas, StormErrorDocument
 
 __all__ = ["Media", "Operation", "Parameter", "described_routes", "document_of"]
 
@@ -37,7 +37,7 @@ _REASONS = {
 
 
 class Media(dict[str, Any]):
-    """Schemas by media type, for an answer that is not JSON alone."""
+    """Types by media type, for an answer that is not JSON alone."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Parameter:
     """One parameter of a path, query or header."""
 
     name: str
-    schema: Schema
+    kind: Any
+    """Type of its value."""
     text: str = ""
     where: Literal["path", "query", "header"] = "query"
     required: bool = False
@@ -55,8 +56,8 @@ class Parameter:
 class Operation:
     """One method of one path.
 
-    ``answers`` maps a status to its schema, to ``None`` for an answer without a body, or to
-    ``{media type: schema}``. Errors (``errors``) carry the error document; 400, and 401 where the service asks for
+    ``answers`` maps a status to the type of its document, to ``None`` for an answer without a body, or to
+    :class:`Media`. Errors (``errors``) carry the error document; 400, and 401 where the service asks for
     credentials, can come from every route.
     """
 
@@ -66,10 +67,10 @@ class Operation:
     summary: str
     tag: str
     parameters: tuple[Parameter, ...] = ()
-    body: tuple[str, Schema] | None = None
-    """(media type, schema)."""
+    body: tuple[str, Any] | None = None
+    """(media type, type)."""
     body_required: bool = False
-    answers: Mapping[int, Schema | Media | None] = field(default_factory=dict)
+    answers: Mapping[int, Any] = field(default_factory=dict)
     errors: tuple[int, ...] = ()
     storm: bool = False
     """Whether errors have the form of Storm's UI."""
@@ -79,17 +80,17 @@ class Operation:
         """The path as OpenAPI writes it."""
         return _CONVERTOR.sub(r"{\1}", self.path)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self, schemas: Schemas) -> dict[str, Any]:
         """The operation object."""
         responses: dict[str, Any] = {}
         for status, answer in self.answers.items():
             media = answer if isinstance(answer, Media) else Media({"application/json": answer})
-            content = {name: {"schema": schema} for name, schema in media.items() if schema is not None}
+            content = {name: {"schema": schemas.of(kind)} for name, kind in media.items() if kind is not None}
             responses[str(status)] = {
                 "description": _REASONS.get(status, "done"),
                 **({"content": content} if content else {}),
             }
-        error = one_of(STORM_ERROR, ERROR) if self.storm else ERROR
+        error = schemas.of(StormErrorDocument | ErrorDocument if self.storm else ErrorDocument)
         for status in sorted({400, 401, *self.errors}):
             responses[str(status)] = {
                 "description": _REASONS[status],
@@ -107,16 +108,16 @@ class Operation:
                     "name": one.name,
                     "in": one.where,
                     "required": one.required or one.where == "path",
-                    "schema": one.schema,
+                    "schema": schemas.of(one.kind),
                     **({"description": one.text} if one.text else {}),
                 }
                 for one in self.parameters
             ]
         if self.body is not None:
-            media, schema = self.body
+            media, kind = self.body
             described["requestBody"] = {
                 "required": self.body_required,
-                "content": {media: {"schema": schema}},
+                "content": {media: {"schema": schemas.of(kind)}},
             }
         return described
 
@@ -124,13 +125,17 @@ class Operation:
 def document_of(title: str, version: str, operations: Iterable[Operation]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of a service."""
     table: dict[str, Any] = {}
+    schemas = Schemas()
     for operation in operations:
-        table.setdefault(operation.template, {})[operation.method.lower()] = operation.describe()
+        table.setdefault(operation.template, {})[operation.method.lower()] = operation.describe(schemas)
     return {
         "openapi": "3.1.0",
         "info": {"title": title, "version": version},
         "paths": table,
-        "components": {"securitySchemes": {"secret": {"type": "http", "scheme": "bearer"}}},
+        "components": {
+            "schemas": schemas.components,
+            "securitySchemes": {"secret": {"type": "http", "scheme": "bearer"}},
+        },
         # The secret is asked for only where the cluster has one.
         "security": [{}, {"secret": []}],
     }
@@ -144,7 +149,7 @@ def described_routes(title: str, version: str, operations: list[Operation]) -> l
         _unset,
         "This description",
         "service",
-        answers={200: {"type": "object"}},
+        answers={200: dict[str, Any]},
     )
     document = document_of(title, version, [*operations, described])
 

@@ -1,92 +1,91 @@
-"""A few words for JSON schemas, so that a document's schema reads like the document."""
+"""Types of documents on the wire: typed dictionaries from which pydantic makes the schemas of ``/openapi.json``."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model, with_config
+from typing_extensions import TypedDict
 
 __all__ = [
-    "ANY",
-    "BOOL",
-    "ERROR",
-    "INT",
-    "NUM",
-    "PORT",
-    "STORM_ERROR",
-    "STR",
-    "Schema",
-    "arr",
-    "at_least",
+    "Digest",
+    "ErrorDocument",
+    "Natural",
+    "Port",
+    "Schemas",
+    "StormErrorDocument",
+    "UploadHandle",
     "choice",
-    "map_of",
-    "nullable",
-    "obj",
-    "one_of",
-    "text",
+    "closed",
+    "document",
+    "extensible",
 ]
 
-Schema = dict[str, Any]
+closed = with_config(ConfigDict(extra="forbid"))
+"""Decorator of a document that has exactly the keys of its class, and so have those in it; others may gain keys."""
+extensible = with_config(ConfigDict(extra="ignore"))
+"""Decorator of a document that may gain keys inside one that may not."""
 
-STR: Schema = {"type": "string"}
-INT: Schema = {"type": "integer"}
-NUM: Schema = {"type": "number"}
-BOOL: Schema = {"type": "boolean"}
-ANY: Schema = {}
-PORT: Schema = {"type": "integer", "minimum": 0, "maximum": 65535}
+Natural = Annotated[int, Field(ge=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+UploadHandle = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
-def obj(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    """A map with exactly these keys; those of ``optional`` may be absent."""
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": sorted(required),
-        "additionalProperties": False,
+def choice(*values: str) -> Any:
+    """The type whose values are these words."""
+    return Literal[values]  # type: ignore[valid-type]
+
+
+@closed
+class ErrorBody(TypedDict):
+    """Type and message of an error."""
+
+    type: str
+    message: str
+
+
+@closed
+class ErrorDocument(TypedDict):
+    """The error document of every route of our own."""
+
+    error: ErrorBody
+
+
+@closed
+class StormErrorDocument(TypedDict):
+    """The error document of Storm's UI."""
+
+    error: str
+    errorMessage: str
+
+
+def document(name: str, fields: Mapping[Any, str], *, optional: str = "") -> type[BaseModel]:
+    """A model that has exactly these keys, for documents whose keys are somebody else's.
+
+    ``fields`` maps a type to its keys, separated by spaces; those of ``optional`` may be absent.
+    """
+    absent = set(optional.split())
+    keys = [(key, kind) for kind, names in fields.items() for key in names.split()]
+    # Storm's keys need not be identifiers (":host"): fields are numbered, and called by their alias.
+    members: dict[str, Any] = {
+        f"field_{number}": (kind, Field(None if key in absent else ..., alias=key))
+        for number, (key, kind) in enumerate(keys)
     }
+    return create_model(name, __config__=ConfigDict(extra="forbid"), **members)
 
 
-def at_least(required: dict[str, Schema], optional: dict[str, Schema] | None = None) -> Schema:
-    """A map with these keys, and perhaps others."""
-    return {
-        "type": "object",
-        "properties": {**required, **(optional or {})},
-        "required": sorted(required),
-    }
+class Schemas:
+    """JSON schemas of Python types, and the named components that they refer to."""
 
+    def __init__(self) -> None:
+        self.components: dict[str, Any] = {}
 
-def map_of(values: Schema) -> Schema:
-    """A map with any keys."""
-    return {"type": "object", "additionalProperties": values}
-
-
-def arr(items: Schema) -> Schema:
-    """A list."""
-    return {"type": "array", "items": items}
-
-
-def nullable(schema: Schema) -> Schema:
-    """The schema, or ``null``."""
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def choice(*values: str) -> Schema:
-    """One of some words."""
-    return {"type": "string", "enum": list(values)}
-
-
-def text(pattern: str, longest: int | None = None) -> Schema:
-    """Text of a form; the pattern is anchored by who writes it."""
-    schema: Schema = {"type": "string", "pattern": pattern}
-    if longest is not None:
-        schema["maxLength"] = longest
-    return schema
-
-
-def one_of(*schemas: Schema) -> Schema:
-    """Any of some schemas."""
-    return {"anyOf": list(schemas)}
-
-
-ERROR: Schema = obj({"error": obj({"type": STR, "message": STR})})
-"""The error document of every route of our own."""
-STORM_ERROR: Schema = obj({"error": STR, "errorMessage": STR})
-"""That of Storm's UI."""
+    def of(self, kind: Any) -> dict[str, Any]:
+        """The schema of a type. ``ValueError`` when another type of the same name stands in the document already."""
+        schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
+        for name, component in schema.pop("$defs", {}).items():
+            if self.components.setdefault(name, component) != component:
+                raise ValueError(f"two documents are called {name}: rename one of them")
+        return schema

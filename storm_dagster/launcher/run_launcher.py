@@ -16,9 +16,9 @@ import dagster as dg
 
 from storm_dagster.launcher.compatibility import dagster_inside
 from storm_dagster.launcher.wire import ANSWER_SECS, GO, WARM_TAG, Peer, here, run_record, same_place
-from storm_dagster.model.run_file import RunFile, start_ticks
+from storm_dagster.model.run_file import RunFile
 
-__all__ = ["STOCK_TAG", "WarmRunLauncher", "signal_exactly"]
+__all__ = ["STOCK_TAG", "WarmRunLauncher"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                 run,
             )
             return False
-        if record is None or not signal_exactly(record, signal.SIGINT):
+        if record is None or not record.signal(signal.SIGINT):
             self._end_canceled(run_id, "The run's process was gone already.")
             return True
         threading.Thread(
@@ -145,7 +145,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         deadline = time.monotonic() + GRACE_SECS
         while record.alive():
             if time.monotonic() >= deadline:
-                if signal_exactly(record, signal.SIGKILL):
+                if record.signal(signal.SIGKILL):
                     _report_canceled(
                         instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s."
                     )
@@ -185,30 +185,3 @@ def _report_canceled(instance: dg.DagsterInstance, run_id: str, why: str) -> Non
     run = instance.get_run_by_id(run_id)
     if run is not None and not run.is_finished:
         instance.report_run_canceled(run, why)
-
-
-def signal_exactly(record: RunFile, number: int) -> bool:
-    """Signal exactly that process; ``False`` when it is gone. A pid that somebody else has now is left alone."""
-    if not record.alive():
-        return False
-    try:
-        handle = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return False
-    except (OSError, AttributeError):
-        # An old kernel: between look and signal lies an instant.
-        try:
-            os.kill(record.pid, number)
-        except ProcessLookupError:
-            return False
-        return True
-    try:
-        # The handle is held: the pid cannot change hands between the comparison and the signal.
-        if start_ticks(record.pid) != record.start_ticks:
-            return False
-        signal.pidfd_send_signal(handle, number)
-    except ProcessLookupError:
-        return False
-    finally:
-        os.close(handle)
-    return True

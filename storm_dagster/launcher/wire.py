@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from storm_dagster.model.run_file import RunFile, boot_id, run_dir
+from storm_dagster.model.clock import boot_id
+from storm_dagster.model.run_file import RunFile, run_dir
 
 __all__ = [
     "ANSWER_SECS",
@@ -91,7 +92,7 @@ def _address(home: Path) -> Iterator[str]:
 def listen(home: Path) -> socket.socket:
     """The warm process's socket, open to this user alone; replaces one that a dead process left."""
     run_dir(home).mkdir(parents=True, exist_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
         (run_dir(home) / SOCKET).unlink(missing_ok=True)
@@ -116,7 +117,7 @@ class Peer:
     @staticmethod
     def connect(home: Path, timeout: float = ANSWER_SECS) -> Peer:
         """Connect to the warm process of ``home``; ``OSError`` when there is none, or it is another user's."""
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(timeout)
             with _address(home) as address:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from storm_dagster.model.security import HIDDEN, SECRET_KEYS
+
 __all__ = ["CONF_KEYS", "OWNED_PREFIXES", "ConfKey", "check_value"]
 
 OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
@@ -62,7 +64,8 @@ def check_value(key: str, value: Any) -> str | None:
     """Why ``value`` may not stand under the known ``key``, in words; ``None`` when it may."""
     spec = CONF_KEYS[key]
     if not _is_kind(spec.kind, value):
-        return f"{key} must be {_NAMES[spec.kind]}, got {value!r:.60} ({type(value).__name__})"
+        shown = HIDDEN if key in SECRET_KEYS else f"{value!r:.60}"
+        return f"{key} must be {_NAMES[spec.kind]}, got {shown} ({type(value).__name__})"
     if spec.minimum is not None and value < spec.minimum:
         return f"{key} must be at least {spec.minimum:g}, got {value!r}"
     if spec.maximum is not None and value > spec.maximum:
@@ -290,6 +293,10 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.min.replication.count": ConfKey("int", "Nimbuses that must hold the code before it runs", 1),
     "topology.max.replication.wait.time.sec": ConfKey("int", "Longest wait for that, seconds", 0),
     "topology.hot.deploy.enable": ConfKey("bool", "Thrift: submit over a running topology as a hot deploy"),
+    "topology.update.keep.conf": ConfKey(
+        "bool", "Whether new code keeps the conf given at earlier submissions that is not given again"
+    ),
+    "topology.submitted.keys": ConfKey("list[str]", "Set by the system: keys that came with the submission"),
     "topology.upgrade": ConfKey("bool", "Thrift: submit over a running topology as a gray upgrade"),
     "topology.upgrade.worker.num": ConfKey("int", "Workers of the first gray batch", 0),
     "topology.upgrade.component": ConfKey("str", "Component of the gray batch"),
@@ -317,9 +324,23 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     "spark.driver.memory": ConfKey("str", "Heap of the embedded Spark server"),
     "dagster.graphql.url": ConfKey("str", "GraphQL URL of the Dagster webserver"),
+    "dagster.graphql.headers": ConfKey(
+        "map", "Headers that nimbus sends to Dagster, such as {Dagster-Cloud-Api-Token: ...}. Secret"
+    ),
+    "dagster.graphql.token.file": ConfKey(
+        "path", "File with a token for Dagster (Authorization: Bearer), readable by its owner only"
+    ),
     "dagster.graphql.timeout.secs": ConfKey(
         "number", "A Dagster that is silent for so long is away, seconds: the leader acts by itself", 0.1, 20
     ),
+    "dagster.cluster": ConfKey(
+        "str", "cluster= of the code location's build_storm_defs; null: its names have no prefix"
+    ),
     "dagster.location": ConfKey("str", "Code location that holds our definitions"),
     "dagster.repository": ConfKey("str", "Repository in that location"),
+    "dagster.metrics.retention.hours": ConfKey("int", "Hours of rolled up statistics that are kept", 2),
+    "dagster.history.retention.days": ConfKey("int", "Age at which runs of our jobs are deleted, days", 1),
+    "dagster.history.retention.ticks.hours": ConfKey(
+        "int", "Age at which ticks of our sensors and schedules are deleted, hours", 1
+    ),
 }

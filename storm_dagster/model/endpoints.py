@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import Corrupt
 
 __all__ = [
@@ -57,6 +58,8 @@ class SparkEndpoint(_Endpoint):
 
     remote: str
     pid: int | None = None
+    starting: bool = False
+    """Whether ``dev`` starts it still: a placement waits for it."""
 
 
 class ClusterFile(_Endpoint):
@@ -73,10 +76,7 @@ class ClusterFile(_Endpoint):
 
     def write(self, home: Path) -> None:
         """Replace ``home/cluster.json`` atomically."""
-        target = home / "cluster.json"
-        temporary = target.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        os.replace(temporary, target)
+        write_atomically(home / "cluster.json", self.model_dump_json(indent=2) + "\n")
 
     @staticmethod
     def read(home: Path) -> ClusterFile | None:

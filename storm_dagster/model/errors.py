@@ -19,6 +19,8 @@ __all__ = [
     "InvalidRequest",
     "InvalidTopology",
     "KeyNotFound",
+    "Misconfigured",
+    "MissingPart",
     "NotAlive",
     "NotAuthenticated",
     "NotAuthorized",
@@ -58,6 +60,10 @@ class InvalidRequest(StormDagsterError):
 
 class InvalidTopology(InvalidRequest):
     """A topology, its conf or its archive breaks a rule. Nothing of it has been stored."""
+
+
+class Misconfigured(InvalidRequest):
+    """The cluster's own conf is wrong, or is refused by what it names: an operator has to correct it first."""
 
 
 class NotAuthenticated(InvalidRequest):
@@ -109,6 +115,10 @@ class Unavailable(StormDagsterError):
     exit_code = 4
 
 
+class MissingPart(Unavailable, ImportError):
+    """A distribution that this host was installed without is needed here."""
+
+
 class Fenced(StormDagsterError):
     """The writer's leadership epoch is over. The write did not land, and the writer must stop acting."""
 
@@ -136,7 +146,9 @@ _BY_NAME: dict[str, type[StormDagsterError]] = {
         NotAuthorized,
         KeyNotFound,
         AlreadyAlive,
+        Misconfigured,
         Unavailable,
+        MissingPart,
         Fenced,
         Corrupt,
     )

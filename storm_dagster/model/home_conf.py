@@ -8,11 +8,11 @@ Order, later wins: shipped defaults, ``storm.yaml`` (of ``--conf-dir``, else of 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from storm_dagster.model.conf import ClusterConf, Conf, load_cluster_conf
+from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import Corrupt
 
@@ -24,11 +24,8 @@ DEV_CONF = "dev.json"
 
 def write_dev_conf(home: Path, values: Conf) -> None:
     """Record what ``dev`` was given, so that the code location and clients see the same conf as the daemons."""
-    temporary = home / f".{DEV_CONF}.{os.getpid()}.tmp"
     # It may hold the cluster's secret.
-    temporary.touch(mode=0o600)
-    temporary.write_text(json.dumps(dict(values)) + "\n", encoding="utf-8")
-    os.replace(temporary, home / DEV_CONF)
+    write_atomically(home / DEV_CONF, json.dumps(dict(values)) + "\n", mode=0o600)
 
 
 def _dev_conf(home: Path) -> dict[str, Any]:

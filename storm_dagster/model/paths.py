@@ -11,6 +11,7 @@ __all__ = [
     "BLOBSTORE_MAX_SEQUENCE",
     "CLUSTER_ID",
     "COUNTER",
+    "DEPLOYS",
     "EPOCH",
     "FIRST_LEVEL",
     "GRAY_UPGRADE",
@@ -19,6 +20,7 @@ __all__ = [
     "NIMBUS_MASTER",
     "NIMBUS_SLAVE",
     "NIMBUS_SLAVE_DETAIL",
+    "SENSORS",
     "SPARK_SESSIONS",
     "SUPERVISORS",
     "TASKBEATS",
@@ -32,9 +34,11 @@ __all__ = [
     "assignment_backup",
     "blob",
     "blob_max_sequence",
+    "deploy",
     "gray_upgrade",
     "log_levels",
     "metrics",
+    "sensor_memory",
     "spark_session",
     "supervisor",
     "task_errors",
@@ -73,8 +77,12 @@ COUNTER = "/counter"
 SPARK_SESSIONS = "/spark_sessions"
 # Actions on topologies that the action listener has not heard yet, in their order (only while one is configured).
 ACTIONS = "/actions"
+# Declared topologies that a run deploys now: one ephemeral node for each.
+DEPLOYS = "/deploys"
 # What leaders did without Dagster and have not reported to it yet: one bounded record.
 UNREPORTED = "/unreported"
+# What sensors remember between their ticks and is too large for a cursor: a few newest records of each.
+SENSORS = "/sensors"
 
 FIRST_LEVEL = (
     SUPERVISORS,
@@ -98,6 +106,7 @@ FIRST_LEVEL = (
     SPARK_SESSIONS,
     ACTIONS,
     UNREPORTED,
+    SENSORS,
 )
 """The persistent first-level nodes, created together with the root."""
 
@@ -115,6 +124,11 @@ def workers(topology_id: str) -> str:
 def worker(topology_id: str, node: str, port: int) -> str:
     """Ephemeral record of one live worker process; absent means dead."""
     return f"{WORKERS}/{topology_id}/{node}-{port}"
+
+
+def deploy(name: str) -> str:
+    """Ephemeral record of the run that deploys the declared topology of that name."""
+    return f"{DEPLOYS}/{name}"
 
 
 def topology(topology_id: str) -> str:
@@ -188,3 +202,8 @@ def token(client_token: str) -> str:
 def spark_session(use: str) -> str:
     """The pinned Spark Connect session id for one use."""
     return f"{SPARK_SESSIONS}/{use}"
+
+
+def sensor_memory(sensor: str, record: str | None = None) -> str:
+    """Memory of a sensor: the node whose version counts its records, or one of them."""
+    return f"{SENSORS}/{sensor}" if record is None else f"{SENSORS}/{sensor}/{record}"

@@ -100,11 +100,19 @@ def decode_plan(value: Any, source: str) -> PlanDocument:
         first = error.errors()[0]
         text = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
-            text = "there is no such key here"
+            known = sorted(_part_of(first["loc"]).model_fields)
+            text = f"there is no such key here, only {', '.join(known)}"
         raise InvalidRequest(f"{source}: {place(*first['loc'])}: {text}") from None
     for where, what in _faults(document):
         raise InvalidRequest(f"{source}: {where}: {what}")
     return document
+
+
+def _part_of(path: Sequence[str | int]) -> type[_Part]:
+    """The part whose key ``path`` ends with."""
+    if len(path) < 4:
+        return {"supervisors": PlanSupervisor, "topologies": PlanTopology}.get(str(path[0]), PlanDocument)
+    return PlanOldWorker if path[2] == "old" else PlanComponent
 
 
 def place(*path: str | int) -> str:

@@ -1,7 +1,7 @@
 """``HOME/run/<role>-<id>.json``: which process plays which role, so that ``stop`` ends exactly that one.
 
-A pid alone may belong to a stranger by now; a process is matched by its pid *and* its start time in clock
-ticks since boot (field 22 of ``/proc/<pid>/stat``), and by the boot id of the machine.
+A pid alone may belong to a stranger by now; a process is matched by its pid *and* its start
+(:func:`~storm_dagster.model.processes.start_ticks`), and by the boot id of the machine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["RunFile", "boot_id", "run_dir", "start_ticks"]
+from storm_dagster.model.clock import boot_id
+from storm_dagster.model.daemon_folder import write_atomically
+from storm_dagster.model.processes import ExactProcess, start_ticks
+
+__all__ = ["RunFile", "run_dir"]
 
 
 def run_dir(home: Path) -> Path:
@@ -21,29 +25,7 @@ def run_dir(home: Path) -> Path:
     return home / "run"
 
 
-def start_ticks(pid: int) -> int | None:
-    """Start of the process in clock ticks since boot; ``None`` when there is no such process, or a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stream:
-            raw = stream.read()
-    except OSError:
-        return None
-    # The command name stands in brackets and may itself hold blanks and brackets: count after the last one.
-    fields = raw[raw.rfind(b")") + 2 :].split()
-    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
-        return None
-    return int(fields[19])
-
-
-def boot_id() -> str:
-    """The kernel's id of this boot: start ticks of another boot say nothing."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-class RunFile(BaseModel):
+class RunFile(BaseModel, ExactProcess):
     """One process of a cluster."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")
@@ -75,9 +57,7 @@ class RunFile(BaseModel):
         )
         target = RunFile.path_of(home, role, id)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        temporary.write_text(record.model_dump_json() + "\n", encoding="utf-8")
-        os.replace(temporary, target)
+        write_atomically(target, record.model_dump_json() + "\n")
         return record
 
     @staticmethod
@@ -98,10 +78,6 @@ class RunFile(BaseModel):
         """All readable records of ``home``, by file name."""
         found = [RunFile.read(path) for path in sorted(run_dir(home).glob("*.json"))]
         return [record for record in found if record is not None]
-
-    def alive(self) -> bool:
-        """Whether exactly this process still runs (same pid, same start, same boot; a zombie does not)."""
-        return self.boot_id in ("", boot_id()) and start_ticks(self.pid) == self.start_ticks
 
     def remove(self, home: Path) -> None:
         """Remove the record if it is still this process's own; never another's."""

@@ -23,7 +23,7 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 
 __all__ = ["HIDDEN", "SECRET_KEYS", "Security", "public_conf", "read_private_file"]
 
-SECRET_KEYS = frozenset({"storm.secret", "storm.zookeeper.auth.payload"})
+SECRET_KEYS = frozenset({"storm.secret", "storm.zookeeper.auth.payload", "dagster.graphql.headers"})
 """Conf keys whose values are secrets: never shown, logged, or given on a command line."""
 
 HIDDEN = "*****"
@@ -31,8 +31,9 @@ HIDDEN = "*****"
 
 _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
+_LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")
 _TELLTALE = re.compile(
-    r"secret(?!\.file$)|passw|token|credential|private.?key|access.?key|auth\.payload", re.I
+    r"secret(?!\.file$)|passw|token(?!\.file$)|credential|private.?key|access.?key|auth\.payload", re.I
 )
 
 
@@ -40,14 +41,17 @@ def public_conf(values: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of a conf to be shown to people, pages and logs.
 
     The values of :data:`SECRET_KEYS`, and of any other key (in maps such as ``topology.environment`` too)
-    whose name says password, secret, token or credential, are replaced by :data:`HIDDEN` (hazard S6).
+    whose name says password, secret, token or credential, are replaced by :data:`HIDDEN`; so are user and password
+    in an address.
     """
     shown: dict[str, Any] = {}
     for key, value in values.items():
         if value and isinstance(value, str) and (key in SECRET_KEYS or _TELLTALE.search(str(key))):
             shown[key] = HIDDEN
+        elif isinstance(value, str):
+            shown[key] = _LOGIN.sub(f"{HIDDEN}@", value)
         elif isinstance(value, Mapping):
-            shown[key] = public_conf(value)
+            shown[key] = dict.fromkeys(value, HIDDEN) if key in SECRET_KEYS else public_conf(value)
         elif isinstance(value, list | tuple):
             shown[key] = [public_conf(item) if isinstance(item, Mapping) else item for item in value]
         else:

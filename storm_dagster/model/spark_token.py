@@ -16,7 +16,7 @@ from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.security import Security, read_private_file
 
-__all__ = ["SPARK_TOKEN", "spark_token", "with_spark_token"]
+__all__ = ["SPARK_TOKEN", "derived_spark_token", "spark_token", "with_spark_token"]
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """The environment variable by which Spark's server is told its token (never the command line)."""
@@ -26,37 +26,46 @@ _EVERYWHERE = "everywhere"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
+def derived_spark_token(conf: Any) -> str | None:
+    """The token of all Spark servers of a cluster with ``storm.secret``; ``None`` without one."""
+    security = Security.of(conf)
+    return None if security.secret is None else security.derived("spark connect").hex()
+
+
 def spark_token(conf: Any, home: Path) -> str:
     """The token of the server in ``home``, made at the first call; with ``storm.secret``, derived from it."""
-    security = Security.of(conf)
-    path = home / _FILE
-    if security.secret is not None:
-        token = security.derived("spark connect").hex()
+    path, derived = home / _FILE, derived_spark_token(conf)
+    if derived is not None:
+        token = derived
     elif path.exists():
         return read_private_file(path, "the Spark token").partition("\n")[0]
     else:
         token = secrets.token_hex(32)
     temporary = path.with_name(f".{_FILE}.{os.getpid()}.tmp")
     temporary.touch(mode=0o600)
-    everywhere = "" if security.secret is None else f"{_EVERYWHERE}\n"
+    everywhere = "" if derived is None else f"{_EVERYWHERE}\n"
     temporary.write_text(f"{token}\n{everywhere}", encoding="ascii")
     os.replace(temporary, path)
     return token
 
 
-def with_spark_token(url: str, home: Path | None = None) -> str:
+def with_spark_token(url: str, home: Path | None = None, derived: str | None = None) -> str:
     """A Spark Connect URL with this cluster's token; unchanged without one, or when it proves itself already.
 
-    A random token is for loopback only. For opening a session: the result is a secret, never logged or stored.
+    ``derived`` is the one of the caller's conf, else that of ``home`` counts. A random token is for loopback only. For opening a session: the result is a secret, never logged or stored.
     """
     if not url.startswith("sc://") or any(mark in url for mark in (";token=", ";authorization=")):
         return url
     authority, slash, parameters = url.removeprefix("sc://").partition("/")
     host = authority.rpartition(":")[0] or authority
-    try:
-        token, _, scope = read_private_file((home or home_dir()) / _FILE, "the Spark token").partition("\n")
-    except InvalidRequest:
-        return url
+    token, scope = derived, _EVERYWHERE
+    if token is None:
+        try:
+            token, _, scope = read_private_file((home or home_dir()) / _FILE, "the Spark token").partition(
+                "\n"
+            )
+        except InvalidRequest:
+            return url
     if host not in _LOOPBACK and scope != _EVERYWHERE:
         return url
     return f"sc://{authority}/{parameters if slash else ''};authorization=Bearer%20{token}"

@@ -19,7 +19,9 @@ __all__ = [
     "Group",
     "LevelChange",
     "LevelName",
+    "Question",
     "Request",
+    "StateQuestion",
     "TaskReport",
     "WorkerReport",
     "decode_frame",
@@ -113,13 +115,28 @@ class LevelChange(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
     """The level afterwards, when it is not to be the earlier one."""
 
 
+class StateQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
+    """Which of the keyed state of one task is asked for."""
+
+    task: int
+    keys: list[Any] = []
+    """The values of these keys, as far as there are any; empty: a page of all of them."""
+    offset: int = 0
+    limit: int = 100
+
+
+Question = Literal["stats", "stacks", "ping", "log_levels", "state"]
+
+
 class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """A question to a worker. ``token`` is the worker's own start token, which stands in its ZooKeeper node."""
 
-    op: Literal["stats", "stacks", "ping", "log_levels"]
+    op: Question
     token: str
     levels: dict[str, LevelChange] = {}
     """With ``log_levels``: changes by logger; the answer holds what is changed then."""
+    state: StateQuestion | None = None
+    """With ``state``."""
 
 
 _frame_encoder = msgspec.msgpack.Encoder()
@@ -133,13 +150,8 @@ decode_frame: Callable[[bytes | memoryview], Frame] = _frame_decoder.decode
 """The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
 
 
-def encode_request(
-    op: Literal["stats", "stacks", "ping", "log_levels"],
-    token: str,
-    levels: dict[str, LevelChange] | None = None,
-) -> bytes:
-    """A request as it travels."""
-    return msgspec.json.encode(Request(op, token, levels or {}))
+encode_request: Callable[[Request], bytes] = msgspec.json.Encoder().encode
+"""A request as it travels."""
 
 
 def decode_request(raw: bytes) -> Request:

@@ -6,16 +6,27 @@ task list: which tasks to run is read from ZooKeeper, so that a restarted worker
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import Corrupt
+from storm_dagster.model.processes import Process, processes
 
-__all__ = ["EXIT_STOPPED", "EXIT_SUPERSEDED", "HeartbeatFile", "WorkerSpec", "run_file_path"]
+__all__ = [
+    "EXIT_STOPPED",
+    "EXIT_SUPERSEDED",
+    "WORKER_MODULE",
+    "HeartbeatFile",
+    "WorkerSpec",
+    "worker_processes",
+]
 
+WORKER_MODULE = "storm_dagster.worker"
+"""What the command line of a worker runs, before the path of its spec."""
 EXIT_STOPPED = 0
 """The worker was told to stop (SIGTERM)."""
 EXIT_SUPERSEDED = 3
@@ -58,11 +69,6 @@ class WorkerSpec(BaseModel):
         return Path(self.code_dir, "code")
 
     @property
-    def resources_dir(self) -> Path:
-        """Working folder of shell components."""
-        return self.archive_root / "resources"
-
-    @property
     def conf_path(self) -> Path:
         """The topology's normalized conf (JSON)."""
         return Path(self.code_dir, "stormconf.ser")
@@ -74,11 +80,7 @@ class WorkerSpec(BaseModel):
 
     def write(self, path: Path) -> None:
         """Replace ``path`` atomically, readable by the owner only (it holds the token)."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(self.model_dump_json(indent=1).encode())
-        os.replace(temporary, path)
+        write_atomically(path, self.model_dump_json(indent=1), mode=0o600)
 
     @staticmethod
     def read(path: Path) -> WorkerSpec:
@@ -114,6 +116,13 @@ class HeartbeatFile(BaseModel):
             return None
 
 
-def run_file_path(home: str, node: str, port: int) -> Path:
-    """Where the worker of a slot keeps its run file (pid, start time, ports); removed at a clean exit."""
-    return Path(home, "run", f"worker-{node}-{port}.json")
+def worker_processes() -> Iterator[tuple[Process, Path]]:
+    """Every process of this machine whose command line is a worker's, with the path of its spec."""
+    import psutil
+
+    for process in processes():
+        try:
+            line = psutil.Process(process.pid).cmdline()
+            yield process, Path(line[line.index(WORKER_MODULE) + 1])
+        except (psutil.Error, ValueError, IndexError):
+            continue

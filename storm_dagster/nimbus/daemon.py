@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import storm_dagster
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.daemon_folder import hold_folder
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
@@ -23,6 +26,7 @@ from storm_dagster.nimbus.action_listener import ActionNotifier
 from storm_dagster.nimbus.blob_registry import BlobRegistry
 from storm_dagster.nimbus.blob_sync import BlobSync
 from storm_dagster.nimbus.dagster_client import DagsterClient
+from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
 from storm_dagster.nimbus.duties import LeaderDuties
 from storm_dagster.nimbus.election import Election
 from storm_dagster.nimbus.http.service import HttpService, build_app
@@ -33,7 +37,6 @@ from storm_dagster.nimbus.reading import ClusterReader
 from storm_dagster.nimbus.replicated_store import BaseStore, NimbusBlobStore
 from storm_dagster.nimbus.replication import Peer, Replicator
 from storm_dagster.nimbus.start import (
-    PidFile,
     check_bind,
     check_mode,
     container_heartbeat,
@@ -41,7 +44,6 @@ from storm_dagster.nimbus.start import (
     open_blob_store,
     open_cluster,
     open_reads,
-    resolve_nimbus_id,
     thrift_host,
 )
 from storm_dagster.nimbus.submitting import Submissions
@@ -61,7 +63,7 @@ _SYNC_SECS = 5.0
 _UPKEEP_SECS = 1.0
 
 
-def run(conf: ClusterConf, home: Path, nimbus_id: str | None, stop: threading.Event) -> int:
+def run(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event) -> int:
     """Run a nimbus until ``stop`` is set; the exit code of the process.
 
     0 after an ordered stop. Whatever goes wrong at the start or later is logged, everything that was started
@@ -80,18 +82,15 @@ def run(conf: ClusterConf, home: Path, nimbus_id: str | None, stop: threading.Ev
     return 0
 
 
-def _serve(
-    conf: ClusterConf, home: Path, nimbus_id: str | None, stop: threading.Event, stack: ExitStack
-) -> None:
+def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event, stack: ExitStack) -> None:
     check_mode(conf)
     security = Security.of(conf)
     host = check_bind(conf)
-    nimbus_id = resolve_nimbus_id(home, nimbus_id)
+    stack.enter_context(hold_folder(home, "nimbus", nimbus_id))
     folder = home / "nimbus" / nimbus_id
     inbox = folder / "inbox"
     for path in (inbox, folder / "cache"):
         path.mkdir(parents=True, exist_ok=True)
-    stack.callback(PidFile(folder / "pids").remove)
     listener = listen(host, conf["nimbus.http.port"], "nimbus.http.port")
     stack.callback(listener.close)
     thrift_listener = listen(thrift_host(conf, host), conf["nimbus.thrift.port"], "nimbus.thrift.port")
@@ -195,10 +194,10 @@ def _assemble(
         minimum=conf["topology.min.replication.count"],
     )
     dagster = DagsterClient(
-        lambda: _graphql_url(conf, home),
+        DagsterTransport(_dagster_access(conf, home), timeout=conf["dagster.graphql.timeout.secs"]),
         location=conf["dagster.location"],
         repository=conf["dagster.repository"],
-        timeout=conf["dagster.graphql.timeout.secs"],
+        names=DagsterNames(cluster=conf["dagster.cluster"]),
     )
     stack.callback(dagster.close)
     nimbus = Nimbus(
@@ -227,18 +226,22 @@ def _assemble(
     return nimbus, sync
 
 
-def _graphql_url(conf: ClusterConf, home: Path) -> str | None:
+def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess | None]:
     """Where Dagster is: by conf, else the webserver of the local cluster, which may start after nimbus."""
-    url = conf["dagster.graphql.url"]
-    if url:
-        return str(url)
-    try:
-        cluster = ClusterFile.read(home)
-    except StormDagsterError:
-        return None
-    if cluster is None or cluster.dagster is None:
-        return None
-    return cluster.dagster.url.rstrip("/") + "/graphql"
+    named = DagsterAccess.of(conf)
+    if named is not None:
+        return lambda: named
+
+    def local() -> DagsterAccess | None:
+        try:
+            cluster = ClusterFile.read(home)
+        except StormDagsterError:
+            return None
+        if cluster is None or cluster.dagster is None:
+            return None
+        return DagsterAccess.of(conf, cluster.dagster.url.rstrip("/") + "/graphql")
+
+    return local
 
 
 def _initialise(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:

@@ -8,37 +8,21 @@ seconds that it lives: on a busy machine it is slow, not away.
 
 from __future__ import annotations
 
-import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
-from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_trouble
-from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
+from storm_dagster.model.dagster_errors import storage_trouble
+from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
 from storm_dagster.nimbus import dagster_queries as queries
+from storm_dagster.nimbus.dagster_transport import DagsterTransport, without_storage
 
-__all__ = ["PARTITIONS", "TOKEN_TAG", "DagsterClient", "FoundRun", "run_document"]
+__all__ = ["DagsterClient", "FoundRun", "location_trouble", "run_document"]
 
-_log = logging.getLogger(__name__)
-
-PARTITIONS = "storm_topologies"
-"""Name of the dynamic partitions whose keys are topology names."""
-TOKEN_TAG = "storm/token"
-"""Run tag that carries the client token of a submission."""
-
-STAGES = (
-    "topology_conf",
-    "topology_code",
-    "task_info",
-    "assignment",
-    "published_assignment",
-    "active_topology",
-)
-"""Steps of a submission, in order."""
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _AGAIN = "ask again (a submission: with its token); what the run had begun is taken up"
@@ -68,45 +52,42 @@ class FoundRun:
 class DagsterClient:
     """Calls of one Dagster webserver; safe to share between threads.
 
-    ``url`` is asked before each call for the GraphQL address, because a local webserver may start after this
-    nimbus; ``None`` means that no Dagster is configured.
+    Jobs and assets are given by their plain names; ``names`` makes them those of the cluster.
     """
 
     def __init__(
         self,
-        url: Callable[[], str | None],
+        transport: DagsterTransport,
         *,
         location: str = "storm",
         repository: str = "__repository__",
-        timeout: float = 5.0,
+        names: DagsterNames | None = None,
     ) -> None:
-        self._url = url
+        self._transport = transport
+        self.names = names or DagsterNames()
         self._selector = {"repositoryLocationName": location, "repositoryName": repository}
-        self._timeout = timeout
-        self._http = httpx.Client(timeout=timeout, trust_env=False)
 
     def close(self) -> None:
         """Close the connections."""
-        self._http.close()
+        self._transport.close()
 
     def run_url(self, run_id: str) -> str | None:
         """Where people look at the run."""
-        url = self._url()
-        return f"{url.rstrip('/').removesuffix('/graphql')}/runs/{run_id}" if url else None
+        return self._transport.run_url(run_id)
 
     def add_partition(self, key: str) -> None:
         """Register the partition key ``key``; it may be registered already."""
-        variables = {"selector": self._selector, "definition": PARTITIONS, "key": key}
+        variables = {"selector": self._selector, "definition": self.names.partitions, "key": key}
         result = self._call(queries.ADD_PARTITION, variables, "addDynamicPartition")
         if result["__typename"] not in ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"):
-            raise _refusal(f"registering partition {key!r}", result)
+            raise self._refusal_at_location(f"registering partition {key!r}", result)
 
     def drop_partition(self, key: str) -> None:
         """Remove the partition key ``key``; its history stays. It may be gone already."""
-        variables = {"selector": self._selector, "definition": PARTITIONS, "keys": [key]}
+        variables = {"selector": self._selector, "definition": self.names.partitions, "keys": [key]}
         result = self._call(queries.DROP_PARTITION, variables, "deleteDynamicPartitions")
         if result["__typename"] != "DeleteDynamicPartitionsSuccess":
-            raise _refusal(f"dropping partition {key!r}", result)
+            raise self._refusal_at_location(f"dropping partition {key!r}", result)
 
     def launch(
         self,
@@ -121,28 +102,27 @@ class DagsterClient:
 
         A ``patient`` caller has no other way: a Dagster that lives gets ``_SLOW_SECS`` for the launch.
         """
+        job, tags = self.names.name(job), {**PRIORITY_TAGS, **tags}
         selector: dict[str, Any] = {**self._selector, "jobName": job}
         if assets is not None:
-            selector["assetSelection"] = [{"path": list(path)} for path in assets]
+            selector["assetSelection"] = [{"path": self.names.asset_path(path)} for path in assets]
         params = {
             "selector": selector,
             "runConfigData": run_config,
             "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
         }
-        patience = self._timeout
         if patient:
-            self._require_life()
-            patience = max(patience, _SLOW_SECS)
-        result = self._call(queries.LAUNCH, {"params": params}, "launchRun", patience)
+            self._transport.require_life()
+        result = self._call(queries.LAUNCH, {"params": params}, "launchRun", _SLOW_SECS if patient else None)
         if result["__typename"] != "LaunchRunSuccess":
-            raise _refusal(f"launching job {job}", result)
+            raise self._refusal_at_location(f"launching job {job}", result)
         return str(result["run"]["runId"])
 
     def find_run(self, tag: str, value: str, *, job: str | None = None) -> FoundRun | None:
         """The newest run with that tag (and job), or ``None``."""
         wanted: dict[str, Any] = {"tags": [{"key": tag, "value": value}]}
         if job is not None:
-            wanted["pipelineName"] = job
+            wanted["pipelineName"] = self.names.name(job)
         result = self._call(queries.FIND_RUNS, {"filter": wanted, "limit": 1}, "runsOrError")
         if result["__typename"] != "Runs":
             raise _refusal("looking for a run", result)
@@ -162,19 +142,35 @@ class DagsterClient:
         failures: list[Mapping[str, Any]] = []
         if result["status"] in ("FAILURE", "CANCELED"):
             failures = self._failures(run_id)
-        return run_document(result, failures, self.run_url(run_id))
+        return run_document(result, failures, self.run_url(run_id), self.names)
 
     def report(self, asset: Sequence[str], partition: str, description: str) -> None:
         """Log a materialization of ``asset`` for something that was done without a run."""
         params = {
             "eventType": "ASSET_MATERIALIZATION",
-            "assetKey": {"path": list(asset)},
+            "assetKey": {"path": self.names.asset_path(asset)},
             "partitionKeys": [partition],
             "description": description,
         }
         result = self._call(queries.REPORT, {"params": params}, "reportRunlessAssetEvents")
         if result["__typename"] != "ReportRunlessAssetEventsSuccess":
             raise _refusal("reporting an event", result)
+
+    def report_event(self, event: DagsterEvent, origin: Mapping[str, Any]) -> None:
+        """Log an event that a component reported, with ``origin`` among its metadata.
+
+        :class:`InvalidRequest` when Dagster will never take it, :class:`Unavailable` when it may later.
+        """
+        document = {
+            "asset_key": list(event.key),
+            "partition": event.partition,
+            "metadata": {**event.metadata, **origin},
+        }
+        if event.kind == "check":
+            document |= {"check_name": event.check, "passed": event.passed, "severity": event.severity}
+        else:
+            document |= {"description": event.description, "data_version": event.data_version}
+        self._transport.report(f"report_asset_{event.kind}/", document)
 
     def _failures(self, run_id: str) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, Any]] = []
@@ -190,67 +186,58 @@ class DagsterClient:
             cursor = page["cursor"]
         return found
 
-    def _require_life(self) -> None:
-        """:class:`Unavailable` unless the webserver answers its cheapest question in time."""
-        url = self._url()
-        if not url:
-            return  # the call itself says what is missing
-        try:
-            self._http.get(_server_info(url))
-        except httpx.TimeoutException:
-            raise _silence(url, self._timeout) from None
-        except httpx.HTTPError:
-            return
-
-    def _slow(self, url: str, secs: float) -> Unavailable:
-        """The error of a question that was not answered in time: what answers still says what is missing."""
-        try:
-            lives = self._http.get(_server_info(url), timeout=1.0).is_success
-        except httpx.HTTPError:
-            lives = False
-        if not lives:
-            return _silence(url, secs)
-        return Unavailable(
-            f"Dagster at {url} did not answer within {secs:g} s although its webserver lives: its storage may be out "
-            f"of reach, or the machine busy: {STORAGE_REMEDY}; then try again"
-        )
+    def _refusal_at_location(self, doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
+        """The refusal of something that our code location is needed for: whether that is there is asked first."""
+        refusal = _refusal(doing, result)
+        if isinstance(refusal, InvalidRequest):
+            return refusal
+        seen = self._call(queries.LOCATIONS, {}, "workspaceOrError")
+        return location_trouble(doing, seen.get("locationEntries") or [], **self._selector) or refusal
 
     def _call(
         self, query: str, variables: Mapping[str, Any], field: str, patience: float | None = None
     ) -> dict[str, Any]:
-        url = self._url()
-        patience = patience or self._timeout
-        if not url:
-            raise Unavailable(
-                "no Dagster is configured: start one with `storm-dagster dev`, or set dagster.graphql.url"
-            )
-        try:
-            response = self._http.post(url, json={"query": query, "variables": variables}, timeout=patience)
-            document = response.json()
-        except httpx.TimeoutException:
-            raise self._slow(url, patience) from None
-        except (httpx.HTTPError, ValueError) as error:
-            raise Unavailable(
-                f"Dagster at {url} does not answer ({error or type(error).__name__}): start its webserver, "
-                "or set dagster.graphql.url"
-            ) from None
-        data = document.get("data") if isinstance(document, dict) else None
-        result = data.get(field) if isinstance(data, dict) else None
-        if not isinstance(result, dict):
-            errors = document.get("errors") if isinstance(document, dict) else document
-            if (trouble := storage_trouble(errors)) is not None:
-                raise _without_storage(f"Dagster at {url}", trouble)
-            raise Unavailable(f"Dagster at {url} answered {field} with an error: {errors!r:.500}")
-        return result
+        return self._transport.graphql(query, variables, field, patience)
+
+
+def location_trouble(
+    doing: str, entries: Sequence[Mapping[str, Any]], repositoryLocationName: str, repositoryName: str
+) -> Misconfigured | Unavailable | None:
+    """What is wrong with the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
+    name = repositoryLocationName
+    entry = next((entry for entry in entries if entry["name"] == name), None)
+    if entry is None:
+        there = ", ".join(sorted(repr(str(entry["name"])) for entry in entries)) or "none"
+        return Misconfigured(
+            f"{doing}: dagster.location is {name!r}, and Dagster has no such code location (it has: {there:.500}): set "
+            "dagster.location to the one with build_storm_defs"
+        )
+    loaded = entry.get("locationOrLoadError") or {}
+    if loaded.get("__typename") == "PythonError":
+        return Unavailable(
+            f"{doing}: code location {name!r} failed to load ({str(loaded.get('message')).strip():.500}): mend it and "
+            "reload it in Dagster"
+        )
+    repositories = [str(each["name"]) for each in loaded.get("repositories") or ()]
+    if repositories and repositoryName not in repositories:
+        return Misconfigured(
+            f"{doing}: dagster.repository is {repositoryName!r}, and code location {name!r} has {', '.join(repositories)}: "
+            "set dagster.repository to the one with build_storm_defs"
+        )
+    return None
 
 
 def run_document(
-    run: Mapping[str, Any], failures: Sequence[Mapping[str, Any]], url: str | None
+    run: Mapping[str, Any],
+    failures: Sequence[Mapping[str, Any]],
+    url: str | None,
+    names: DagsterNames | None = None,
 ) -> dict[str, Any]:
     """The document of ``GET /v1/runs/{id}`` from GraphQL's answers.
 
     Steps stand in the order in which they began; those still to come follow in the order of the stages.
     """
+    names = names or DagsterNames()
     stats = {step["stepKey"]: step for step in run.get("stepStats") or ()}
     plan = run.get("executionPlan") or {}
     keys = [step["key"] for step in plan.get("steps") or ()] or list(stats)
@@ -258,7 +245,7 @@ def run_document(
 
     def order(key: str) -> tuple[float, int]:
         began = stats.get(key, {}).get("startTime")
-        name = key.removeprefix("storm__")
+        name = names.step_name(key)
         return (math.inf if began is None else began, STAGES.index(name) if name in STAGES else len(STAGES))
 
     keys.sort(key=order)
@@ -271,7 +258,7 @@ def run_document(
         began, ended = step.get("startTime"), step.get("endTime")
         steps.append(
             {
-                "name": key.removeprefix("storm__"),
+                "name": names.step_name(key),
                 "status": step.get("status") or "PENDING",
                 "seconds": round(ended - began, 3) if began is not None and ended is not None else None,
             }
@@ -283,12 +270,14 @@ def run_document(
         "status": status,
         "finished": status in FINISHED,
         "steps": steps,
-        "error": _error_of(status, failures),
+        "error": _error_of(status, failures, names),
         "url": url,
     }
 
 
-def _error_of(status: str, failures: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
+def _error_of(
+    status: str, failures: Sequence[Mapping[str, Any]], names: DagsterNames
+) -> dict[str, str] | None:
     """The typed error that a step left in its failure's metadata, else what is known of the failure.
 
     A run that was ended from outside (its process killed, canceled) is ``Unavailable``: nothing was wrong with the
@@ -304,34 +293,20 @@ def _error_of(status: str, failures: Sequence[Mapping[str, Any]]) -> dict[str, s
             message = texts.get("message") or metadata.get("description") or "no message"
             return {"type": str(texts["error_type"]), "message": str(message)}
         if plain is None:
-            plain = _plain_failure(event)
+            plain = _plain_failure(event, names)
     if status == "FAILURE" and any(event.get("stepKey") or event.get("error") for event in failures):
         return {"type": "StormDagsterError", "message": plain or "a step failed without saying why"}
     ended = "the run was canceled" if status == "CANCELED" else "the run's process ended without saying why"
     return {"type": "Unavailable", "message": f"{(plain or ended).rstrip('.')}: {_AGAIN}"}
 
 
-def _plain_failure(event: Mapping[str, Any]) -> str:
+def _plain_failure(event: Mapping[str, Any], names: DagsterNames) -> str:
     error = event.get("error")
     while isinstance(error, dict) and isinstance(error.get("cause"), dict):
         error = error["cause"]
     said = str(error["message"]).strip() if isinstance(error, dict) else str(event.get("message") or "")
-    step = str(event.get("stepKey") or "").removeprefix("storm__")
+    step = names.step_name(str(event.get("stepKey") or ""))
     return f"step {step} failed: {said}" if step else said or "the run failed"
-
-
-def _server_info(url: str) -> str:
-    return f"{url.rstrip('/').removesuffix('/graphql')}/server_info"
-
-
-def _silence(url: str, secs: float) -> Unavailable:
-    return Unavailable(
-        f"Dagster at {url} did not answer within {secs:g} s: look at its webserver, then try again"
-    )
-
-
-def _without_storage(doing: str, trouble: str) -> Unavailable:
-    return Unavailable(f"{doing}: Dagster's storage does not answer ({trouble}): {STORAGE_REMEDY}")
 
 
 def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
@@ -340,7 +315,7 @@ def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavaila
         str(error.get("message")) for error in result.get("errors") or ()
     )
     if kind != "RunConfigValidationInvalid" and (trouble := storage_trouble(str(said or ""))) is not None:
-        return _without_storage(doing, trouble)
+        return without_storage(doing, trouble)
     text = f"{doing}: Dagster answered {kind}{': ' + str(said).strip() if said else ''}"
     if kind == "RunConfigValidationInvalid":
         return InvalidRequest(text)

@@ -1,8 +1,8 @@
-"""The GraphQL documents that nimbus sends to Dagster's webserver (Dagster 1.13)."""
+"""The GraphQL documents that nimbus sends to Dagster's webserver ."""
 
 from __future__ import annotations
 
-__all__ = ["ADD_PARTITION", "DROP_PARTITION", "FAILURES", "FIND_RUNS", "LAUNCH", "REPORT", "RUN"]
+__all__ = ["ADD_PARTITION", "DROP_PARTITION", "FAILURES", "FIND_RUNS", "LAUNCH", "LOCATIONS", "REPORT", "RUN"]
 
 ADD_PARTITION = """
 mutation StormAddPartition($selector: RepositorySelector!, $definition: String!, $key: String!) {
@@ -40,6 +40,26 @@ mutation StormLaunchRun($params: ExecutionParams!) {
     ... on ConflictingExecutionParamsError { message }
     ... on NoModeProvidedError { message }
     ... on UnauthorizedError { message }
+  }
+}
+"""
+
+LOCATIONS = """
+query StormLocations {
+  workspaceOrError {
+    __typename
+    ... on Workspace {
+      locationEntries {
+        name
+        loadStatus
+        locationOrLoadError {
+          __typename
+          ... on RepositoryLocation { repositories { name } }
+          ... on PythonError { message }
+        }
+      }
+    }
+    ... on PythonError { message }
   }
 }
 """

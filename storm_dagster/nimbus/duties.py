@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Iterable
 
 from storm_dagster.core.causes import AttemptMemory, Cause, due_attempts
 from storm_dagster.core.liveness_memory import LivenessMemory
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
+from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.names import topology_name_of
-from storm_dagster.model.run_file import boot_id
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import cleaner, healing, lifecycle
 from storm_dagster.operations.context import OperationsContext
@@ -32,10 +31,6 @@ _TICK_SECS = 1.0
 _DUE_GRACE_SECS = 10.0
 """Seconds without a sensor after which the leader does due transitions itself."""
 _REPORT_SECS = 10.0
-
-
-def _boot_now() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaderDuties:
@@ -55,7 +50,7 @@ class LeaderDuties:
         self._forget(None)
 
     def _forget(self, epoch: int | None) -> None:
-        now = _boot_now()
+        now = boot_clock()
         self._epoch = epoch
         self._healer_seen = now
         self._armed = False
@@ -76,7 +71,7 @@ class LeaderDuties:
             except Unavailable as error:
                 _log.warning("the leader's duties wait: %s", error)
                 # What could not be seen for a while must not count as silence.
-                self._liveness = LivenessMemory(boot_id=self._boot_id, since=_boot_now())
+                self._liveness = LivenessMemory(boot_id=self._boot_id, since=boot_clock())
             except Fenced as error:
                 _log.warning("the leader's duties end: %s", error)
                 self._nimbus.wake_election()
@@ -92,7 +87,7 @@ class LeaderDuties:
             return
         if epoch != self._epoch:
             self._forget(epoch)
-        now = _boot_now()
+        now = boot_clock()
         if self._nimbus.cluster.state.exists(paths.HEALER):
             self._healer_seen = now
         absent = now - self._healer_seen
@@ -109,7 +104,7 @@ class LeaderDuties:
             self._nimbus.unreported.flush(ctx, self._nimbus.dagster)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
-        report = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=_boot_now())
+        report = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=boot_clock())
         self._due = report.memory
         for line in report.done:
             _log.info("done by the leader, no sensor is armed: %s", line)
@@ -141,12 +136,12 @@ class LeaderDuties:
         if not self._armed:
             self._armed = True
             # The judgement starts now: nothing was watched before.
-            self._liveness = LivenessMemory(boot_id=self._boot_id, since=_boot_now())
+            self._liveness = LivenessMemory(boot_id=self._boot_id, since=boot_clock())
             self._attempts = {}
             _log.warning(
                 "no healing sensor has been armed for %g s: the leader reassigns dead tasks itself", absent
             )
-        now = _boot_now()
+        now = boot_clock()
         seen = healing.observe(
             ctx.cluster.load_view(), self._liveness, ctx.limits(), boot_id=self._boot_id, boot_now=now
         )
@@ -179,7 +174,7 @@ class LeaderDuties:
                     )
 
     def _clean(self, ctx: OperationsContext) -> None:
-        report, self._garbage = cleaner.clean(ctx, self._garbage, boot_now=_boot_now())
+        report, self._garbage = cleaner.clean(ctx, self._garbage, boot_now=boot_clock())
         if report.nodes or report.blobs or report.tokens:
             _log.info(
                 "cleaned %d nodes, %d blobs, %d tokens",
@@ -191,4 +186,4 @@ class LeaderDuties:
             _log.warning("not cleaned: %s", problem)
         if report.waiting:
             # Garbage must be seen twice: look again once its grace has passed.
-            self._next_clean = min(self._next_clean, _boot_now() + 61.0)
+            self._next_clean = min(self._next_clean, boot_clock() + 61.0)

@@ -13,15 +13,17 @@ from typing import Any
 
 from storm_dagster.core.gray_upgrade import Selection, parse_workers
 from storm_dagster.core.transitions import Event, apply_event
-from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
+from storm_dagster.model.dagster_names import REBALANCE_JOB
+from storm_dagster.model.errors import Conflict, InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.records import StormBase
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations import lifecycle
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.explaining import moves_document
 from storm_dagster.operations.gray_upgrade import check_request
-from storm_dagster.operations.rebalance import rebalance
+from storm_dagster.operations.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.submission import update_differences
 from storm_dagster.operations.upgrade_facts import UpgradeReport
 
 __all__ = ["VERBS", "LifecycleRequests"]
@@ -66,9 +68,9 @@ class LifecycleRequests:
         self._nimbus = nimbus
 
     def act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Start the change: ``{"run_id", "id", "name", "status"}``.
+        """Start the change: ``{"run_id", "id", "name", "status"}``, with new code also ``conf``: what differs in it.
 
-        ``run_id`` is ``None`` when Dagster did not answer within 5 s and the leader did it itself (kill,
+        ``run_id`` is ``None`` when Dagster did not answer within 5 s, or refused nimbus, and the leader did it itself (kill,
         activate, deactivate, complete-upgrade, rollback); all others are then :class:`Unavailable`. :class:`NotAlive` for an
         unknown topology, :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing
         is changed: the answer says what would be done, for a rebalance with the plan.
@@ -81,14 +83,23 @@ class LifecycleRequests:
             raise InvalidRequest("'dry_run' must be true or false")
         fields = _checked(verb, document)
         epoch = self._nimbus.status.require()
-        topology = topology_by_name(self._nimbus.cluster.load_view(), name)
-        answer = {"id": topology.id, "name": topology.base.name, "status": topology.base.status}
+        view = self._nimbus.cluster.load_view()
+        topology = topology_by_name(view, name)
+        answer: dict[str, Any] = {
+            "id": topology.id,
+            "name": topology.base.name,
+            "status": topology.base.status,
+        }
         event = _EVENTS.get(verb)
         # The run decides; what cannot be done now needs no run to say so.
         if event is not None:
             apply_event(topology.base, event)
-        if verb in ("update", "gray-upgrade"):
+        if verb == "rebalance":
+            require_offered_host(view, topology)
+        elif verb in ("update", "gray-upgrade"):
             self._check_upload(verb, topology.id, fields, epoch)
+            if handle := fields.get("handle"):
+                answer["conf"] = update_differences(self._nimbus.operations(epoch), topology, handle)
         elif verb in ("complete-upgrade", "rollback"):
             check_ending(topology.base, verb)
         if dry_run:
@@ -96,7 +107,7 @@ class LifecycleRequests:
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
         try:
             return {"run_id": self._launch(topology.base.name, verb, fields), **answer}
-        except Unavailable as error:
+        except (Misconfigured, Unavailable) as error:
             by_hand = self._by_hand(verb, fields)
             if by_hand is None:
                 raise
@@ -153,13 +164,13 @@ class LifecycleRequests:
         if verb == "rebalance":
             dagster.add_partition(name)
             return dagster.launch(
-                "rebalance_topology",
-                {"ops": {"storm__assignment": {"config": dict(fields)}}},
+                REBALANCE_JOB,
+                {"ops": {dagster.names.stage_op("assignment"): {"config": dict(fields)}}},
                 {**tags, "dagster/partition": name},
                 patient=True,
             )
         job = f"{verb.replace('-', '_')}_topology"
-        config = {"ops": {f"{job}_op": {"config": {"name": name, **fields}}}}
+        config = {"ops": {dagster.names.name(f"{job}_op"): {"config": {"name": name, **fields}}}}
         return dagster.launch(job, config, tags, patient=self._by_hand(verb, fields) is None)
 
     def _by_hand(

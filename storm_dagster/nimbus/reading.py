@@ -19,6 +19,7 @@ from storm_dagster.model.names import id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blob_registry import BlobRegistry
+from storm_dagster.nimbus.keyed_state import read_state
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.page_facts import TopologyFacts, topology_facts
 from storm_dagster.operations import status
@@ -99,6 +100,13 @@ class ClusterReader:
             "problems": self._problems(view, topology, document),
             **self._upgrade_of(topology),
         }
+
+    def state(
+        self, name: str, component: str, key: str | None, limit: str | None, after: str | None
+    ) -> dict[str, Any]:
+        """``state --json``: a page of the keyed state of a component (:func:`read_state`)."""
+        topology = topology_by_name(self.view(), name)
+        return read_state(topology, component, self.security, key=key, limit=limit, after=after)
 
     def _problems(self, view: ClusterView, topology: TopologyView, document: Mapping[str, Any]) -> list[str]:
         """Why tasks do not run, with the remedy; asked only when some do not."""

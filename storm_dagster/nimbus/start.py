@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
-import re
-import uuid
 from pathlib import Path
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.http.listening import listen
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
+from storm_dagster.model.daemon_folder import write_atomically
+from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.exposure import address_beyond_loopback, check_exposure
-from storm_dagster.model.run_file import start_ticks
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.container import ContainerHeartbeat
 from storm_dagster.nimbus.replicated_store import BaseStore
@@ -24,21 +21,17 @@ from storm_dagster.zk.disk_cache import open_disk_cache
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = [
-    "PidFile",
     "check_bind",
     "check_mode",
-    "choose_port",
     "container_heartbeat",
     "listen",
     "open_blob_store",
     "open_cluster",
     "open_reads",
-    "resolve_nimbus_id",
     "thrift_host",
 ]
 
 _log = logging.getLogger(__name__)
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 def check_mode(conf: ClusterConf) -> None:
@@ -64,65 +57,6 @@ def thrift_host(conf: ClusterConf, host: str) -> str:
         return host
     _log.warning("the Thrift service listens on loopback only: storm.tls.* lets other hosts call it")
     return "127.0.0.1"
-
-
-def choose_port(host: str, port: int, key: str) -> int:
-    """``port`` itself, seen to be free, or with 0 a free one."""
-    with listen(host, port, key) as probe:
-        return int(probe.getsockname()[1])
-
-
-def resolve_nimbus_id(home: Path, nimbus_id: str | None) -> str:
-    """The id itself, checked; without one, that of HOME's own nimbus, made at its first start."""
-    if nimbus_id is None:
-        kept = home / "nimbus" / "id"
-        try:
-            nimbus_id = kept.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            nimbus_id = uuid.uuid4().hex[:12]
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            _write_atomically(kept, nimbus_id)
-    if not _ID.fullmatch(nimbus_id) or nimbus_id == "id":
-        raise InvalidRequest(
-            f"nimbus id {nimbus_id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose another"
-        )
-    return nimbus_id
-
-
-def _write_atomically(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
-
-
-class PidFile:
-    """``pids/<pid>`` of this process: one process per local folder.
-
-    Files of processes that are gone are cleared; a live one (same pid and start) makes the start fail. Nobody
-    is killed, unlike in JStorm: a pid in an old file may be a stranger's by now.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.iterdir():
-            try:
-                pid, ticks = int(path.name), int(path.read_text(encoding="ascii") or "0")
-            except (ValueError, OSError):
-                pid, ticks = 0, 0
-            if pid and pid != os.getpid() and ticks and start_ticks(pid) == ticks:
-                raise Conflict(
-                    f"a nimbus runs on {folder.parent} already (pid {pid}): stop it, or give this one another --id"
-                )
-            path.unlink(missing_ok=True)
-        self._path = folder / str(os.getpid())
-        self._path.write_text(str(start_ticks(os.getpid()) or 0), encoding="ascii")
-
-    def remove(self) -> None:
-        """Clear it at the end."""
-        self._path.unlink(missing_ok=True)
 
 
 def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
@@ -173,6 +107,6 @@ def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClus
     fresh = remembered is None and not blobs.keys()
     cluster = StormClusterState.open(conf, create_root=fresh, cluster_id=remembered)
     if remembered is None:
-        _write_atomically(path, cluster.cluster_id())
+        write_atomically(path, cluster.cluster_id() + "\n", sync=True)
         _log.info("this nimbus belongs to cluster %s from now on", cluster.cluster_id())
     return cluster

@@ -10,16 +10,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from storm_dagster.model.errors import AlreadyAlive, Conflict, Corrupt, InvalidRequest, Unavailable
+from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    Corrupt,
+    InvalidRequest,
+    Misconfigured,
+    Unavailable,
+)
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.nimbus.dagster_client import FINISHED, TOKEN_TAG
+from storm_dagster.nimbus.dagster_client import FINISHED
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.staging import check_token, read_token
 
 __all__ = ["Submissions"]
 
-_JOB = "submit_topology"
 _FIELDS = {"name", "handle", "token", "inactive", "allow_degraded"}
 _REMEMBERED_SECS = 600.0
 _LOOK_SECS = 0.5
@@ -77,7 +84,7 @@ class Submissions:
             alive = self._is_alive(name, token)
             try:
                 run_id = self._earlier_run(token, name, epoch)
-            except Unavailable:
+            except (Misconfigured, Unavailable):
                 if not alive:
                     raise
                 run_id = None  # its topology runs: which run made it is not worth an error
@@ -96,7 +103,7 @@ class Submissions:
             )
         if known is None and self._runs.get(token) is None:
             return None
-        found = self._nimbus.dagster.find_run(TOKEN_TAG, token, job=_JOB)
+        found = self._nimbus.dagster.find_run(TOKEN_TAG, token, job=SUBMIT_JOB)
         return None if found is None or found.failed else found.run_id
 
     def _refuse_under_way(self, name: str, token: str) -> None:
@@ -105,7 +112,7 @@ class Submissions:
         if other is None or other.token == token:
             return
         if time.monotonic() - other.seen > _LOOK_SECS:
-            found = self._nimbus.dagster.find_run(TOKEN_TAG, other.token, job=_JOB)
+            found = self._nimbus.dagster.find_run(TOKEN_TAG, other.token, job=SUBMIT_JOB)
             if found is None or found.status in FINISHED:
                 self._names.remove(name)
                 return
@@ -135,10 +142,11 @@ class Submissions:
         return False
 
     def _launch(self, name: str, token: str, config: Mapping[str, Any]) -> str:
-        self._nimbus.dagster.add_partition(name)
-        run_id = self._nimbus.dagster.launch(
-            _JOB,
-            {"ops": {"storm__topology_conf": {"config": dict(config)}}},
+        dagster = self._nimbus.dagster
+        dagster.add_partition(name)
+        run_id = dagster.launch(
+            SUBMIT_JOB,
+            {"ops": {dagster.names.stage_op("topology_conf"): {"config": dict(config)}}},
             {"dagster/partition": name, "storm/topology": name, TOKEN_TAG: token},
             patient=True,
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.dagster_names import SUBMIT_JOB
+from storm_dagster.model.errors import Misconfigured, StormDagsterError, Unavailable
 from storm_dagster.nimbus.dagster_client import DagsterClient
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.deeds import MOST_DEEDS, Deed, load_deeds, store_deeds
@@ -65,7 +66,7 @@ class Unreported:
                 reported += 1
                 if deed.gone and _name_is_free(ctx, dagster, deed.partition):
                     dagster.drop_partition(deed.partition)
-            except Unavailable:
+            except (Misconfigured, Unavailable):
                 break
             except StormDagsterError as error:
                 _log.warning("not reported to Dagster: %s (%s)", deed.description, error)
@@ -81,5 +82,5 @@ def _name_is_free(ctx: OperationsContext, dagster: DagsterClient, name: str) -> 
     """Whether no topology of the name lives and none is being submitted: else its key must stay."""
     if ctx.cluster.load_view().topology_named(name) is not None:
         return False
-    run = dagster.find_run("dagster/partition", name, job="submit_topology")
+    run = dagster.find_run("dagster/partition", name, job=SUBMIT_JOB)
     return run is None or run.finished

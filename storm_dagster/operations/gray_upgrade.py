@@ -15,7 +15,7 @@ from storm_dagster.core.gray_upgrade import (
     check_selection,
     selection_of_conf,
 )
-from storm_dagster.core.submission import total_conf
+from storm_dagster.core.submission import ONE_TIME_KEYS, SUBMITTED_KEYS, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade_compatibility import check_compatible
 from storm_dagster.model import paths
@@ -47,13 +47,6 @@ GRAY_UPGRADE = operation(
     *("store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser", "gray_upgrade"),
 )
 CONTINUE_UPGRADE = operation("continue_upgrade", "continue_upgrade")
-
-_UPGRADE_KEYS = (
-    "topology.upgrade",
-    "topology.upgrade.workers",
-    "topology.upgrade.component",
-    "topology.upgrade.worker.num",
-)
 
 
 def gray_upgrade(
@@ -106,7 +99,7 @@ def _begin(
 ) -> UpgradeReport:
     epoch = ctx.current_epoch()
     topology = facts.topology
-    submitted, spec, _, archive = read_source(ctx, token or "none", handle, None)
+    submitted, spec, _, archive = read_source(ctx, token or "none", handle, None, topology.code_dir)
     spec = spec.model_copy(update={"name": topology.base.name})
     conf, spec = normalised(ctx, submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)
@@ -117,7 +110,7 @@ def _begin(
     check_uploaded_archive(ctx, archive, spec, total)
     ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
     # Asked for this time; a restart of the topology is no upgrade.
-    conf = {key: value for key, value in conf.items() if key not in _UPGRADE_KEYS}
+    conf = {key: value for key, value in conf.items() if key not in ONE_TIME_KEYS or key == SUBMITTED_KEYS}
     sweep_lists(ctx, epoch, topology.id)
     code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
     store_code(

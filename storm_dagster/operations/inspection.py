@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.core.invariants import RULES, Facts, GrayNodes, Pending, Violation, WorkerPid, settle
 from storm_dagster.core.invariants import violations as violations_of
@@ -19,13 +17,12 @@ from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.model.worker_spec import worker_processes as all_workers
 from storm_dagster.operations.cleaner import CleanerMemory, find_garbage, read_tokens, take_inventory
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
 
 __all__ = ["Inspection", "code_keys", "inspect_cluster", "look", "stored_hashes", "worker_processes"]
-
-_WORKER_MODULE = "storm_dagster.worker"
 
 
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
@@ -34,13 +31,10 @@ def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
     A worker is recognised by its command line, whether or not anybody has a record of it.
     """
     found: list[WorkerPid] = []
-    for process in psutil.process_iter(["cmdline", "status"]):
-        line = process.info["cmdline"] or []
-        if _WORKER_MODULE not in line or process.info["status"] == psutil.STATUS_ZOMBIE:
-            continue
+    for process, path in all_workers():
         try:
-            spec = WorkerSpec.read(Path(line[line.index(_WORKER_MODULE) + 1]))
-        except (Corrupt, OSError, IndexError):
+            spec = WorkerSpec.read(path)
+        except (Corrupt, OSError):
             continue
         if home is None or os.path.realpath(spec.home) == os.path.realpath(home):
             found.append(WorkerPid(spec.topology_id, spec.node, spec.port, process.pid))

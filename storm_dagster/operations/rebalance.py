@@ -36,7 +36,7 @@ from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
 from storm_dagster.zk.cluster_state import Transaction
 
-__all__ = ["RebalanceWish", "finish_rebalance", "rebalance"]
+__all__ = ["RebalanceWish", "finish_rebalance", "rebalance", "require_offered_host"]
 
 FINISH_REBALANCE = shared_steps("finish_rebalance", "store.placement.json", "finish_rebalance")
 ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
@@ -57,6 +57,8 @@ class _Plan:
     table: TaskTable
     result: PlacementResult
     changed: bool
+    disturbs: bool
+    """Whether tasks move, come or go; else only what is wanted is noted, and nothing has to fall silent for that."""
     bound: bool
     """More than sizes decides who moves: wishes, isolation, tasks apart or together."""
 
@@ -88,11 +90,14 @@ def rebalance(
 
     def begin(view: ClusterView) -> RebalanceReport:
         topology = topology_by_name(view, name)
+        require_offered_host(view, topology)
         runnable = load_runnable(ctx, topology.code_dir)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
         marked = apply_event(topology.base, "rebalance", delay_secs=delay)
         wish = _wish(topology, runnable, workers, dict(executors or {}), reassign)
         plan = _plan(ctx, view, topology, runnable, wish)
+        if not plan.disturbs:
+            marked, delay = apply_event(topology.base, "rebalance", delay_secs=0), 0
         if dry_run or not plan.changed:
             outcome = "planned" if plan.changed else "unchanged"
             return _report(topology, topology.base, plan, outcome, delay=delay)
@@ -109,6 +114,19 @@ def rebalance(
     if report.delay_secs:
         ctx.sleep(report.delay_secs)
     return finish_rebalance(ctx, report.topology_id)
+
+
+def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
+    """:class:`Unavailable` when no host may take a task: then a rebalance could change nothing."""
+    if offered_supervisors(view, placing=[topology.id]):
+        return
+    hosts = sorted({info.host for info in view.supervisors.values()})
+    why = (
+        f"every host is blacklisted ({', '.join(hosts):.200}): `storm-dagster blacklist remove HOST`"
+        if hosts
+        else "no supervisor is registered: start one"
+    )
+    raise Unavailable(f"topology {topology.base.name!r} stays as it is, no host may take its tasks: {why}")
 
 
 def _wish(
@@ -172,15 +190,11 @@ def _plan(
     placement = result.placement(topology.base.name)
     if placement.status == "failed":
         raise placement_error(topology.base.name, placement)
-    differs = (
-        not same_workers(topology.assignment, placement)
-        or table != topology.tasks
-        or wish.workers != topology.base.workers
-        or wish.executors != topology.base.executors
-    )
+    disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
+    differs = disturbs or wish.workers != topology.base.workers or wish.executors != topology.base.executors
     (asked,) = batch.topologies
     bound = bool(asked.user_workers or asked.differ_node or asked.isolation or asked.executors)
-    return _Plan(wish, table, result, differs, bound)
+    return _Plan(wish, table, result, differs, disturbs, bound)
 
 
 def _report(

@@ -9,7 +9,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from storm_dagster.core.submission import (
+    SUBMITTED_KEYS,
     check_conf,
+    conf_differences,
+    kept_conf,
     normalize_conf,
     normalize_topology,
     number_tasks,
@@ -27,9 +30,11 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.records import encode_record
+from storm_dagster.model.security import public_conf
 from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.code_storage import store_code
-from storm_dagster.operations.context import OperationsContext, damaged_topology
+from storm_dagster.operations.context import OperationsContext, damaged_topology, load_runnable
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.publishing import (
     ACTIVATE_TOPOLOGY,
@@ -64,6 +69,7 @@ __all__ = [
     "stage_conf",
     "stage_tasks",
     "take_over",
+    "update_differences",
 ]
 
 STAGE_CONF = shared_steps(
@@ -124,7 +130,9 @@ def stage_conf(
         )
     if published:
         return _take_epoch(ctx, token, epoch)
-    submitted, spec, warnings, archive = read_source(ctx, token, handle, unknown)
+    submitted, spec, warnings, archive = read_source(
+        ctx, token, handle, unknown, alive.code_dir if alive and replaces else None
+    )
     spec = spec.model_copy(update={"name": name})
     # Checked in full before the token's node, the first thing that is stored.
     normalised(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
@@ -217,15 +225,25 @@ def normalised(
 
 
 def read_source(
-    ctx: OperationsContext, token: str, handle: str | None, unknown: Literal["error", "warn"] | None
+    ctx: OperationsContext,
+    token: str,
+    handle: str | None,
+    unknown: Literal["error", "warn"] | None,
+    former: str | None = None,
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
-    """Conf and topology as submitted, warnings, and the blob key of the archive."""
+    """Conf and topology as submitted, warnings, and the blob key of the archive.
+
+    The conf keeps what was submitted with the code stored under ``former`` and is not given again; not for an upload
+    by Thrift, for a Storm client sends the whole conf each time.
+    """
+    whole = handle is not None and _blob(ctx, upload_key(handle, "source")) == b"thrift"
     uploaded = None if handle is None else _blob(ctx, upload_key(handle, "topology"))
+    staged = uploaded is None
     if handle is not None and uploaded is not None:
         raw_conf = _blob(ctx, upload_key(handle, "conf")) or b"{}"
         archive = upload_key(handle, "archive")
         if unknown is None:
-            unknown = "warn" if _blob(ctx, upload_key(handle, "source")) == b"thrift" else "error"
+            unknown = "warn" if whole else "error"
         where = "the uploaded conf"
     else:
         uploaded = _blob(ctx, staging_key(token, "topology"))
@@ -246,12 +264,34 @@ def read_source(
     except Exception as error:
         raise InvalidTopology(f"{where} is no JSON: {error}") from None
     conf, warnings = check_conf(document, source=where, unknown=unknown)
+    if staged:
+        conf.setdefault(SUBMITTED_KEYS, [])
+    else:
+        conf.pop(SUBMITTED_KEYS, None)
+        if former is not None and not whole:
+            conf = {**kept_conf(ctx.values(), load_runnable(ctx, former).conf, document), **conf}
     _, more = check_conf(spec.conf, source="the topology's own conf", unknown=unknown)
     warnings.extend(more)
     for component_id, kind, part in spec.components():
         _, more = check_conf(part.conf, source=f"conf of {kind} {component_id!r}", unknown=unknown)
         warnings.extend(more)
     return conf, spec, warnings, archive
+
+
+def update_differences(
+    ctx: OperationsContext, topology: TopologyView, handle: str
+) -> dict[str, dict[str, Any]]:
+    """What an update of a running topology with an upload changes in its conf: key -> ``{"old", "new"}``, no secrets.
+
+    :class:`InvalidTopology` for an upload that no topology can be made of.
+    """
+    submitted, spec, _, _ = read_source(ctx, "none", handle, None, topology.code_dir)
+    old = {**load_runnable(ctx, topology.code_dir).conf, "topology.workers": topology.base.workers}
+    new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
+    found = conf_differences(old, new)
+    before = public_conf({key: pair[0] for key, pair in found.items()})
+    after = public_conf({key: pair[1] for key, pair in found.items()})
+    return {key: {"old": before[key], "new": after[key]} for key in found}
 
 
 def _blob(ctx: OperationsContext, key: str) -> bytes | None:

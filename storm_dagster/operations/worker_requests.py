@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import zmq
 
 from storm_dagster.model.errors import Unavailable, error_from_document
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.view import TopologyView
-from storm_dagster.model.wire import LevelChange, encode_request
+from storm_dagster.model.wire import LevelChange, Question, Request, StateQuestion, encode_request
 from storm_dagster.operations.worker_curve import secure_client
 
 __all__ = ["ask_topology_master", "ask_worker"]
 
-Question = Literal["stats", "stacks", "ping", "log_levels"]
 _STARTING_SECS = 0.2
 
 
@@ -28,10 +27,11 @@ def ask_worker(
     link_key: str = "",
     *,
     levels: dict[str, LevelChange] | None = None,
+    state: StateQuestion | None = None,
 ) -> dict[str, Any]:
     """The worker's answer. ``token`` is the start token in its ZooKeeper node, ``link_key`` that of its topology.
 
-    ``levels`` go with ``log_levels``: changes of loggers by name.
+    ``levels`` go with ``log_levels``: changes of loggers by name; ``state`` with ``state``.
     Raises :class:`Unavailable` when it does not answer within ``timeout`` seconds.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -41,7 +41,7 @@ def ask_worker(
     try:
         secure_client(socket, link_key)
         socket.connect(f"tcp://{host}:{port}")
-        socket.send(encode_request(op, token, levels))
+        socket.send(encode_request(Request(op, token, levels or {}, state)))
         if not socket.poll(int(timeout * 1000)):
             raise Unavailable(
                 f"the worker at {host}:{port} did not answer {op!r} within {timeout:g} s: it is starting, paused or hung"

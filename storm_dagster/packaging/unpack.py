@@ -24,7 +24,7 @@ from typing import IO, Literal
 
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["UnpackLimits", "UnpackReport", "archive_kind", "check_archive", "unpack_archive"]
+__all__ = ["UnpackLimits", "UnpackReport", "archive_kind", "unpack_archive"]
 
 _CHUNK = 256 * 1024
 
@@ -75,11 +75,6 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
     raise InvalidTopology(
         f"archive {path.name} is neither zip (zip, jar, whl) nor tar.gz: pack it as one of those"
     )
-
-
-def check_archive(path: Path, limits: UnpackLimits | None = None) -> UnpackReport:
-    """Go through the whole archive as :func:`unpack_archive` would, and write nothing."""
-    return _walk(path, limits or UnpackLimits(), None)
 
 
 def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> UnpackReport:

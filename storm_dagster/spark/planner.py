@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from storm_dagster.model.conf import ClusterConf, Conf
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
-from storm_dagster.model.spark_token import with_spark_token
+from storm_dagster.model.spark_token import derived_spark_token, with_spark_token
 from storm_dagster.spark.pinned import (
     ClusterSessionIds,
     FixedSessionIds,
@@ -24,6 +24,7 @@ from storm_dagster.spark.pinned import (
 )
 from storm_dagster.spark.session import (
     as_unavailable,
+    await_start,
     check_reachable,
     close_at_exit,
     forget_session,
@@ -63,10 +64,12 @@ class ConnectPlanner:
         open_session: OpenSession | None = None,
         deadline_secs: float = DEADLINE_SECS,
         home: Path | None = None,
+        token: str | None = None,
     ) -> None:
-        """``home`` is the state folder that holds the server's token, STORM_DAGSTER_HOME without it."""
+        """``token`` is the server's; without it that of the state folder ``home``, else of STORM_DAGSTER_HOME."""
         self.remote = remote
         self.home = home
+        self.token = token
         self.ids = ids
         self._open_session = open_session
         self._deadline_secs = deadline_secs
@@ -115,7 +118,7 @@ class ConnectPlanner:
         if self._session is not None and self._session[0] == session_id:
             return self._session[1]
         self.close()
-        url = with_spark_token(remote_with_session(self.remote, session_id), self.home)
+        url = with_spark_token(remote_with_session(self.remote, session_id), self.home, self.token)
         session: SparkSession | None = None
         if self._open_session is not None:
             session = self._open_session({"spark.remote": url})
@@ -177,8 +180,8 @@ def plan_on_cluster(
     """Places the batch where the cluster's conf says: ``spark.remote``, else ``spark.master``.
 
     ``cluster`` is the :class:`StormClusterState` whose ``state`` keeps the pinned session's id;
-    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does); ``home`` is the state folder
-    with Spark's token, STORM_DAGSTER_HOME without it. A process attaches once. Raises :class:`Unavailable`, also when the conf names no Spark.
+    ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does). Spark's token follows from the
+    conf's ``storm.secret``, else it lies in the state folder ``home``, STORM_DAGSTER_HOME without it. A process attaches once. Raises :class:`Unavailable`, also when the conf names no Spark.
     """
     remote, master = conf.get("spark.remote"), conf.get("spark.master")
     if remote:
@@ -188,7 +191,7 @@ def plan_on_cluster(
             (os.getpid(), str(remote), home),
             ConnectPlanner(str(remote), ids, open_session=open_session, home=home),
         )
-        planner.ids = ids
+        planner.ids, planner.token = ids, derived_spark_token(conf)
         return planner(batch)
     if master:
         where = {"spark.master": str(master)}
@@ -218,7 +221,9 @@ def planner_for(
     remote = conf.get("spark.remote")
     if remote:
         agreed = uuid.uuid5(uuid.NAMESPACE_URL, f"{remote}#storm-dagster-plan")
-        return ConnectPlanner(str(remote), FixedSessionIds(session_id or str(agreed)))
+        ids = FixedSessionIds(session_id or str(agreed))
+        await_start(str(remote))
+        return ConnectPlanner(str(remote), ids, token=derived_spark_token(conf))
     if conf.get("spark.master"):
         return ClassicPlanner(lambda: open_classic(str(conf.get("spark.master"))))
     return local_planner()

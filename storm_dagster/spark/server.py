@@ -1,4 +1,4 @@
-"""The embedded Spark Connect server: pyspark's own jars, bound to loopback, warmed when it starts.
+"""The embedded Spark Connect server: pyspark's own jars, bound to loopback.
 
 Found without importing pyspark, so that the daemon that only watches it stays small.
 """
@@ -6,33 +6,22 @@ Found without importing pyspark, so that the daemon that only watches it stays s
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
-import shutil
-import signal
-import socket
-import subprocess
 import sys
-import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.model.conf import ClusterConf, Conf
+from storm_dagster.model.class_data import class_data_options
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.java import java_command
 
 __all__ = [
-    "SparkServer",
-    "run",
     "settings_of",
     "spark_connect_command",
     "spark_environment",
     "spark_home",
-    "wait_until_ready",
 ]
-
-_log = logging.getLogger(__name__)
 
 _OURS = ("spark.remote", "spark.master", "spark.connect.port", "spark.driver.memory")
 _GUARDED = (
@@ -68,8 +57,7 @@ def spark_connect_command(
     Start it with :func:`spark_environment`, so that its Python workers can import this package. Raises
     :class:`Unavailable` when pyspark or Java is missing.
     """
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        raise Unavailable("Spark needs Java 17 or newer and none was found: install it, or set JAVA_HOME")
+    java, home = java_command(), spark_home()
     cores = os.cpu_count() or 2
     settings = {
         "spark.connect.grpc.binding.address": host,
@@ -93,8 +81,11 @@ def spark_connect_command(
     if local_dir is not None:
         settings["spark.local.dir"] = str(local_dir)
         settings["spark.sql.warehouse.dir"] = str(local_dir / "warehouse")
+    class_data = class_data_options("spark", java, sorted((home / "jars").glob("*.jar")))
+    # Spark's own place for options that a cluster's spark.driver.extraJavaOptions adds to.
+    settings["spark.driver.defaultJavaOptions"] = " ".join(f'"{option}"' for option in class_data)
     settings.update(conf or {})
-    command = [str(spark_home() / "bin" / "spark-submit"), "--master", master, "--driver-memory", memory]
+    command = [str(home / "bin" / "spark-submit"), "--master", master, "--driver-memory", memory]
     command += ["--name", "storm-dagster", "--class", _CLASS]
     for key, value in settings.items():
         command += ["--conf", f"{key}={value}"]
@@ -124,6 +115,8 @@ def spark_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     present = [part for part in environment.get("PYTHONPATH", "").split(os.pathsep) if part and part != root]
     environment.update(
         SPARK_HOME=str(spark_home()),
+        # Of the JVM that only works out the server's command line.
+        SPARK_LAUNCHER_OPTS="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         SPARK_LOCAL_IP="127.0.0.1",
         PYSPARK_PYTHON=sys.executable,
         PYTHONPATH=os.pathsep.join([root, *present]),
@@ -132,128 +125,3 @@ def spark_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
     for name in ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_DRIVER_PYTHON"):
         environment.pop(name, None)
     return environment
-
-
-def wait_until_ready(
-    port: int, process: subprocess.Popen[bytes], *, host: str = "127.0.0.1", timeout_secs: float = 120.0
-) -> None:
-    """Returns when the server listens; :class:`Unavailable` when it ends before, or after the timeout."""
-    deadline = time.monotonic() + timeout_secs
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise Unavailable(
-                f"the Spark server ended with code {process.returncode} while it started: look at its log"
-            )
-        with socket.socket() as probe:
-            probe.settimeout(1.0)
-            if probe.connect_ex((host, port)) == 0:
-                return
-        time.sleep(0.1)
-    raise Unavailable(
-        f"the Spark server does not listen on {host}:{port} after {timeout_secs:g} s: look at its log"
-    )
-
-
-class SparkServer:
-    """An embedded server as a child process, with the Python workers that it starts."""
-
-    def __init__(self, port: int, folder: Path, *, memory: str = "1g", log_path: Path | None = None) -> None:
-        self.port = port
-        self.remote: str = f"sc://127.0.0.1:{port}"
-        self._folder = folder
-        self._memory = memory
-        self._log_path = log_path or folder / "spark.log"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The child; it was started before."""
-        assert self._process is not None
-        return self._process
-
-    def start(self, timeout_secs: float = 120.0) -> SparkServer:
-        """Starts it and waits until it listens."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        with self._log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                spark_connect_command(self.port, memory=self._memory, local_dir=self._folder),
-                env=spark_environment(),
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        try:
-            wait_until_ready(self.port, self.process, timeout_secs=timeout_secs)
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def stop(self, patience_secs: float = 10.0) -> None:
-        """Ends it: TERM, then KILL after some seconds."""
-        if self._process is None or self._process.poll() is not None:
-            return
-        self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(patience_secs)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-    def __enter__(self) -> SparkServer:
-        return self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
-
-
-def run(conf: ClusterConf | Conf, home: Path, stop: threading.Event, port: int) -> int:
-    """Keeps a warmed server on ``port`` until ``stop`` is set; restarts one that dies, ever more slowly.
-
-    Returns 0. Raises :class:`Unavailable` when not even the first start succeeds.
-    """
-    server = SparkServer(
-        port,
-        home / "spark",
-        memory=conf.get("spark.driver.memory") or "1g",
-        log_path=home / "logs" / "spark.log",
-    )
-    pause = 1.0
-    try:
-        server.start()
-        _warm(server)
-        while not stop.wait(0.5):
-            if server.process.poll() is None:
-                continue
-            _log.warning(
-                "the Spark server ended with code %s, restarting in %g s", server.process.returncode, pause
-            )
-            if stop.wait(pause):
-                break
-            pause = min(60.0, pause * 2)
-            try:
-                server.start()
-                _warm(server)
-            except Unavailable as error:
-                _log.error("%s", error.message)
-    finally:
-        server.stop()
-    return 0
-
-
-def _warm(server: SparkServer) -> None:
-    """Warms the server up beside the loop, which goes on watching whether the server lives."""
-
-    def warm() -> None:
-        from storm_dagster.spark.warm_up import warm_up
-
-        try:
-            warm_up(server.remote)
-        except Unavailable as error:
-            # A server that is slow at first still serves.
-            _log.warning("warming the Spark server up: %s", error.message)
-
-    threading.Thread(target=warm, name="storm-spark-warm-up", daemon=True).start()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.spark_token import with_spark_token
 
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "as_unavailable",
+    "ask_version",
+    "await_start",
     "check_reachable",
     "close_at_exit",
     "forget_session",
@@ -33,6 +39,9 @@ T = TypeVar("T")
 
 _GONE = ("SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "incorrect server side session identifier")
 _DEFAULT_PORT = 15002
+_START_SECS = 120.0
+_STATUS = re.compile(r"status = StatusCode\.(\w+)")
+_DETAILS = re.compile(r'details = "([^"\n]+)')
 
 
 def host_and_port(remote: str) -> tuple[str, int]:
@@ -57,6 +66,36 @@ def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
             f"Spark at {remote} is out of reach ({error}): start it (storm-dagster dev, storm-dagster spark), "
             "or correct spark.remote"
         ) from None
+
+
+def await_start(remote: str, home: Path | None = None) -> None:
+    """Return when the server at the URL is not being started by the ``dev`` of ``home`` (any more)."""
+    deadline = time.monotonic() + _START_SECS
+    while time.monotonic() < deadline:
+        cluster = ClusterFile.read(home_dir(home))
+        if cluster is None or cluster.spark is None or not cluster.spark.starting:
+            return
+        if cluster.spark.remote != remote:
+            return
+        time.sleep(0.2)
+
+
+def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs: float) -> str:
+    """Spark's version, from a session that proves who it is and is released; :class:`Unavailable` with the reason."""
+
+    def ask() -> str:
+        session = open_connect(with_spark_token(remote, home, token))
+        try:
+            return session.version
+        finally:
+            forget_session(session, release=True)
+
+    what = f"Spark at {remote}"
+    check_reachable(remote, 2.0)
+    try:
+        return within(timeout_secs, what, ask)
+    except Exception as error:
+        raise as_unavailable(error, what) from error
 
 
 def open_connect(remote: str) -> SparkSession:
@@ -155,8 +194,14 @@ def as_unavailable(error: Exception, what: str) -> StormDagsterError:
     """A typed error for whatever Spark raised."""
     if isinstance(error, StormDagsterError):
         return error
-    # An error of gRPC prints its whole state; what happened stands in its details.
-    details = getattr(error, "details", None)
-    said = (details() if callable(details) else None) or str(error)
-    lines: list[Any] = str(said).strip().splitlines() or [type(error).__name__]
-    return Unavailable(f"{what} failed ({lines[0]:.300}): look at the Spark server's log, try again")
+    # An error of gRPC prints its whole state, also where pyspark wraps it; what happened stands in two of its lines.
+    status, details = _STATUS.search(str(error)), _DETAILS.search(str(error))
+    lines: list[Any] = str(error).strip().splitlines() or [type(error).__name__]
+    said = ": ".join(found[1] for found in (status, details) if found) or lines[0]
+    remedy = "look at the Spark server's log, try again"
+    if status is not None and status[1] in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
+        remedy = (
+            "its token follows from the cluster's storm.secret (set storm.secret.file to the same here), without one it "
+            "is HOME/spark.token (name that HOME in STORM_DAGSTER_HOME)"
+        )
+    return Unavailable(f"{what} failed ({said:.300}): {remedy}")

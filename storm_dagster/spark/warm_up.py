@@ -49,15 +49,18 @@ _FASTER = 0.85
 _IDLE_ROUNDS = 2
 
 
-def warm_planner(planner: Callable[[PlacementBatch], PlacementResult]) -> None:
+def warm_planner(
+    planner: Callable[[PlacementBatch], PlacementResult], placed: Callable[[], None] = lambda: None
+) -> None:
     """Runs the assignment through every stage; with the cluster's planner its pinned session becomes warm.
 
-    A submission takes the plain way, which is compiled first and most: it is repeated until it gets no faster,
+    ``placed`` is called after the first one, by far the slowest. A submission takes the plain way, which is compiled first and most: it is repeated until it gets no faster,
     twelve times and six seconds at most.
     """
     plain = PlacementBatch(supervisors=WARM_BATCH.supervisors, topologies=WARM_BATCH.topologies[:1])
     for batch in (plain, plain, WARM_BATCH):
         planner(batch)
+        placed()
     best, idle = math.inf, 0
     until = time.monotonic() + _LONGEST_SECS
     for _ in range(_MOST_ROUNDS):
@@ -84,6 +87,6 @@ def warm_up(remote: str, deadline_secs: float = 180.0) -> None:
         planner.close(release=";session_id=" not in remote)
 
 
-def warm_cluster(conf: Any, cluster: Any) -> None:
+def warm_cluster(conf: Any, cluster: Any, placed: Callable[[], None] = lambda: None) -> None:
     """Warms the pinned session in which the cluster's placements run; see :func:`plan_on_cluster`."""
-    warm_planner(lambda batch: plan_on_cluster(conf, cluster, batch))
+    warm_planner(lambda batch: plan_on_cluster(conf, cluster, batch), placed)

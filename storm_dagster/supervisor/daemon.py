@@ -8,27 +8,26 @@ they outlive this one, and the next supervisor of the same id takes them over.
 
 from __future__ import annotations
 
-import fcntl
 import functools
 import logging
 import os
-import re
 import threading
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import IO
 
 import storm_dagster
 from storm_dagster.core.gray_upgrade import SlotRun
 from storm_dagster.core.slot_claims import SlotClaims, check_ports
 from storm_dagster.core.slot_model import SlotLimits, Work
+from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.model.daemon_folder import hold_folder
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.exposure import check_exposure
+from storm_dagster.model.host import require_linux
 from storm_dagster.model.records import SupervisorInfo
-from storm_dagster.model.run_file import RunFile, boot_id
+from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.supervisor.adoption import FoundWorker, find_workers, remove_stale_folders
 from storm_dagster.supervisor.cluster_link import ClusterLink
@@ -48,37 +47,12 @@ from storm_dagster.supervisor.processes import WorkerProcess
 from storm_dagster.supervisor.slots import LiveWorker, SlotTable, WorkerStarter
 from storm_dagster.supervisor.upgrades import Upgrades, started_at
 
-__all__ = ["Supervisor", "resolve_supervisor_id", "run"]
+__all__ = ["Supervisor", "run"]
 
 _log = logging.getLogger(__name__)
 
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TIDY_SECS = 10.0
 _LOGS_SECS = 3600.0
-
-
-def boot_clock() -> float:
-    """Seconds since boot, times of sleep included."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def resolve_supervisor_id(home: Path, supervisor_id: str | None) -> str:
-    """The id itself, checked; without one, that of HOME's own supervisor, made at its first start."""
-    if supervisor_id is None:
-        kept = home / "supervisor" / "id"
-        try:
-            supervisor_id = kept.read_text(encoding="utf-8").strip()
-        except FileNotFoundError:
-            supervisor_id = uuid.uuid4().hex
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            temporary = kept.with_name(f".id.{os.getpid()}.tmp")
-            temporary.write_text(supervisor_id + "\n", encoding="utf-8")
-            os.replace(temporary, kept)
-    if not _ID.fullmatch(supervisor_id) or supervisor_id == "id":
-        raise InvalidRequest(
-            f"supervisor id {supervisor_id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose another"
-        )
-    return supervisor_id
 
 
 class Supervisor:
@@ -179,8 +153,7 @@ class Supervisor:
                 "worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid
             )
             self.table.adopt(worker, now)
-        stale = functools.partial(remove_stale_folders, self._home, self.id, frozenset(found))
-        stale()
+        remove_stale_folders(self._home, self.id, found)
 
     def serve(self, stop: threading.Event) -> None:
         """Run until ``stop`` is set. The workers go on."""
@@ -311,24 +284,10 @@ class Supervisor:
             rotate(live.log_path, self._conf["worker.log.max.bytes"], self._conf["worker.log.backups"])
 
 
-def _lock(folder: Path) -> IO[str]:
-    """Hold the supervisor's folder; :class:`Conflict` when a live process of the same id does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stream = (folder / "lock").open("a+", encoding="utf-8")
-    try:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        stream.close()
-        raise Conflict(
-            f"another supervisor {folder.name!r} runs in {folder.parents[1]}: stop it first, or choose another id"
-        ) from None
-    return stream
-
-
 def run(
     conf: ClusterConf,
     home: Path,
-    supervisor_id: str | None,
+    supervisor_id: str,
     stop: threading.Event,
     ports: Sequence[int] | None = None,
     *,
@@ -340,6 +299,7 @@ def run(
     next start. Raises :class:`InvalidRequest` for ports or an id that cannot be, and :class:`Conflict` when
     that supervisor runs already. An unreachable ZooKeeper is waited for.
     """
+    require_linux("a supervisor")
     if conf["storm.cluster.mode"] == "local":
         raise InvalidRequest("storm.cluster.mode is local: daemons run in mode distributed; remove the key")
     check_exposure(conf, "the supervisor's workers", "secret")
@@ -348,13 +308,12 @@ def run(
     wrong = check_ports(chosen)
     if wrong:
         raise InvalidRequest(wrong)
-    chosen_id = resolve_supervisor_id(home, supervisor_id)
-    with _lock(home / "supervisor" / chosen_id):
-        logs = LogService(conf, home, chosen_id)
-        run_file = RunFile.write(home, "supervisor", chosen_id, ports={"http": logs.port})
-        _log.info("supervisor %s starts, ports %s, boot %s", chosen_id, list(chosen), boot_id())
+    with hold_folder(home, "supervisor", supervisor_id):
+        logs = LogService(conf, home, supervisor_id)
+        run_file = RunFile.write(home, "supervisor", supervisor_id, ports={"http": logs.port})
+        _log.info("supervisor %s starts, ports %s, boot %s", supervisor_id, list(chosen), boot_id())
         try:
-            Supervisor(conf, home, chosen_id, chosen, starter=starter, logs=logs).serve(stop)
+            Supervisor(conf, home, supervisor_id, chosen, starter=starter, logs=logs).serve(stop)
         finally:
             logs.stop()
             run_file.remove(home)

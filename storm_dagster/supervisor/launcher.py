@@ -17,10 +17,12 @@ from typing import Any
 
 import storm_dagster
 from storm_dagster.core.slot_model import Work
+from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
-from storm_dagster.model.run_file import RunFile, boot_id, start_ticks
+from storm_dagster.model.processes import start_ticks
+from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
-from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec
 from storm_dagster.operations.worker_curve import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
@@ -31,7 +33,10 @@ __all__ = ["LaunchedWorker", "Launcher", "log_path", "worker_command", "worker_e
 _log = logging.getLogger(__name__)
 
 _KEPT_BACK = frozenset(
-    {"storm.secret", "storm.secret.file", "storm.tls.cert", "storm.tls.key", "storm.tls.ca"}
+    {
+        *("storm.secret", "storm.secret.file", "storm.tls.cert", "storm.tls.key"),
+        *("dagster.graphql.url", "dagster.graphql.headers", "dagster.graphql.token.file"),
+    }
 )
 SPEC = "SPEC.json"
 HEARTBEAT = "heartbeat.json"
@@ -54,7 +59,7 @@ def log_path(home: Path, topology_id: str, port: int) -> Path:
 
 def worker_command(conf: Mapping[str, Any], spec: Path) -> list[str]:
     """Command line of a worker: an argument list, never a shell's (hazard S18)."""
-    return [str(conf.get("topology.python") or sys.executable), "-m", "storm_dagster.worker", str(spec)]
+    return [str(conf.get("topology.python") or sys.executable), "-m", WORKER_MODULE, str(spec)]
 
 
 def worker_environment(

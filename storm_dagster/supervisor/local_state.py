@@ -1,7 +1,7 @@
 """What a supervisor remembers over its own death: ``HOME/supervisor/<id>/localstate/state.json``.
 
 Written by rename after fsync, with a checksum. A file that is damaged is put aside and never guessed at
-(hazard F13): its content is rebuilt from the cluster, from ``/proc`` and from the workers' spec files.
+(hazard F13): its content is rebuilt from the cluster, from the processes that run and from the workers' spec files.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from storm_dagster.model.daemon_folder import write_atomically
 
 __all__ = ["KnownWorker", "LocalState", "LocalStateFile", "WantedSlot"]
 
@@ -81,7 +83,7 @@ class LocalStateFile:
         except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
             aside = self._put_aside()
             _log.error(
-                "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and /proc",
+                "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and the running processes",
                 self._path,
                 str(error).splitlines()[0],
                 aside.name,
@@ -97,7 +99,7 @@ class LocalStateFile:
         body = state.model_dump(mode="json")
         document = {"v": 1, "sha256": _checksum(body), "state": body}
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(self._path, json.dumps(document))
+        write_atomically(self._path, json.dumps(document), sync=True)
         self._written = state
         return True
 
@@ -112,7 +114,7 @@ class LocalStateFile:
     def write_cluster_id(self, cluster_id: str) -> None:
         """Remember the cluster that is obeyed."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(self._path.with_name("cluster_id"), cluster_id + "\n")
+        write_atomically(self._path.with_name("cluster_id"), cluster_id + "\n", sync=True)
 
     def _put_aside(self) -> Path:
         taken = sorted(
@@ -125,15 +127,6 @@ class LocalStateFile:
         for number in taken[: -(_KEPT_BROKEN - 1)]:
             self._path.with_name(f"state.json.broken.{number}").unlink(missing_ok=True)
         return aside
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with temporary.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temporary, path)
 
 
 def _checksum(body: object) -> str:

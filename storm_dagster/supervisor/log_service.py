@@ -6,10 +6,11 @@ import logging
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from starlette.applications import Starlette
 from starlette.requests import Request
+from typing_extensions import TypedDict
 
 import storm_dagster
 from storm_dagster.http.answers import EXCEPTION_HANDLERS, get, post
@@ -19,7 +20,7 @@ from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.logs.stacks import stacks_text
-from storm_dagster.http.schemas import INT, PORT, STR, arr, choice, obj
+from storm_dagster.http.schemas import Port, closed
 from storm_dagster.http.server import HttpService
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
@@ -33,6 +34,33 @@ __all__ = ["LogService"]
 
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0
+
+
+@closed
+class SupervisorHealth(TypedDict):
+    """Answer of a supervisor that serves."""
+
+    status: Literal["ok"]
+    id: str
+    version: str
+
+
+@closed
+class SupervisorWorker(TypedDict):
+    """A worker process of this supervisor."""
+
+    port: int
+    topology_id: str
+    worker_id: str
+    pid: int
+    status: str
+
+
+@closed
+class SupervisorWorkers(TypedDict):
+    """Workers of this supervisor."""
+
+    workers: list[SupervisorWorker]
 
 
 class LogService:
@@ -79,8 +107,7 @@ class LogService:
             conf=lambda: public_conf(conf.values),
             idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
         )
-        port = Parameter("port", PORT, "Port of the worker", where="path")
-        worker = obj({"port": INT, "topology_id": STR, "worker_id": STR, "pid": INT, "status": STR})
+        port = Parameter("port", Port, "Port of the worker", where="path")
         operations = [
             *logs.operations(),
             Operation(
@@ -89,7 +116,7 @@ class LogService:
                 get(lambda _: {"status": "ok", "id": self._id, "version": storm_dagster.__version__}),
                 "Whether this supervisor serves",
                 "supervisor",
-                answers={200: obj({"status": choice("ok"), "id": STR, "version": STR})},
+                answers={200: SupervisorHealth},
             ),
             Operation(
                 "GET",
@@ -97,7 +124,7 @@ class LogService:
                 get(lambda _: {"workers": self._rows()}),
                 "Workers that run on this supervisor",
                 "supervisor",
-                answers={200: obj({"workers": arr(worker)})},
+                answers={200: SupervisorWorkers},
             ),
             Operation(
                 "POST",
@@ -106,7 +133,7 @@ class LogService:
                 "End a worker in good order; its slot starts it again at once",
                 "supervisor",
                 parameters=(port,),
-                answers={202: worker},
+                answers={202: SupervisorWorker},
                 errors=(404,),
             ),
         ]

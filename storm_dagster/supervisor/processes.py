@@ -15,9 +15,9 @@ import subprocess
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from storm_dagster.model.run_file import boot_id, start_ticks
+from storm_dagster.model.clock import boot_id
+from storm_dagster.model.processes import ExactProcess, Process, processes, signal_exactly, start_ticks
 
 __all__ = ["ProcessWatch", "WorkerProcess", "end_session", "session_members"]
 
@@ -26,7 +26,7 @@ _LOOK_MS = 100
 
 
 @dataclass(frozen=True)
-class WorkerProcess:
+class WorkerProcess(ExactProcess):
     """One worker process; the leader of its own session, so that all it starts can be found again."""
 
     pid: int
@@ -35,58 +35,15 @@ class WorkerProcess:
     child: subprocess.Popen[bytes] | None = None
     """Given when this very supervisor started it."""
 
-    def alive(self) -> bool:
-        """Whether exactly this process runs; a zombie does not."""
-        return self.boot_id == boot_id() and start_ticks(self.pid) == self.start_ticks
-
-    def signal(self, number: int) -> bool:
-        """Send a signal to exactly this process; ``False`` when it is gone."""
-        return self.boot_id == boot_id() and _signal_exactly(self.pid, self.start_ticks, number)
-
     def end(self) -> None:
         """KILL the process and everything in its session."""
         self.signal(signal.SIGKILL)
         end_session(self)
 
 
-def _signal_exactly(pid: int, ticks: int, number: int) -> bool:
-    """Signal the process of that pid and start time. The pidfd is held before the start time is compared, so
-    that the pid cannot change hands in between."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return False
-    except (OSError, AttributeError):
-        handle = -1
-    try:
-        if start_ticks(pid) != ticks:
-            return False
-        if handle >= 0:
-            signal.pidfd_send_signal(handle, number)
-        else:
-            os.kill(pid, number)
-        return True
-    except ProcessLookupError:
-        return False
-    finally:
-        if handle >= 0:
-            os.close(handle)
-
-
-def session_members(leader: int) -> list[tuple[int, int]]:
-    """(pid, start ticks) of the live processes in the session of that leader, itself left out."""
-    found: list[tuple[int, int]] = []
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit() or entry.name == str(leader):
-            continue
-        try:
-            raw = Path(entry.path, "stat").read_bytes()
-        except OSError:
-            continue
-        fields = raw[raw.rfind(b")") + 2 :].split()
-        if len(fields) >= 20 and fields[0] not in (b"Z", b"X") and int(fields[3]) == leader:
-            found.append((int(entry.name), int(fields[19])))
-    return found
+def session_members(leader: int) -> list[Process]:
+    """The live processes in the session of that leader, itself left out."""
+    return [each for each in processes() if each.session == leader != each.pid]
 
 
 def end_session(process: WorkerProcess) -> int:
@@ -99,7 +56,7 @@ def end_session(process: WorkerProcess) -> int:
     if process.boot_id != boot_id() or (now is not None and now != process.start_ticks):
         return 0
     members = session_members(process.pid)
-    return sum(_signal_exactly(pid, ticks, signal.SIGKILL) for pid, ticks in members)
+    return sum(signal_exactly(each.pid, each.start_ticks, signal.SIGKILL) for each in members)
 
 
 class ProcessWatch:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from storm_dagster.core.gray_upgrade import Move, SlotRun, early_failure, next_move
 from storm_dagster.core.slot_model import Work
+from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import Assignment
-from storm_dagster.model.run_file import boot_id
 from storm_dagster.model.view import UpgradeState
 from storm_dagster.zk.gray_upgrades import write_move
 from storm_dagster.zk.storm_cluster_state import StormClusterState

@@ -112,7 +112,15 @@ class LocalCluster:
         )  # fmt: skip
         done.check()
         self._cluster = ClusterFile.read(self.home)
+        # What is tested and measured here is not how it starts.
+        eventually(self._warm, self._timeout, "a warm Spark server and warm runs", interval=0.2)
         return self
+
+    def _warm(self) -> bool:
+        spark = self.endpoints.spark
+        if spark is not None and (spark.starting or self.processes("spark-warm-up")):
+            return False
+        return (self.home / "run" / "warm-runs.sock").exists()
 
     def stop(self) -> None:
         """End every process of it."""

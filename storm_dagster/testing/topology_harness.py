@@ -18,7 +18,9 @@ from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.streams import Grouping
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.core.event_outbox import Answer
 from storm_dagster.model.conf import default_conf
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
@@ -153,6 +155,11 @@ class TopologyHarness:
             epoch=start_ms / 1000 if simulated else None,
         )
         self.shared.sliced = False
+        self.dagster_events: list[DagsterEvent] = []
+        """What bolts told Dagster (``self.dagster``), in order."""
+        self.dagster_up: bool = True
+        """Whether there is a Dagster that stores it; without one the tuples of events wait."""
+        self.shared.events.send = self._store
         self.engine: NativeEngine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
             spec=spec,
@@ -171,6 +178,13 @@ class TopologyHarness:
 
     def _report(self, task: int, component: str, error: BaseException, where: str) -> None:
         self.errors.append((component, error))
+
+    def _store(self, batch: list[DagsterEvent]) -> None:
+        if self.dagster_up:
+            self.dagster_events += batch
+            self.shared.events.answer(Answer(frozenset(event.id for event in batch)))
+        else:
+            self.shared.events.answer(Answer(trouble="dagster_up is False"))
 
     def tasks(self, component: str) -> list[Any]:
         """The component instances of the tasks of ``component``, by task id."""

@@ -11,8 +11,14 @@ _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 # Our own models need none, and to look for them in everything installed is a tenth of a worker's start. Users' may.
 _wanted = os.environ.get(_PLUGINS)
 os.environ[_PLUGINS] = "__all__"
-from storm_dagster.model.errors import StormDagsterError  # noqa: E402
-from storm_dagster.worker.process import run_worker  # noqa: E402
+from storm_dagster.model.errors import MissingPart, StormDagsterError  # noqa: E402
+from storm_dagster.model.host import needs  # noqa: E402
+
+try:
+    with needs("a worker"):
+        from storm_dagster.worker.process import run_worker
+except MissingPart as missing:
+    sys.exit(f"MissingPart: {missing.message}")
 
 if _wanted is None:
     del os.environ[_PLUGINS]

@@ -10,6 +10,7 @@ from typing import Any
 
 from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.worker.drivers import acks_itself, attach_drivers
 from storm_dagster.worker.runner import PULSE_DUE, TICK_DUE, Runner, make_component
 from storm_dagster.worker.sending import check_values, guarded, remote, route_of, spread
@@ -134,6 +135,10 @@ class BoltRunner(Runner):
                 ledger.reject(tup)
                 stats.failed += 1
 
+        def event(event: DagsterEvent, anchors: Any) -> None:
+            tree = current if anchors is None else anchor_tree(anchors) if anchors else None
+            self.shared.events.add(self, event, tree)
+
         def execute(batch: list[Tuple]) -> int:
             nonlocal current
             process = bolt.process
@@ -158,7 +163,7 @@ class BoltRunner(Runner):
             return bad
 
         sends = guarded(emit, self.conf, self.part, component, task_id, 1)
-        bolt._collector = BoltCollector(self, sends, ack, fail)
+        bolt._collector = BoltCollector(self, sends, ack, fail, event)
         bolt.context, bolt.conf = self.context, self.conf
         # Straight to the closure, unless the class has an emit of its own.
         if type(bolt).emit is Bolt.emit:
@@ -229,26 +234,21 @@ class BoltRunner(Runner):
 
 
 class BoltCollector:
-    """What the methods of a bolt talk to."""
+    """What the methods of a component on the loop talk to."""
 
-    __slots__ = ("_emit", "_runner", "ack", "ack_all", "fail")
+    __slots__ = ("_runner", "ack", "ack_all", "emit", "event", "fail")
 
-    def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any) -> None:
+    def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any, event: Any = None) -> None:
         self._runner = runner
-        self._emit = emit
+        self.emit: Any = emit
         self.ack: Any = ack
         self.fail: Any = fail
         self.ack_all: Any = self._ack_each
+        self.event: Any = event
 
     def _ack_each(self, tups: Any) -> None:
         for tup in tups:
             self.ack(tup)
-
-    def emit(
-        self, tup: Any, stream: Any, anchors: Any, direct_task: Any, need_task_ids: bool, tup_id: Any
-    ) -> Any:
-        """See ``Bolt.emit``."""
-        return self._emit(tup, stream, anchors, direct_task, need_task_ids)
 
     def joint(self, tups: Any) -> Tuple:
         """One anchor that stands for several tuples."""

@@ -39,7 +39,9 @@ _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker
 
 
 class NativeEngine:
-    """See :class:`storm_dagster.worker.contract.Engine`."""
+    """Runs the tasks of a worker. The loop owns process, lease, sockets and clock; this owns tasks and tuples.
+
+    All methods are called from the loop's thread."""
 
     def __init__(
         self,
@@ -80,12 +82,12 @@ class NativeEngine:
     # -- placement --------------------------------------------------------------------------------------
 
     def place(self, placement: Placement) -> None:
-        """See the contract."""
+        """Open the tasks in ``placement.open`` that are not, close all others, send to the new places."""
         previous, self.placement = self.placement, placement
         self.exchange.placement = placement
         self.shared.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
         self.close_tasks(self.runners.keys() - placement.open)
-        self.close_tasks(self._divided_anew(placement))
+        self.close_tasks(self._divided_anew(previous, placement), again=True)
         same_places = (
             previous is not None
             and previous.slots == placement.slots
@@ -117,16 +119,21 @@ class NativeEngine:
             self.master.table.keep_only(f"{node}:{port}" for node, port in set(placement.slots.values()))
         self._update_spouts(self.shared.clock())
 
-    def _divided_anew(self, placement: Placement) -> list[int]:
-        # The state of a component is divided over its tasks: with other tasks it is opened anew.
-        tasks_of: dict[str, list[int]] = {}
-        for task, component in placement.components.items():
-            tasks_of.setdefault(component, []).append(task)
+    def _divided_anew(self, previous: Placement | None, placement: Placement) -> list[int]:
+        # Input, state and keys are divided over the tasks of a component, and whoever sends directly names tasks of
+        # its readers: what `initialize` made of the context does not hold with other tasks.
+        now, before = _tasks_of(placement.components), _tasks_of(previous.components if previous else {})
+        changed = {component for component in {*now, *before} if now.get(component) != before.get(component)}
+        changed |= {
+            item.component
+            for reader, _, part in self.spec.components()
+            for item in part.inputs
+            if reader in changed and item.grouping.type == "direct"
+        }
         return [
             task
             for task, runner in self.runners.items()
-            if runner.state is not None
-            and runner.context.component_tasks(runner.component) != sorted(tasks_of.get(runner.component, ()))
+            if runner.kind != "system" and runner.component in changed
         ]
 
     def _component_conf(self, part: ComponentSpec) -> dict[str, Any]:
@@ -166,14 +173,20 @@ class NativeEngine:
         # Bolts come first: in one pass of the loop tuples go as far down the topology as they can.
         self._order = sorted(self.runners.values(), key=lambda one: (isinstance(one, SpoutBase), one.task_id))
 
-    def close_tasks(self, tasks: Collection[int]) -> None:
-        """See the contract. Tuples that wait for a closed task are failed: their spouts send them again."""
+    def close_tasks(self, tasks: Collection[int], again: bool = False) -> None:
+        """End these tasks: afterwards nothing of theirs is executed, emitted or acked.
+
+        Tuples that wait for them fail, and their spouts send them again. With ``again`` the tasks are opened at once,
+        and get those that nobody would send again."""
         for task in list(tasks):
             runner = self.runners.pop(task, None)
             if runner is None:
                 continue
             _log.info("closing task %d (%s)", task, runner.component)
-            runner.close()
+            runner.retire()
+            self.shared.events.close(task)
+            if again:
+                self._held.setdefault(task, []).extend(tup for tup in runner.queue if tup._tree is None)
             for tup in runner.queue:
                 self.shared.ledger.reject(tup)
             runner.queue.clear()
@@ -187,10 +200,9 @@ class NativeEngine:
     def _rewire(self) -> None:
         placement = self.placement
         assert placement is not None
-        tasks_of: dict[str, list[int]] = {}
-        for task, component in placement.components.items():
-            if task in placement.slots:
-                tasks_of.setdefault(component, []).append(task)
+        tasks_of = _tasks_of(
+            {task: name for task, name in placement.components.items() if task in placement.slots}
+        )
         ackers = tuple(sorted(tasks_of.get(ACKER, ())))
         self.shared.acker_tasks = ackers
         self.shared.home_ackers = tuple(
@@ -243,7 +255,7 @@ class NativeEngine:
     # -- frames -----------------------------------------------------------------------------------------
 
     def deliver(self, frame: Frame) -> None:
-        """See the contract."""
+        """Take the tuples and acks that a peer sent."""
         placement = self.placement
         assert placement is not None
         components = placement.components
@@ -293,7 +305,7 @@ class NativeEngine:
     # -- running ----------------------------------------------------------------------------------------
 
     def activate(self, active: bool) -> None:
-        """See the contract."""
+        """Let spouts emit, or stop them; tuples under way are processed in any case."""
         if active == self.shared.active:
             return
         self.shared.active = active
@@ -303,7 +315,7 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def run(self, now: float) -> bool:
-        """See the contract."""
+        """One pass: process what is there, ask spouts for more, hand results over. Whether anything was done."""
         if self._starting:
             self._start_tasks(now)
         if now >= self._next_clock - 1e-6:
@@ -315,6 +327,8 @@ class NativeEngine:
             if runner.wired and runner.status == "running" and runner.run(now):
                 worked = True
         shared.at = None
+        if shared.events.pending and shared.events.run(now):
+            worked = True
         self._loads.look(now, self._order)
         if self.exchange.flush(now):
             worked = True
@@ -351,7 +365,7 @@ class NativeEngine:
         )
 
     def idle_secs(self, now: float) -> float | None:
-        """See the contract."""
+        """How long nothing needs to be run unless something arrives."""
         least = max(0.0, self._next_clock - now)
         for runner in self._order:
             secs = runner.idle_secs(now)
@@ -364,7 +378,7 @@ class NativeEngine:
         return sum(len(spout.pending) for spout in self.exchange.spouts)
 
     def drained(self) -> bool:
-        """See the contract."""
+        """Whether no tuple waits or is under way in this worker."""
         return self.shared.ledger.empty() and not any(
             runner.waiting() or runner.owes() for runner in self._order
         )
@@ -372,14 +386,14 @@ class NativeEngine:
     # -- looking ----------------------------------------------------------------------------------------
 
     def statuses(self) -> dict[int, str]:
-        """See the contract."""
+        """Task id -> ``starting`` or ``running``."""
         # The keeper's thread asks too: list() takes the items in one step.
         return {
             task: runner.status if runner.wired else "starting" for task, runner in list(self.runners.items())
         }
 
     def stats(self) -> dict[str, TaskReport]:
-        """See the contract."""
+        """State and statistics of all tasks, by task id."""
         now = time.monotonic()
         return {
             str(task): TaskReport(
@@ -397,12 +411,21 @@ class NativeEngine:
         }
 
     def close(self) -> None:
-        """See the contract."""
+        """End all tasks in good order."""
         self.shared.closing = True
         self._update_spouts(self.shared.clock())
         for runner in list(self._order):
             runner.close()
+        self.shared.events.drop()
         self.runners.clear()
         self._order.clear()
         self.exchange.spouts.clear()
         self.exchange.ackers.clear()
+
+
+def _tasks_of(components: Mapping[int, str]) -> dict[str, list[int]]:
+    """Component -> its tasks, ascending."""
+    found: dict[str, list[int]] = {}
+    for task in sorted(components):
+        found.setdefault(components[task], []).append(task)
+    return found

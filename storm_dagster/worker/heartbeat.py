@@ -9,7 +9,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from storm_dagster.worker.lease import boot_clock
+from storm_dagster.model.clock import boot_clock
+from storm_dagster.model.daemon_folder import write_atomically
 
 __all__ = ["HeartbeatThread"]
 
@@ -63,9 +64,7 @@ class HeartbeatThread:
             "count": self._count,
             "status": self._status(),
         }
-        temporary = self._path.with_name(f".{self._path.name}.tmp")
         try:
-            temporary.write_text(json.dumps(document), encoding="ascii")
-            os.replace(temporary, self._path)
+            write_atomically(self._path, json.dumps(document))
         except OSError as error:
             _log.warning("the heartbeat file %s cannot be written: %s", self._path, error)

@@ -11,12 +11,12 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
-from storm_dagster.model.records import Assignment, KeptLevels, StormBase, TaskBeats, WorkerNode
+from storm_dagster.model.records import Assignment, StormBase, WorkerNode
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.worker.contract import Placement
 from storm_dagster.worker.lease import Lease
@@ -24,7 +24,10 @@ from storm_dagster.worker.metric_ids import MetricIdsDriver
 from storm_dagster.worker.upgrade_driver import UpgradeDriver
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["Keeper", "LoopSide"]
+if TYPE_CHECKING:
+    from storm_dagster.worker.loop import Loop
+
+__all__ = ["Keeper"]
 
 _log = logging.getLogger(__name__)
 
@@ -33,28 +36,6 @@ _RUNNING = ("ACTIVE", "UPGRADING", "ROLLBACK")
 _BLOCKED_SECS = 0.5
 """Pause before looking again at tasks that another worker still holds."""
 _CLOSE_SECS = 30.0
-
-
-class LoopSide(Protocol):
-    """What the keeper asks of the loop; each call is carried out by the loop's thread."""
-
-    def call(self, action: Callable[[], Any], timeout: float) -> Any: ...
-
-    def post(self, action: Callable[[], Any]) -> None: ...
-
-    def close_tasks(self, tasks: frozenset[int]) -> None: ...
-
-    def place(self, placement: Placement, active: bool) -> None: ...
-
-    def statuses(self) -> Mapping[int, str]: ...
-
-    def beats(self, tasks: frozenset[int]) -> TaskBeats | None: ...
-
-    def metric_names(self) -> list[str]: ...
-
-    def recall_levels(self, kept: KeptLevels) -> None: ...
-
-    def superseded(self, reason: str) -> None: ...
 
 
 class Keeper:
@@ -66,7 +47,7 @@ class Keeper:
         conf: Mapping[str, Any],
         cluster: StormClusterState,
         lease: Lease,
-        loop: LoopSide,
+        loop: Loop,
     ) -> None:
         self.spec = spec
         self.conf = conf

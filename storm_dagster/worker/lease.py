@@ -6,15 +6,11 @@ even when the session survived: a worker that was cut off or frozen looks before
 
 from __future__ import annotations
 
-import time
 from typing import Protocol
 
-__all__ = ["Lease", "SessionClock", "boot_clock"]
+from storm_dagster.model.clock import boot_clock
 
-
-def boot_clock() -> float:
-    """Seconds since boot; it goes on while the machine sleeps, and nobody sets it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+__all__ = ["Lease", "SessionClock"]
 
 
 class SessionClock(Protocol):
@@ -53,7 +49,7 @@ class Lease:
         owner = self._owner
         if not owner:
             return False
-        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        now = boot_clock()
         if now < self._until:
             return True
         # The session may have been heard of since. As long as it is the same one, its node has stood all the

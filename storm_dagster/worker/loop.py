@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.records import KeptLevels, TaskBeats
-from storm_dagster.model.wire import Frame, WorkerReport, decode_frame, decode_request
+from storm_dagster.model.wire import Frame, StateQuestion, WorkerReport, decode_frame, decode_request
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.contract import Placement
 from storm_dagster.worker.engine import NativeEngine
@@ -201,7 +202,8 @@ class Loop:
         while time.monotonic() < deadline and self.lease.valid() and engine.placement is not None:
             worked = engine.run(time.monotonic())
             self.transport.flush(engine.cannot_travel)
-            if not worked and engine.drained() and not self.transport.waiting():
+            waits = self.transport.waiting() or engine.shared.events.pending
+            if not worked and engine.drained() and not waits:
                 break
         engine.close()
 
@@ -312,9 +314,24 @@ class Loop:
         elif request.op == "log_levels":
             self.log_levels.apply(request.levels, time.monotonic())
             document = {"levels": self.log_levels.document(time.monotonic())}
+        elif request.state is not None:
+            try:
+                document = self._state_page(request.state)
+            except StormDagsterError as error:
+                document = error.to_document()
         else:
             document = {"pid": os.getpid(), "status": self.status()}
         self.transport.reply(envelope, msgspec.json.encode(document))
+
+    def _state_page(self, asked: StateQuestion) -> dict[str, Any]:
+        runner = self.engine.runners.get(asked.task)
+        if runner is None or runner.status != "running":
+            raise Unavailable(f"task {asked.task} is not open in this worker now: ask again in a moment")
+        if runner.state is None:
+            raise InvalidRequest(
+                f"component {runner.component!r} keeps no keyed state: that is for a StatefulBolt"
+            )
+        return runner.state.page(asked)
 
     def _stats_document(self) -> dict[str, Any]:
         master = self.engine.master

@@ -13,11 +13,13 @@ from typing import Any
 
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
+from storm_dagster.model.host import require_linux
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.engine import NativeEngine
 from storm_dagster.worker.errors import ErrorReporter
+from storm_dagster.worker.events import EventSender
 from storm_dagster.worker.heartbeat import HeartbeatThread
 from storm_dagster.worker.keeper import Keeper
 from storm_dagster.worker.lease import Lease
@@ -79,6 +81,7 @@ def _bind(spec: WorkerSpec, batch: int) -> Transport:
 
 def run_worker(path: Path) -> int:
     """Run the worker that ``path`` describes; its exit code (``model.worker_spec``)."""
+    require_linux("a worker")
     spec = WorkerSpec.read(path)
     conf, topology = _load(spec)
     _set_up_log(spec, conf)
@@ -119,6 +122,7 @@ def _run(
 ) -> int:
     reporter = ErrorReporter(conf, lambda *error: keeper.report_error(*error), time.monotonic)
     shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
+    shared.events.send = EventSender(spec, cluster, shared.events.answer).send
     state_dir = Path(
         conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state"
     )

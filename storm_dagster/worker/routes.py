@@ -14,6 +14,7 @@ from storm_dagster.core.groupings import (
 )
 from storm_dagster.core.load_aware import LoadAwareShuffle
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.host import missing_part
 from storm_dagster.model.topology import GroupingSpec, TopologySpec
 
 __all__ = ["LocalLink", "RemoteLink", "Route", "build_routes", "resolve"]
@@ -29,7 +30,8 @@ def resolve(name: str) -> Any:
         for part in attribute.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise InvalidTopology(
+        part = missing_part(error, repr(name)) if isinstance(error, ModuleNotFoundError) else None
+        raise part or InvalidTopology(
             f"{name!r} cannot be imported in the worker ({type(error).__name__}: {error}): is it in the archive?"
         ) from error
     return found

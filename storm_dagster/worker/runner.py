@@ -5,18 +5,22 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
+from storm_dagster.worker.events import EventDelivery
 from storm_dagster.worker.routes import Route, resolve
 from storm_dagster.worker.sending import remote
 from storm_dagster.worker.stats import TaskStats
 from storm_dagster.worker.tree import Ledger, next_tuple_id
 
-__all__ = ["MOST_RETRY_SECS", "PULSE_DUE", "TICK_DUE", "HeldState", "Runner", "Shared", "make_component"]
+if TYPE_CHECKING:
+    from storm_dagster.worker.stateful import StateDriver
+
+__all__ = ["MOST_RETRY_SECS", "PULSE_DUE", "TICK_DUE", "Runner", "Shared", "make_component"]
 
 _log = logging.getLogger(__name__)
 
@@ -27,26 +31,6 @@ _EXACT_SECS = 1e-6
 """Sums of times are off by less than that: what is due at ten is due when the clock says ten."""
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
-
-
-class HeldState(Protocol):
-    """State whose checkpoint acks wait for, as the tasks that hold it see it."""
-
-    def owes(self) -> bool:
-        """Whether acks wait."""
-        ...
-
-    def wait_secs(self) -> float | None:
-        """How long until :meth:`rest` has something to do."""
-        ...
-
-    def rest(self) -> bool:
-        """Nothing waits for the task: whether a checkpoint was taken."""
-        ...
-
-    def close(self) -> None:
-        """Take the last checkpoint."""
-        ...
 
 
 class Shared:
@@ -73,6 +57,8 @@ class Shared:
         self.report = report
         """(task, component, error, context text): log and record an error; any thread."""
         self.ledger = Ledger()
+        self.events = EventDelivery(self)
+        """What the tasks report to Dagster."""
         self.spouts_run = False
         """Whether spouts may emit: active, everybody ready, no back pressure. Read by any thread."""
         self.active = False
@@ -134,7 +120,7 @@ class Runner:
         self.next_pulse = 0.0
         self.instance: Any = None
         """The component. One with ``_pulse_secs`` has its ``_pulse`` called that often (windows, checkpoints)."""
-        self.state: HeldState | None = None
+        self.state: StateDriver | None = None
         """Of a stateful bolt."""
         self._retry_at = 0.0
         self._pause = 1.0
@@ -195,6 +181,10 @@ class Runner:
 
     def activate(self) -> None:
         """The topology became active."""
+
+    def retire(self) -> None:
+        """End the task in good order while the topology goes on: here no more, or with another context."""
+        self.close()
 
     def close(self) -> None:
         """End the task in good order."""

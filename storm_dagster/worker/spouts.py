@@ -137,6 +137,12 @@ class SpoutBase(Runner):
                 tell(True, tup_id)
         return True
 
+    def take_pending(self) -> list[Any]:
+        """The tuple ids that wait for a verdict, of which none will come any more."""
+        ids = [tup_id for tup_id, _ in self.pending.entries.values()]
+        self.pending.entries.clear()
+        return ids
+
     def look_at_clock(self, now: float) -> None:
         """Fail the trees that did not complete in time."""
         super().look_at_clock(now)
@@ -155,7 +161,6 @@ class SpoutRunner(SpoutBase):
         self._empty = 0
         """Calls of next_tuple in a row that emitted nothing."""
         self._pause_until = 0.0
-        self._was_active = True
 
     def open(self) -> None:
         """Make the spout and connect it."""
@@ -170,14 +175,12 @@ class SpoutRunner(SpoutBase):
         def collected(tup: Any, stream: Any, anchors: Any, direct: Any, need: bool, tup_id: Any) -> Any:
             return emit(tup, tup_id, stream, direct, need)
 
-        collector = BoltCollector(self, None, fail, fail)
-        spout._collector = _SpoutCollector(collector, collected)
+        spout._collector = BoltCollector(self, collected, fail, fail)
         spout.context, spout.conf = self.context, self.conf
         if type(spout).emit is Spout.emit:
             spout.emit = emit  # type: ignore[method-assign]
         spout.initialize(self.conf, self.context)
         self.instance = spout
-        self._was_active = self.shared.active
 
     def ask_now(self) -> None:
         """Forget the pause after an empty call."""
@@ -241,6 +244,17 @@ class SpoutRunner(SpoutBase):
         """Tell the spout."""
         self._call("deactivate")
 
+    def retire(self) -> None:
+        """Stop the spout, and fail what it waits for: it may give that back to where it read it."""
+        if self.status == "running":
+            self.verdicts(self.shared.clock(), self._tell)
+            # What it emits in answer would have nobody to hear of its end.
+            self.instance.emit = self.instance._collector.emit = lambda *_, **__: []
+            self.deactivate()
+            for tup_id in self.take_pending():
+                self._tell(False, tup_id)
+        self.close()
+
     def _call(self, name: str) -> None:
         if self.status == "running":
             try:
@@ -254,13 +268,3 @@ def _emitted(routes: tuple[Any, ...]) -> int:
     for route in routes:
         total += route.emitted
     return total
-
-
-class _SpoutCollector:
-    """What the methods of a spout talk to."""
-
-    def __init__(self, base: BoltCollector, emit: Any) -> None:
-        self.emit = emit
-        self.ack, self.fail, self.error, self.metric = base.ack, base.fail, base.error, base.metric
-        self.ack_all = base.ack_all
-        self.joint, self.tell = base.joint, base.tell

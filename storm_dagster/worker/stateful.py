@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -13,6 +14,7 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.groupings import stable_hash
 from storm_dagster.core.keyed_state import Contents, Division, Record, encode_value, key_of
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.model.wire import StateQuestion
 from storm_dagster.worker.state_log import StateLog, state_folder
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ __all__ = ["KeyedState", "StateDriver"]
 _PAUSE_SECS = 0.01
 """Least time between two checkpoints: one costs some 50 microseconds."""
 _ABSENT: Any = object()
+_TRIES = 20
+_PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
 
 
 class KeyedState:
@@ -82,6 +86,36 @@ class KeyedState:
         """The (key, value) pairs of this task."""
         return iter(list(self._values.items()))
 
+    def page(self, asked: StateQuestion) -> dict[str, Any]:
+        """Some of the entries as they are now, the last of them maybe not saved yet: ``{"entries": [{"key", "value"}],
+        "next"}``.
+
+        ``next`` is the offset of the entry after the last one, ``None`` at the end. At most some 256 KiB; of a value
+        that is longer than 16 KiB, or that JSON cannot hold, the beginning of its ``repr`` is ``shown`` instead.
+        Safe to call while the task's own thread works.
+        """
+        if asked.keys:
+            pairs = [(key, self._values[key]) for key in map(key_of, asked.keys) if key in self._values]
+            return {"entries": [_shown(key, value)[0] for key, value in pairs[: asked.limit]], "next": None}
+        for _ in range(_TRIES):
+            try:
+                pairs = list(islice(self._values.items(), asked.offset, asked.offset + asked.limit + 1))
+                break
+            except RuntimeError:  # The task's thread has just added a key.
+                continue
+        else:
+            raise Unavailable(f"the state of task {asked.task} changes too fast to be listed: ask for a key")
+        entries: list[dict[str, Any]] = []
+        size = 0
+        for key, value in pairs[: asked.limit]:
+            entry, length = _shown(key, value)
+            size += length
+            if entries and size > _PAGE_BYTES:
+                break
+            entries.append(entry)
+        after = asked.offset + len(entries)
+        return {"entries": entries, "next": after if len(entries) < len(pairs) else None}
+
     def _begin(self) -> None:
         self._journal.clear()
 
@@ -93,6 +127,20 @@ class KeyedState:
                 else:
                     target[key] = before
         self._journal.clear()
+
+
+def _shown(key: Any, value: Any) -> tuple[dict[str, Any], int]:
+    """An entry as it is shown, and its length in bytes."""
+    try:
+        raw = msgspec.json.encode([key, value])
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raw = b""
+    if raw and len(raw) <= _VALUE_BYTES:
+        return {"key": key, "value": value}, len(raw)
+    shown, named = repr(value)[:_SHOWN], key
+    if len(repr(key)) > _SHOWN or not isinstance(key, str | int | float | bool | None):
+        named = repr(key)[:_SHOWN]
+    return {"key": named, "value": None, "shown": shown}, len(shown) + len(repr(named))
 
 
 class StateDriver:
@@ -221,6 +269,10 @@ class StateDriver:
     def _hold_all(self, tups: Sequence[Tuple]) -> None:
         for tup in tups:
             self.hold(tup)
+
+    def page(self, asked: StateQuestion) -> dict[str, Any]:
+        """As :meth:`KeyedState.page`."""
+        return self.state.page(asked)
 
     def owes(self) -> bool:
         """Whether acks wait."""

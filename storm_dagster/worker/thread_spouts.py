@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import queue
+import time
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.spouts import SpoutBase
-from storm_dagster.worker.threads import STOP, ThreadMixin
+from storm_dagster.worker.threads import CLOSE_SECS, STOP, ThreadMixin
 
 __all__ = ["BlockingSpoutRunner"]
+
+_RETIRE = object()
+"""In an inbox: emit nothing more."""
 
 
 class BlockingSpoutRunner(ThreadMixin, SpoutBase):
@@ -24,7 +28,8 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         """Emits ordered; the thread's own count."""
         self._tracked = 0
         """Tracked emits that were ordered and not carried out: they are pending already."""
-        self._was_active: bool | None = None
+        self._mute = False
+        """Whether what the spout emits goes nowhere, because it is about to end."""
 
     def run(self, now: float) -> bool:
         """Carry out the spout's orders, and hand verdicts to its thread."""
@@ -49,12 +54,27 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         if self._thread is not None:
             self.inbox.put("deactivate")
 
+    def retire(self) -> None:
+        """As :meth:`SpoutRunner.retire`, in the spout's thread."""
+        if self._thread is not None and self.status == "running":
+            self.inbox.put(_RETIRE)
+            until = time.monotonic() + CLOSE_SECS
+            # Its last emits are carried out meanwhile: then all that it waits for is known.
+            while not self._mute and time.monotonic() < until and self.shared.owns():
+                self.run(self.shared.clock())
+                time.sleep(0.001)
+            self._mute = True
+            self.run(self.shared.clock())
+            for tup_id in self.take_pending():
+                self.inbox.put((False, tup_id))
+        self.close()
+
     def busy_elsewhere(self) -> bool:
         """Whether the thread has verdicts or orders under way."""
         return self._thread is not None and (bool(self.orders) or self.status != "running")
 
     def _may_emit(self) -> bool:
-        if not self.shared.spouts_run:
+        if not self.shared.spouts_run or self._mute:
             return False
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
@@ -80,6 +100,10 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                     (spout.ack if item[0] else spout.fail)(item[1])
                     pause = 0.0
                     continue
+                if item is _RETIRE:
+                    self._mute = True
+                    spout.deactivate()
+                    continue
                 if isinstance(item, str):
                     getattr(spout, item)()
                     continue
@@ -104,6 +128,8 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
     ) -> Any:
         """See ``Spout.emit``."""
         values = self.checked(tup, stream)
+        if self._mute:
+            return []
         self._emitted += 1
         tracked = tup_id is not None
         if tracked:

@@ -18,13 +18,14 @@ from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.component import Collector
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.drivers import attach_drivers
 from storm_dagster.worker.runner import Runner, make_component
 from storm_dagster.worker.sending import check_travels, check_types, check_values, route_of
-from storm_dagster.worker.tree import joint_anchor
+from storm_dagster.worker.tree import anchor_tree, joint_anchor
 
-__all__ = ["PULSE", "STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
+__all__ = ["CLOSE_SECS", "PULSE", "STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
 
 _log = logging.getLogger("storm_dagster.component")
 _MOST_ORDERS = 20_000
@@ -35,7 +36,8 @@ TICK = object()
 """In an inbox: a tick is due."""
 PULSE = object()
 """In an inbox: windows and state are to look at the clock."""
-_CLOSE_SECS = 5.0
+CLOSE_SECS = 5.0
+"""How long a thread may take to end."""
 
 
 class ThreadMixin(Runner):
@@ -110,17 +112,21 @@ class ThreadMixin(Runner):
         """Ask the thread to end; one that blocks for long is left behind, cut off from the loop."""
         if self._thread is not None:
             waiting: list[Tuple] = []
+            verdicts: list[Any] = []
             try:
                 while True:
                     item = self.inbox.get_nowait()
                     if isinstance(item, Tuple):
                         waiting.append(item)
+                    elif isinstance(item, tuple):
+                        verdicts.append(item)
             except queue.Empty:
                 pass
-            self.inbox.put(STOP)
-            if self.status == "running" and not self._ended.wait(_CLOSE_SECS):
+            for item in (*verdicts, STOP):
+                self.inbox.put(item)
+            if self.status == "running" and not self._ended.wait(CLOSE_SECS):
                 self.report(
-                    TimeoutError(f"its thread did not end within {_CLOSE_SECS:g} s and is left behind"),
+                    TimeoutError(f"its thread did not end within {CLOSE_SECS:g} s and is left behind"),
                     "close",
                 )
             self.carry_out()
@@ -274,6 +280,13 @@ class _ThreadCollector:
         """See ``Bolt.fail``."""
         runner = self._runner
         runner.order(lambda: reject_in_loop(runner, tup))
+
+    def event(self, event: DagsterEvent, anchors: Any) -> None:
+        """See ``Collector.event``."""
+        runner = self._runner
+        of = runner.current_anchors() if anchors is None else anchors
+        of = tuple(of) if isinstance(of, list) else of
+        runner.order(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None))
 
     def joint(self, tups: Any) -> Tuple:
         """One anchor that stands for several tuples."""

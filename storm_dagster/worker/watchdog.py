@@ -42,7 +42,7 @@ class Watchdog:
             return
         self._told = True
         frame = sys._current_frames().get(self._loop)
-        where = "".join(traceback.format_stack(frame, limit=-6)) if frame is not None else ""
+        where = "".join(traceback.format_stack(frame, limit=6)) if frame is not None else ""
         error = BlockedLoop(
             f"component {runner.component!r} has not returned for {now - self._since:.0f} s, and all other tasks of "
             f"its worker wait for it: set blocking = True on its class (it then has a thread of its own), or make "

@@ -7,7 +7,6 @@ both pass through these few methods. Nothing else in the package touches kazoo's
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,19 +17,14 @@ from kazoo.protocol.serialization import Connect
 from kazoo.retry import KazooRetry
 from kazoo.security import ACL, make_digest_acl
 
-__all__ = ["CONNECT_SECONDS", "Lease", "boot_clock", "make_client"]
+from storm_dagster.model.clock import boot_clock
+
+__all__ = ["CONNECT_SECONDS", "Lease", "make_client"]
 
 CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""
 
-# Only Linux has the clock that counts suspended time under this name.
-_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _SESSION_GONE = {-112, -118}  # SessionExpired, SessionMoved: answers that prove no lease
-
-
-def boot_clock() -> float:
-    """Seconds since boot, suspended time included: a paused or sleeping machine cannot stretch a lease."""
-    return time.clock_gettime(_BOOT_CLOCK)
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from __future__ import annotations
 import logging
 import threading
 
+from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.zk.connection import boot_clock
 from storm_dagster.zk.session import LEASE_MARGIN_SECS, ZkSession
 
 __all__ = ["QuorumLease", "lease_of"]

@@ -30,8 +30,9 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import Callback
 
+from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.zk.connection import Lease, LeaseConnection, boot_clock, make_client
+from storm_dagster.zk.connection import Lease, LeaseConnection, make_client
 
 __all__ = ["LEASE_MARGIN_SECS", "ZkSession"]
 

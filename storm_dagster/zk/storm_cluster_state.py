@@ -16,7 +16,6 @@ from storm_dagster.model.records import (
     Assignment,
     Blacklist,
     EpochRecord,
-    GrayUpgrade,
     KeptLevels,
     MetricIds,
     TaskBeats,
@@ -251,13 +250,6 @@ class StormClusterState(StormOperations):
         """``/topology/<id>/log_levels``; empty without one."""
         found = self._record(KeptLevels, paths.log_levels(topology_id))
         return KeptLevels() if found is None else found[0]
-
-    def read_gray_upgrade(
-        self, topology_id: str, wake: Wake | None = None
-    ) -> tuple[GrayUpgrade, Versioned] | None:
-        """``/gray_upgrade/<id>/conf`` and its version; ``None`` while no upgrade is under way."""
-        path = paths.gray_upgrade(topology_id, "conf")
-        return self._record(GrayUpgrade, path, self._wake(path, wake))
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
         """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.api import Grouping, Join, JoinBolt, Spout, Topology, Window
@@ -57,7 +57,6 @@ PAIRS = st.lists(st.tuples(SMALL, SMALL), max_size=6)
 
 
 @given(PAIRS, PAIRS, PAIRS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_window_is_joined_as_sql_would(orders: list[Any], customers: list[Any], ratings: list[Any]) -> None:
     tables = {"orders": orders, "customers": customers, "ratings": ratings}
     with sqlite3.connect(":memory:") as db:

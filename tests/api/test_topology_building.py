@@ -70,6 +70,32 @@ def test_the_builder_makes_the_same_document() -> None:
     assert builder.build() == WordCount.to_spec()
 
 
+class Four(Bolt):
+    par = 4
+    config = {"topology.tasks": 8}
+
+
+class FourLines(ShellSpout):
+    par = 3
+    outputs = ["line"]
+
+
+def test_a_class_says_how_many_executors_it_has_unless_its_spec_does() -> None:
+    class Pars(Topology):
+        lines = FourLines.spec(command="lines.sh")
+        by_class = Four.spec(inputs=[lines])
+        by_spec = Four.spec(inputs=[lines], par=2, config={"topology.tasks": 2})
+
+    builder = TopologyBuilder()
+    builder.set_spout("lines", FourLines.spec(command="lines.sh"))
+    builder.set_bolt("by_class", Four, inputs="lines")
+    builder.set_bolt("by_spec", Four, inputs="lines", par=2, config={"topology.tasks": 2})
+    for spec in (Pars.to_spec(), builder.build()):
+        assert spec.spouts["lines"].parallelism == 3
+        bolts = {name: (part.parallelism, part.conf["topology.tasks"]) for name, part in spec.bolts.items()}
+        assert bolts == {"by_class": (4, 8), "by_spec": (2, 2)}
+
+
 def test_inheritance_names_and_streams() -> None:
     class Base(Topology):
         words = Words.spec()

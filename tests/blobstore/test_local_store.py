@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import string
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.blobstore import BlobStore, LocalBlobStore
@@ -125,13 +126,16 @@ def test_key_grammar(store: Store, key: str, tmp_path: Path) -> None:
     assert store.keys() == []
 
 
-@settings(max_examples=60, deadline=None)
-@given(st.from_regex(r"[\w \t.:\-]{1,255}", fullmatch=True).filter(str.isascii))
+# "." and ".." are not legal: what is nothing but dots begins with a letter instead.
+LEGAL_KEYS = st.text(string.ascii_letters + string.digits + "_ \t.:-", min_size=1, max_size=255).map(
+    lambda key: key if key.strip(".") else f"k{key[1:]}"
+)
+
+
+@given(LEGAL_KEYS)
 def test_every_legal_key_round_trips_inside_the_folder(
     tmp_path_factory: pytest.TempPathFactory, key: str
 ) -> None:
-    if key in (".", ".."):
-        return
     base = tmp_path_factory.mktemp("s")
     store = LocalBlobStore(base / "blobs")
     store.put(key, b"x")

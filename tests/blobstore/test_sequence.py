@@ -7,8 +7,6 @@ import pytest
 from storm_dagster.blobstore.sequence import (
     SequenceDecision,
     holders_of_latest,
-    keys_to_download,
-    latest_sequence,
     next_sequence,
     split_holder,
 )
@@ -16,8 +14,6 @@ from storm_dagster.model.errors import Corrupt
 
 
 def test_latest_of_holders() -> None:
-    assert latest_sequence(["nimbus1:8000-2", "nimbus-1:8000-4"]) == 4
-    assert latest_sequence([]) == 0
     assert holders_of_latest(["nimbus1:7800-1", "nimbus2:7800-2"]) == ["nimbus2:7800"]
     assert holders_of_latest(["nimbus1:7800-0"]) == []
 
@@ -27,12 +23,6 @@ def test_split_at_the_last_dash() -> None:
     for damaged in ("nimbus", "nimbus-", "-1", "a:1-x", ""):
         with pytest.raises(Corrupt):
             split_holder(damaged)
-
-
-def test_keys_to_download() -> None:
-    assert keys_to_download({"key1"}, {"key1"}) == set()
-    assert keys_to_download({"key1"}, {"key1", "key2"}) == set()
-    assert keys_to_download({"key1"}, set()) == {"key1"}
 
 
 @pytest.mark.parametrize(

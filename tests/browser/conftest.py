@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 ON_PATH = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 REMEDY = (
     "no Chromium found (chromium, chromium-browser or google-chrome on PATH, or Playwright's own). "
-    "As root on Debian: make browser (apt-get install chromium); Ubuntu: sudo snap install chromium; "
+    "As root on Debian: make chromium (apt-get install chromium); Ubuntu: sudo snap install chromium; "
     "Fedora: sudo dnf install chromium; elsewhere: .venv/bin/python -m playwright install chromium"
 )
 
@@ -119,6 +119,7 @@ def page(browser: Browser) -> Iterator[Page]:
     made = context.new_page()
     # A loaded machine takes its time over the first page of the webserver.
     made.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
     yield made
     context.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +49,12 @@ ops:
 
 
 @pytest.fixture(scope="module")
-def cluster(browser: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+def cluster(browser: object, shared_cluster: LocalCluster) -> LocalCluster:
     # A target is seen from the code location, which works in the cluster's home.
-    folder = tmp_path_factory.mktemp("browser")
-    (folder / "topologies").mkdir()
-    shutil.copy(ROOT / "examples" / "wordcount.py", folder / "topologies")
-    with LocalCluster(folder / "home") as made:
-        yield made
+    folder = shared_cluster.home.parent / "topologies"
+    folder.mkdir(exist_ok=True)
+    shutil.copy(ROOT / "examples" / "wordcount.py", folder)
+    return shared_cluster
 
 
 @pytest.fixture
@@ -101,6 +100,7 @@ def test_the_placement_is_a_picture_in_the_metadata(ui: Any, cluster: LocalClust
     ui.picture("tasks-on-slots")
 
 
+@pytest.mark.browser
 def test_a_rebalance_is_launched_from_its_form(ui: Any, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("rebalance_topology")
     ui.choose_partition(NAME)
@@ -116,6 +116,7 @@ def test_a_rebalance_is_launched_from_its_form(ui: Any, cluster: LocalCluster) -
     )
 
 
+@pytest.mark.browser
 def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: Any, cluster: LocalCluster) -> None:
     lost = cluster.show(NAME)["workers"][0]["node"]
     workers = [worker["pid"] for worker in cluster.show(NAME)["workers"] if worker["node"] == lost]
@@ -134,6 +135,7 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: Any, cluster: LocalCl
     assert lost not in {task["node"] for task in document["tasks"]}
 
 
+@pytest.mark.browser
 def test_a_kill_is_launched_from_its_form(ui: Any, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("kill_topology")
     ui.write_config("resources", KILL)

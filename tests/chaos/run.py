@@ -17,13 +17,15 @@ import tempfile
 import time
 from pathlib import Path
 
-from storm_dagster.testing.chaos.cut_off import ProxiedNimbus
-from storm_dagster.testing.chaos.faults import all_faults
-from storm_dagster.testing.chaos.programme import ChaosReport, Programme
-from storm_dagster.testing.chaos.workload import WordCount
 from storm_dagster.testing.cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "rigs"))
+
+from storm_rigs.chaos.cut_off import ProxiedNimbus  # noqa: E402
+from storm_rigs.chaos.faults import all_faults  # noqa: E402
+from storm_rigs.chaos.programme import ChaosReport, Programme  # noqa: E402
+from storm_rigs.chaos.workload import WordCount  # noqa: E402
 
 
 def main() -> int:

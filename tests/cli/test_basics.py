@@ -13,13 +13,30 @@ from pathlib import Path
 import click
 import pytest
 
+from storm_dagster.cli.options import Invocation
 from storm_dagster.model.endpoints import ClusterFile, NimbusEndpoint
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.home_conf import cluster_conf
-from storm_dagster.model.run_file import RunFile, start_ticks
+from storm_dagster.model.processes import start_ticks
+from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import CommandResult, run_cli
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 NOWHERE = ["-c", "nimbus.seeds=[127.0.0.1:1]"]
+HELLO = """from storm_dagster.api import Spout, Topology
+
+
+class Words(Spout):
+    outputs = ["word"]
+
+    def next_tuple(self):
+        pass
+
+
+class Hello(Topology):
+    words = Words.spec()
+"""
 
 
 def failed(done: CommandResult, code: int, kind: str) -> str:
@@ -85,14 +102,80 @@ def test_a_bad_topology_exits_2(tmp_path: Path) -> None:
     assert "holds no topology" in failed(done, 2, "InvalidTopology")
 
 
-def test_no_cluster_is_unavailable(tmp_path: Path) -> None:
-    # The patience of half a minute is the point of `list`; `status` and `doctor` ask once.
+@pytest.mark.parametrize("args", [["list"], ["kill", "x"], ["submit", "hello.py"], ["errors", "x"]])
+def test_without_a_cluster_a_verb_says_where_it_looked(args: list[str], tmp_path: Path) -> None:
+    (tmp_path / "hello.py").write_text(HELLO, encoding="utf-8")
+    done = run_cli(*args, "--json", *NOWHERE, home=tmp_path / "home", cwd=tmp_path)
+    said = failed(done, 4, "Unavailable")
+    assert f"{tmp_path / 'home'} (HOME)" in said and "http://127.0.0.1:1 (nimbus.seeds, -c)" in said
+    for remedy in ("storm-dagster dev", "--home", "STORM_DAGSTER_HOME", "--conf-dir", "-c nimbus.seeds="):
+        assert remedy in said
+    # It did not wait: nothing says that there is something to wait for.
+    assert "waiting" not in done.err
+
+
+def test_without_a_cluster_the_conf_that_named_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "storm.yaml").write_text("nimbus.seeds: ['127.0.0.1:1']\n", encoding="utf-8")
+    done = run_cli("list", "--json", "--conf-dir", str(tmp_path), home=tmp_path / "home")
+    said = failed(done, 4, "Unavailable")
+    assert f"the storm.yaml of {tmp_path}" in said and f"(nimbus.seeds, {tmp_path / 'storm.yaml'})" in said
+    assert "waiting" not in done.err
+
+
+def test_a_cluster_that_is_there_is_waited_for(tmp_path: Path) -> None:
+    """Any process of HOME, a nimbus that answers, or the cluster's ZooKeeper: its leader comes."""
+    home = tmp_path / "home"
+    nowhere = {"nimbus.seeds": ["127.0.0.1:1"], "storm.zookeeper.servers": ["127.0.0.1:1"]}
+
+    def reason(invocation: Invocation) -> str:
+        with invocation.nimbus(patience=0.1) as nimbus, pytest.raises(Unavailable) as raised:
+            nimbus.leader()
+        return raised.value.message
+
+    assert "no cluster is there" in reason(Invocation(home, overrides=nowhere))
+    with EmbeddedZooKeeper(tmp_path / "zookeeper") as server:
+        named = {**nowhere, "storm.zookeeper.servers": [server.address]}
+        assert "has no leading nimbus in reach" in reason(Invocation(home, overrides=named))
+    record = RunFile.write(home, "nimbus", "n1")
+    assert "has no leading nimbus in reach" in reason(Invocation(home, overrides=nowhere))
+    # A cluster that another folder names is not the one of HOME.
+    assert "no cluster is there" in reason(Invocation(home, conf_dir=tmp_path, overrides=nowhere))
+    record.remove(home)
+
+
+def finding(done: CommandResult, check: str) -> dict[str, str]:
+    (row,) = [row for row in done.document["findings"] if row["check"] == check]
+    return row
+
+
+def test_doctor_without_a_cluster(tmp_path: Path) -> None:
     done = run_cli("doctor", "--json", "--conf-dir", str(tmp_path), *NOWHERE, home=tmp_path)
-    assert done.code == 4
-    document = done.document
-    assert document["ok"] is False
-    broken = [finding for finding in document["findings"] if finding["state"] == "broken"]
-    assert broken and all(finding["mend"] for finding in broken)
+    assert done.code == 4 and done.document["ok"] is False
+    broken = [row for row in done.document["findings"] if row["state"] == "broken"]
+    assert broken and all(row["mend"] for row in broken)
+    # It is not this command's to start again.
+    mend = finding(done, "cluster")["mend"]
+    assert f"storm-dagster nimbus --conf-dir {tmp_path}" in mend and "storm-dagster stop" not in mend
+
+
+def test_doctor_has_one_finding_for_one_bad_file(tmp_path: Path) -> None:
+    (tmp_path / "storm.yaml").write_text("nimbus.seeds: [\n", encoding="utf-8")
+    done = run_cli("doctor", "--json", "--conf-dir", str(tmp_path), home=tmp_path)
+    rows = [row for row in done.document["findings"] if str(tmp_path / "storm.yaml") in row["found"]]
+    assert [(row["check"], row["state"]) for row in rows] == [("conf", "broken")]
+    assert {row["check"] for row in done.document["findings"]} >= {"Java", "packages", "clock", "disk"}
+
+
+def test_doctor_knows_ports_that_the_cluster_itself_holds(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        args = ("doctor", "--json", "--conf-dir", str(tmp_path), *NOWHERE, "-c", f"nimbus.thrift.port={port}")
+        assert str(port) in finding(run_cli(*args, home=tmp_path), "ports")["found"]
+        record = RunFile.write(tmp_path, "nimbus", "n1", {"thrift": port})
+        assert str(port) not in finding(run_cli(*args, home=tmp_path), "ports")["found"]
+        record.remove(tmp_path)
 
 
 def test_doctor_says_how_to_get_java(tmp_path: Path) -> None:
@@ -100,6 +183,13 @@ def test_doctor_says_how_to_get_java(tmp_path: Path) -> None:
     assert done.code == 4
     java = next(finding for finding in done.document["findings"] if finding["check"] == "Java")
     assert java["state"] == "broken" and "apt-get install openjdk-17-jre-headless" in java["mend"]
+    # The cluster of that conf has its Spark elsewhere, and a host without Java is fit for its clients.
+    (tmp_path / "storm.yaml").write_text("spark.remote: sc://127.0.0.1:1\n", encoding="utf-8")
+    services = ("doctor", "--json", "--conf-dir", str(tmp_path), *NOWHERE)
+    assert (
+        finding(run_cli(*services, home=tmp_path, env={"JAVA_HOME": str(tmp_path)}), "Java")["state"]
+        == "warning"
+    )
 
 
 def test_dev_asks_for_java_before_anything_else(tmp_path: Path) -> None:
@@ -146,6 +236,12 @@ def test_the_cluster_file_decides_where_clients_look(tmp_path: Path) -> None:
 def test_status_and_stop_of_nothing(tmp_path: Path) -> None:
     assert run_cli("status", "--json", *NOWHERE, home=tmp_path).check().document["running"] is False
     assert run_cli("stop", "--json", home=tmp_path).check().document["ended"] == 0
+
+
+def test_status_of_a_conf_folder_says_whom_it_asked(tmp_path: Path) -> None:
+    done = run_cli("status", "--conf-dir", str(tmp_path), *NOWHERE, home=tmp_path / "home")
+    assert "no cluster runs in" not in done.out and "processes of" not in done.out
+    assert "127.0.0.1:1" in done.err
 
 
 def test_submit_dry_run_touches_nothing(tmp_path: Path) -> None:

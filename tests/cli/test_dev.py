@@ -13,9 +13,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from storm_dagster.cli.dev.process_table import family, processes
+from storm_dagster.cli.dev.process_table import family
 from storm_dagster.model import paths
 from storm_dagster.model.endpoints import ClusterFile
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.processes import processes
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster, run_cli
@@ -25,6 +27,19 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 # An address where nothing listens: then dev starts no Spark of its own, which these tests do not need.
+HELLO = """from storm_dagster.api import Spout, Topology
+
+
+class Words(Spout):
+    outputs = ["word"]
+
+    def next_tuple(self):
+        pass
+
+
+class Hello(Topology):
+    words = Words.spec()
+"""
 NO_SPARK = {"spark.remote": "sc://127.0.0.1:9"}
 
 
@@ -83,6 +98,33 @@ def test_doctor_finds_it_well(cluster: LocalCluster) -> None:
     assert [row["check"] for row in findings if row["state"] == "broken"] == ["Spark"]
 
 
+def test_a_sensor_that_cannot_be_there_yet_is_no_trouble(cluster: LocalCluster) -> None:
+    findings = cluster.cli("doctor", check=False).document["findings"]
+    (row,) = [row for row in findings if row["check"] == "cluster"]
+    assert row["state"] == "ok"
+    assert "no healing sensor" not in run_cli("status", home=cluster.home).out
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("dagster.location", "elsewhere", ["dagster.location is 'elsewhere'", "'storm'"]),
+        ("dagster.repository", "other", ["dagster.repository is 'other'", "__repository__"]),
+        ("dagster.graphql.url", "http://127.0.0.1:9/graphql", ["http://127.0.0.1:9/graphql", "set dagster.gr"]),
+        ("dagster.graphql.url", "{url}/nothing", ["/nothing", "dagster.graphql.url is the webserver's address"]),
+    ],
+)  # fmt: skip
+def test_doctor_names_what_is_wrong_with_dagster(
+    cluster: LocalCluster, key: str, value: str, said: list[str]
+) -> None:
+    assert cluster.endpoints.dagster is not None
+    given = f"{key}={value.format(url=cluster.endpoints.dagster.url)}"
+    done = cluster.cli("doctor", "-c", given, check=False)
+    (row,) = [row for row in done.document["findings"] if row["check"] == "Dagster"]
+    assert done.code == 4 and row["state"] == "broken"
+    assert all(words in row["found"] for words in said), row
+
+
 def test_doctor_asks_whether_the_invariants_hold(cluster: LocalCluster) -> None:
     sound = cluster.cli("doctor", "--invariants", "--settle", "1")
     assert sound["ok"] and sound["violations"] == [] and sound["looks"] >= 2
@@ -129,7 +171,10 @@ def test_a_daemon_that_dies_is_started_again_on_its_ports(cluster: LocalCluster)
 
     def leads() -> bool:
         with cluster.nimbus(patience=0.0) as nimbus:
-            return nimbus.reachable()
+            try:
+                return nimbus.get("/healthz")["leader"]
+            except Unavailable:
+                return False
 
     eventually(leads, 60, "a leader again")
     after = cluster.endpoints
@@ -152,7 +197,7 @@ def test_stop_ends_what_a_killed_dev_left(cluster: LocalCluster) -> None:
     assert ClusterFile.read(cluster.home) is None
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
     """Also for a ``dev &`` of a script, to whose children the shell gives an ignored SIGINT."""
     home = tmp_path / "home"
@@ -176,3 +221,16 @@ def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
             shell.terminate()
             shell.wait()
         run_cli("stop", home=home)
+
+
+def test_ready_does_not_wait_for_spark_and_a_submission_does(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    (tmp_path / "hello.py").write_text(HELLO, encoding="utf-8")
+    try:
+        run_cli("dev", "--detach", "--json", "--ports", "auto", "--home", str(home), "--no-warm-runs").check()
+        done = run_cli("submit", "hello.py", "--json", home=home, cwd=tmp_path).check()
+        assert done.document["status"] == "ACTIVE"
+        assert run_cli("explain", "hello", "--json", home=home).check().document["planner"] == "pyspark"
+    finally:
+        run_cli("stop", home=home)
+    assert of_home(home) == []

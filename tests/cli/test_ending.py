@@ -14,7 +14,8 @@ import pytest
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec
 from storm_dagster.cli.dev.ending import end_cluster
 from storm_dagster.cli.dev.process_table import CLUSTER_MARK, family
-from storm_dagster.model.run_file import RunFile, start_ticks
+from storm_dagster.model.processes import start_ticks
+from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 
 Start = Callable[..., subprocess.Popen[bytes]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ import dagster as dg
 import pytest
 import yaml
 
-from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.defs import declared_sensor
+from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
@@ -43,6 +45,7 @@ class Shop:
 
     def __init__(self, root: Path, cluster: LocalCluster, instance: dg.DagsterInstance) -> None:
         self.root, self.cluster, self.instance = root, cluster, instance
+        self.checks: dict[str, Any] = {}
         self.place = root / "defs" / "wc"
         self.place.mkdir(parents=True)
         (root / "__init__.py").touch()
@@ -59,6 +62,7 @@ class Shop:
             "home": str(self.cluster.home),
             "workers": 3,
             "parallelism": {"count": 2},
+            "schedule": {"deploy": "*/10 * * * *"},
             **attributes,
             "conf": {"wordcount.lines.per.second": 50, **attributes.get("conf", {})},
         }
@@ -74,8 +78,10 @@ class Shop:
             .resolve_job_def(job)
             .execute_in_process(
                 instance=self.instance,
-                run_config=request.run_config if request else None,
-                tags=request.tags if request else None,
+                tags={**request.tags, "dagster/sensor_name": "declared_topologies_sensor"}
+                if request
+                else None,
+                asset_selection=request.asset_selection if request else None,
                 raise_on_error=False,
             )
         )
@@ -84,16 +90,20 @@ class Shop:
         """What is not as declared, by the check, and what the sensor asks for. Its events are recorded."""
         defs = self.defs()
         with dg.build_sensor_context(instance=self.instance, definitions=defs) as context:
-            answer = defs.resolve_sensor_def("watch_wc")(context)
+            answer = defs.resolve_sensor_def("declared_topologies_sensor")(context)
         assert isinstance(answer, dg.SensorResult), answer
-        checks = {}
         for event in answer.asset_events or ():
             self.instance.report_runless_asset_event(event)
             if isinstance(event, dg.AssetCheckEvaluation):
-                checks[event.check_name] = event
-        drift = checks["as_declared"].metadata["drift"].records
-        assert checks["as_declared"].passed == (not drift)
+                self.checks[event.check_name] = event
+        # Nothing is evaluated again while nothing changes.
+        drift = self.checks["as_declared"].metadata["drift"].records
+        assert self.checks["as_declared"].passed == (not drift)
         return {str(row.data["what"]): str(row.data["how"]) for row in drift}, list(answer.run_requests or ())
+
+    def schedule(self) -> Any:
+        with dg.build_schedule_context(instance=self.instance) as context:
+            return self.defs().resolve_schedule_def("deploy_wc_schedule")(context)
 
     def code_versions(self) -> tuple[str | None, str | None]:
         """What the definitions declare, and what the newest materialization says runs."""
@@ -123,6 +133,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 def shop(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.syspath_prepend(str(tmp_path))
+    # Every look of the test is one at a new state.
+    monkeypatch.setattr(declared_sensor, "_CHANGED_EVERY_SECS", 0.0)
     (tmp_path / "dagster").mkdir()
     with dg.DagsterInstance.local_temp(str(tmp_path / "dagster")) as instance:
         yield Shop(tmp_path / "shop", cluster, instance)
@@ -152,7 +164,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     assert drift == {"code": f"declared {declared}, running {running}"}
     assert declared != running
     (request,) = requests
-    done = shop.run("deploy_wc", request)
+    done = shop.run("deploy_declared", request)
     assert done.success, said(done)
     (new,) = set(shop.workers().values())
     assert new != old and cluster.show("wc")["id"] == first_id
@@ -162,7 +174,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     # Code that dies takes itself back, once.
     shop.declare(DEADLY, deploy="gray")
     (request,) = shop.look()[1]
-    failed = shop.run("deploy_wc", request)
+    failed = shop.run("deploy_declared", request)
     assert not failed.success and "rolled back" in said(failed)
     assert eventually(lambda: set(shop.workers().values()) == {new}, 120, "the former code", interval=0.5)
     drift, requests = shop.look()
@@ -171,7 +183,13 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     # What somebody changed by hand is shown and healed.
     shop.declare(NEWER, deploy="gray")
     assert shop.look() == ({}, [])
-    cluster.cli("rebalance", "wc", "-n", "2", "-e", "count=1", "-w", "0")
+    # Workers that the roll-back restarted may be healed meanwhile: then it is to be asked for again.
+    eventually(
+        lambda: cluster.cli("rebalance", "wc", "-n", "2", "-e", "count=1", "-w", "0"),
+        60,
+        "a rebalance",
+        ignore=(Conflict,),
+    )
     cluster.cli("deactivate", "wc")
     assert set(shop.look()[0]) == {"workers", "parallelism.count", "status"}
     assert shop.run("deploy_wc").success
@@ -188,22 +206,49 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     )  # fmt: skip
     assert cluster.show("wc")["status"] == "UPGRADING"
     (request,) = shop.look()[1]
-    done = shop.run("deploy_wc", request)
+    done = shop.run("deploy_declared", request)
     assert done.success, said(done)
     assert len(set(shop.workers().values())) == 1
     assert shop.look() == ({}, [])
     assert cluster.show("wc")["id"] == first_id
 
-    # Another conf, by a hot deploy.
-    shop.declare(NEWEST, deploy="hot", conf={"topology.max.spout.pending": 50})
+    assert shop.run("kill_wc").success
+    eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))
+
+
+def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(shop: Shop, cluster: LocalCluster) -> None:
+    shop.declare(deploy="hot")
+    assert shop.run("deploy_wc").success
+    first_id = cluster.wait_running("wc")["id"]
+    assert shop.look() == ({}, [])
+
+    # Another conf, by a hot deploy. Sensor, schedule and somebody ask for it at the same time: there is one.
+    shop.declare(deploy="hot", conf={"topology.max.spout.pending": 50})
     drift, requests = shop.look()
     assert drift["conf.topology.max.spout.pending"] == "declared 50, running 1500"
     (request,) = requests
-    done = shop.run("deploy_wc", request)
-    assert done.success, said(done)
-    assert cluster.wait_running("wc")["id"] != first_id
+    assert isinstance(shop.schedule(), dg.RunRequest)
+    with ThreadPoolExecutor() as pool:
+        both = [pool.submit(shop.run, "deploy_declared", request), pool.submit(shop.run, "deploy_wc")]
+        for done in [each.result() for each in both]:
+            assert done.success, said(done)
+    second_id = cluster.wait_running("wc")["id"]
+    assert int(second_id.split("-")[1]) == int(first_id.split("-")[1]) + 1
     assert shop.look() == ({}, [])
+    assert "is as declared" in shop.schedule().skip_message
 
+    # Ended by hand, it stays ended until somebody deploys it by hand.
+    materialized = len(shop.instance.fetch_materializations(KEY, limit=50).records)
     assert shop.run("kill_wc").success
     eventually(lambda: cluster.topologies() == [], 90, "the end of wc", ignore=(StormDagsterError,))
-    assert shop.look()[1] == []
+    assert shop.look() == ({"running": "topology 'wc' does not run"}, [])
+    assert not shop.checks["all_tasks_run"].passed
+    assert "by hand" in shop.schedule().skip_message
+    assert shop.run("deploy_declared", request).success
+    assert cluster.topologies() == []
+    assert len(shop.instance.fetch_materializations(KEY, limit=50).records) == materialized
+    done = shop.run("deploy_wc")
+    assert done.success, said(done)
+    cluster.wait_running("wc")
+    assert shop.look()[0] == {} and all(check.passed for check in shop.checks.values())
+    assert shop.run("kill_wc").success

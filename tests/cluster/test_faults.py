@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,9 @@ import psutil
 import pytest
 
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.testing.chaos.workload import WordCount, task_states
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.chaos.workload import WordCount, task_states
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
 
@@ -34,10 +33,9 @@ def expected() -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    # One for all tests here, which come in the order of the harm that they do: the last one takes a host away.
-    with LocalCluster(tmp_path_factory.mktemp("faults") / "home") as made:
-        yield made
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    # The tests come in the order of the harm that they do: the last one takes a host away.
+    return shared_cluster
 
 
 def submit(cluster: LocalCluster, name: str, *, rate: int = 500) -> dict[str, Any]:
@@ -88,6 +86,7 @@ def test_a_worker_killed_while_counting_costs_no_count(cluster: LocalCluster, ex
     cluster.cli("kill", "worker", "-w", "0")
 
 
+@pytest.mark.chaos
 def test_a_supervisor_killed_alone_moves_nothing_and_adopts_its_workers(
     cluster: LocalCluster, expected: Counter[str]
 ) -> None:
@@ -105,6 +104,7 @@ def test_a_supervisor_killed_alone_moves_nothing_and_adopts_its_workers(
     cluster.cli("kill", "supervisor", "-w", "0")
 
 
+@pytest.mark.chaos
 def test_a_zookeeper_outage_pauses_and_restarts_nothing(
     cluster: LocalCluster, expected: Counter[str]
 ) -> None:
@@ -150,7 +150,7 @@ def test_a_bolt_that_raises_now_and_then_is_replayed_counted_and_shown(cluster: 
     cluster.cli("kill", "flaky", "-w", "0")
 
 
-@pytest.mark.long  # a frozen host, and one lost under a browser, are in every run
+@pytest.mark.chaos  # a frozen host is in every run
 def test_a_lost_host_is_healed_by_the_sensor(cluster: LocalCluster, expected: Counter[str]) -> None:
     submit(cluster, "host", rate=300)
     wait_for_some(cluster, "host", 300)

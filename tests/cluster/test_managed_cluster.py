@@ -35,7 +35,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalCl
 
 
 def test_the_first_run_starts_it_and_its_jobs_stop_and_start_it(cluster: LocalCluster) -> None:
-    defs = build_storm_defs(home=str(cluster.home), spawn=True, tick_secs=0.0)
+    defs = build_storm_defs(home=str(cluster.home), spawn=True, local_cluster=True, tick_secs=0.0)
     with dg.DagsterInstance.ephemeral() as instance:
 
         def run(job: str, partition: str | None = None, **config: object) -> dg.ExecuteInProcessResult:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,9 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, hash_file
-from storm_dagster.testing.chaos.workload import WordCount
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.chaos.workload import WordCount
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(900)]
 
@@ -61,10 +60,9 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    # The second nimbus takes over from the first, which one of the tests kills.
-    with LocalCluster(tmp_path_factory.mktemp("upgrades") / "home", nimbuses=2) as made:
-        yield made
+def cluster(shared_cluster: LocalCluster) -> LocalCluster:
+    # Its second nimbus takes over from the first, which one of the tests kills.
+    return shared_cluster
 
 
 CONF = (

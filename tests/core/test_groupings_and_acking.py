@@ -16,7 +16,6 @@ from storm_dagster.core.groupings import (
     custom_chooser,
     fields_chooser,
     partial_key_chooser,
-    shuffle_chooser,
     stable_hash,
 )
 from storm_dagster.model.errors import InvalidRequest
@@ -64,8 +63,6 @@ def test_equal_numbers_of_different_types_share_a_target() -> None:
 
 
 def test_choosers_spread() -> None:
-    shuffle = shuffle_chooser("abc", 4)
-    assert [shuffle([]) for _ in range(6)] == list("bcabca")
     fields = fields_chooser(range(4), [0])
     used = Counter(fields([f"word{n}"]) for n in range(10_000))
     assert max(used.values()) < 1.2 * min(used.values())

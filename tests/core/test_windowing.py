@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.windowing import Windows, WindowShape, window_shape
@@ -60,7 +60,6 @@ def check_flow(panes: list[Any], finished: list[Any], accepted: list[Any]) -> No
     assert set(finished) <= set(accepted)
 
 
-@settings(deadline=None)
 @given(STEPS, SMALL, SMALL, st.integers(0, 5))
 def test_time_windows(steps: list[tuple[str, int]], length: int, slide: int, lag: int) -> None:
     shape = WindowShape(length_ms=length, slide_ms=slide, event_time=True, lag_ms=lag)
@@ -75,7 +74,6 @@ def test_time_windows(steps: list[tuple[str, int]], length: int, slide: int, lag
     assert set(accepted) <= set(finished), "what no window needs any more is acked"
 
 
-@settings(deadline=None)
 @given(STEPS, SMALL, SMALL)
 def test_counted_windows(steps: list[tuple[str, int]], length: int, slide: int) -> None:
     panes, accepted, finished = run(
@@ -89,7 +87,6 @@ def test_counted_windows(steps: list[tuple[str, int]], length: int, slide: int) 
     check_flow(panes, finished, accepted)
 
 
-@settings(deadline=None)
 @given(STEPS, SMALL, SMALL)
 def test_a_length_in_time_that_slides_by_count(steps: list[tuple[str, int]], length: int, slide: int) -> None:
     panes, accepted, finished = run(WindowShape(length_ms=length, slide_count=slide, event_time=True), steps)
@@ -101,7 +98,6 @@ def test_a_length_in_time_that_slides_by_count(steps: list[tuple[str, int]], len
     check_flow(panes, finished, accepted)
 
 
-@settings(deadline=None)
 @given(STEPS, SMALL, SMALL)
 def test_a_length_in_tuples_that_slides_by_time(
     steps: list[tuple[str, int]], length: int, slide: int
@@ -118,7 +114,6 @@ def test_a_length_in_tuples_that_slides_by_time(
     check_flow(panes, finished, accepted)
 
 
-@settings(deadline=None)
 @given(STEPS, SMALL, st.integers(1, 3))
 def test_sessions(steps: list[tuple[str, int]], gap: int, keys: int) -> None:
     shape = WindowShape(gap_ms=gap, event_time=True)
@@ -138,7 +133,6 @@ def test_sessions(steps: list[tuple[str, int]], gap: int, keys: int) -> None:
     assert set(finished) == set(accepted)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 8), st.booleans())), SMALL, SMALL)
 def test_processing_time_loses_nothing(steps: list[tuple[int, bool]], length: int, slide: int) -> None:
     windows: Windows[int] = Windows(WindowShape(length_ms=length, slide_ms=slide))

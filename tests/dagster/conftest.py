@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +19,18 @@ import yaml
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.defs import build_storm_defs
-from storm_dagster.defs.keys import PARTITIONS_NAME, TOKEN_TAG
+from storm_dagster.defs.keys import TOKEN_TAG
 from storm_dagster.defs.spark_resource import SparkResource
 from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.operations.context import Planner
 from storm_dagster.operations.staging import upload_key
 from storm_dagster.spark.server import spark_connect_command, spark_environment
-from storm_dagster.testing.archives import packed
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.archives import packed
 
 WORD_COUNT: dict[str, Any] = {
     "spouts": {"lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
@@ -64,6 +66,7 @@ class World:
     blobs: LocalBlobStore
     instance: dg.DagsterInstance
     defs: dg.Definitions
+    names: DagsterNames = field(default_factory=DagsterNames)
 
     def lead(self) -> int:
         record = EpochRecord(leader="127.0.0.1:6627", http="http://127.0.0.1:7621")
@@ -90,7 +93,7 @@ class World:
         config: dict[str, Any] | None = None,
         tags: dict[str, str] | None = None,
     ) -> dg.ExecuteInProcessResult:
-        return self.defs.resolve_job_def(job).execute_in_process(
+        return self.defs.resolve_job_def(self.names.name(job)).execute_in_process(
             instance=self.instance,
             partition_key=partition,
             run_config=config or {},
@@ -103,9 +106,9 @@ class World:
     ) -> dg.ExecuteInProcessResult:
         """A submission as nimbus launches it."""
         if register:
-            self.instance.add_dynamic_partitions(PARTITIONS_NAME, [name])
+            self.instance.add_dynamic_partitions(self.names.partitions, [name])
         handle = self.upload(f"handle-{name}", topology, conf)
-        config = {"ops": {"storm__topology_conf": {"config": {"handle": handle, **form}}}}
+        config = {"ops": {self.names.stage_op("topology_conf"): {"config": {"handle": handle, **form}}}}
         return self.run("submit_topology", partition=name, config=config, tags={TOKEN_TAG: f"token-{name}"})
 
     def topology(self, name: str) -> Any:
@@ -129,6 +132,19 @@ class World:
             self.cluster.state.set_ephemeral_node(
                 paths.worker(topology.id, node, port), encode_record(record)
             )
+
+    def remembered(self, cursor: str, sensor: str = "heartbeat_sensor") -> Any:
+        """What a sensor's cursor leads to in ZooKeeper."""
+        raw = load_memory(self.cluster, sensor, json.loads(cursor)["memory"])
+        assert raw is not None
+        return json.loads(raw)
+
+    def with_memory(self, cursor: str, memory: Any) -> str:
+        """The heartbeat sensor's cursor, leading to another memory."""
+        document = json.loads(cursor)
+        raw = json.dumps(memory).encode()
+        name = store_memory(self.cluster, "heartbeat_sensor", raw, document["memory"], epoch=-1)
+        return json.dumps({**document, "memory": name})
 
     def materializations(self, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
         """Newest first."""
@@ -180,20 +196,19 @@ def spark_resource() -> dict[str, Any]:
 @pytest.fixture
 def instance() -> Iterator[dg.DagsterInstance]:
     """A Dagster instance in memory."""
-    with dg.DagsterInstance.ephemeral() as made:
+    with dg.DagsterInstance.ephemeral(settings={"sensors": {"use_threads": True}}) as made:
         yield made
 
 
-@pytest.fixture
-def world(
-    tmp_path: Path,
+def make_world(
+    home: Path,
     instance: dg.DagsterInstance,
     zk_conf: dict[str, object],
     zk_cluster: StormClusterState,
-    spark_resource: dict[str, Any],
+    resources: dict[str, Any],
+    cluster: str | None = None,
 ) -> World:
     """A cluster with a leader's epoch and two supervisors of four slots, and a Dagster that knows it."""
-    home = tmp_path / "home"
     home.mkdir()
     conf = {**zk_conf, "task.cleanup.timeout.sec": 0, "topology.message.timeout.secs": 1}
     (home / "storm.yaml").write_text(yaml.safe_dump(conf), encoding="utf-8")
@@ -204,10 +219,37 @@ def world(
         blobs=LocalBlobStore(blob_dir),
         instance=instance,
         defs=build_storm_defs(
-            home=str(home), blob_dir=str(blob_dir), tick_secs=0.0, resources=spark_resource
+            cluster=cluster, home=str(home), blob_dir=str(blob_dir), tick_secs=0.0, resources=resources
         ),
+        names=DagsterNames(cluster),
     )
     world.lead()
     world.supervisor("s1")
     world.supervisor("s2")
     return world
+
+
+@pytest.fixture
+def world(
+    tmp_path: Path,
+    instance: dg.DagsterInstance,
+    zk_conf: dict[str, object],
+    zk_cluster: StormClusterState,
+    spark_resource: dict[str, Any],
+) -> World:
+    """The cluster of a code location without a name of its own."""
+    return make_world(tmp_path / "home", instance, zk_conf, zk_cluster, spark_resource)
+
+
+@pytest.fixture
+def prod_world(
+    tmp_path: Path,
+    instance: dg.DagsterInstance,
+    zk_conf: dict[str, object],
+    spark_resource: dict[str, Any],
+) -> Iterator[World]:
+    """Another cluster in the same instance, called ``prod``."""
+    conf = {**zk_conf, "storm.zookeeper.root": f"{zk_conf['storm.zookeeper.root']}-prod"}
+    cluster = StormClusterState.open(conf, create_root=True)
+    yield make_world(tmp_path / "prod", instance, conf, cluster, spark_resource, "prod")
+    cluster.disconnect()

@@ -10,6 +10,7 @@ import pytest
 
 from storm_dagster.core.invariants import RULES, Facts
 from storm_dagster.defs.checks import CHECK_ASSETS, view_findings
+from storm_dagster.defs.instance_settings import SETTINGS_CHECK
 from storm_dagster.defs.placement_checks import PLACEMENT_CHECKS
 from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.ranges import encode_ranges
@@ -49,8 +50,8 @@ def test_every_check_passes_on_a_sound_cluster(world) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     names = {key.name for key in checks(world)}
-    assert names == {*CHECK_ASSETS, *PLACEMENT_CHECKS, "blobs_present", "invariants"}
-    for name in names:
+    assert names == {*CHECK_ASSETS, *PLACEMENT_CHECKS, "blobs_present", "invariants", SETTINGS_CHECK}
+    for name in names - {SETTINGS_CHECK}:  # That one looks at Dagster, not at the cluster.
         evaluation = check(world, name)
         assert evaluation.passed, name
         assert evaluation.metadata["topologies"].value == 1

@@ -15,6 +15,7 @@ from storm_dagster.defs.component_attributes import TopologyAlerts
 from storm_dagster.defs.declared import Actual, Declaration, Described, differences
 from storm_dagster.defs.declared_checks import verdicts
 from storm_dagster.defs.declared_deploy import read_actual
+from storm_dagster.defs.declared_metadata import workers_markdown
 from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
 
 pytestmark = pytest.mark.dagster
@@ -103,7 +104,6 @@ def test_spouts_and_bolts_stand_in_the_lineage(project: Project) -> None:
         "topologies/shop/count": {"topologies/shop/split", "topologies/shop/lines"},
     }
     assert all((spec.group_name, spec.owners) == ("shop", ["team:shop"]) for spec in specs.values())
-    assert specs["topologies/shop"].freshness_policy is not None
     groupings = {row.data["grouping"] for row in specs["topologies/shop/count"].metadata["inputs"].records}
     assert groupings == {"fields on word", "all"}
     assert specs["topologies/shop/count"].metadata["executors"] == 3
@@ -122,6 +122,55 @@ def test_the_code_version_follows_code_and_conf_and_nothing_else(project: Projec
     assert version() not in (None, first)
     project.declare(code=CODE + "\n# changed\n")
     assert version() not in (None, first)
+
+
+@pytest.mark.parametrize(("declared", "own"), [(3, 3), (100, 0)])
+def test_topologies_share_one_sensor_and_many_share_their_jobs(
+    project: Project, declared: int, own: int
+) -> None:
+    for number in range(declared):
+        project.declare(f"t{number}", name=f"t{number}", target="missing.py")
+    defs = project.load()
+    dg.Definitions.validate_loadable(defs)
+    assert [sensor.name for sensor in defs.sensors or []] == ["declared_topologies_sensor"]
+    jobs = {job.name for job in defs.jobs or []}
+    shared = {"deploy_declared", "kill_declared", "rebalance_declared"}
+    assert shared <= jobs
+    assert len(jobs - shared) == 3 * own
+    selected = defs.resolve_job_def("deploy_declared").asset_layer.selected_asset_keys
+    assert len(selected) == declared
+
+
+def test_names_that_look_alike_as_identifiers_stay_apart(project: Project) -> None:
+    for folder, name in (("one", "a-b"), ("two", "a.b"), ("three", "a_b")):
+        project.declare(folder, name=name, target="missing.py")
+    dg.Definitions.validate_loadable(project.load())
+
+
+def test_assets_say_what_they_read_what_they_emit_and_where_their_code_is(project: Project) -> None:
+    place = project.declare(
+        deps=["lake/prices"], kinds=["kafka"], automation_condition="{{ dg.AutomationCondition.eager() }}"
+    )
+    specs = project.specs()
+    shop, count = specs["topologies/shop"], specs["topologies/shop/count"]
+    assert {dep.asset_key.to_user_string() for dep in shop.deps} == {"lake/prices"}
+    assert shop.kinds == {"kafka"}
+    assert shop.automation_condition == dg.AutomationCondition.eager()
+    assert count.automation_condition is None
+    assert [column.name for column in count.metadata["dagster/column_schema"].columns] == ["word", "count"]
+    references = count.metadata["dagster/code_references"].code_references
+    line = CODE.splitlines().index("class Count(Bolt):") + 1
+    assert (str(place / "shop_code.py"), line) in {
+        (reference.file_path, reference.line_number) for reference in references
+    }
+
+
+def test_rows_of_workers_link_to_their_logs() -> None:
+    worker = {"node": "s1", "host": "one", "port": 6700, "pid": 7, "tasks": [1, 2, 3], "version": "abc"}
+    text = workers_markdown({"id": "wc-1-1", "workers": [worker]}, {"s1": "http://one:8000"}).value
+    assert "[one:6700](http://one:8000/api/v1/log?file=wc-1-1%2F6700%2Fworker.log)" in str(text)
+    assert "1-3" in str(text)
+    assert "](" not in str(workers_markdown({"id": "wc-1-1", "workers": [worker]}, {"s1": None}).value)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +225,7 @@ def test_schedules_and_limits_only_when_asked_for(project: Project) -> None:
     full = project.load()
     assert {item.name for item in full.schedules or []} == {"deploy_shop_schedule", "rebalance_shop_schedule"}
     checks = {key.name for check in full.asset_checks or [] for key in check.check_keys}
-    assert checks == {"all_tasks_run", "as_declared", "latency_within_limit"}
+    assert checks == {"all_tasks_run", "as_declared", "fresh", "latency_within_limit"}
     dg.Definitions.validate_loadable(full)
 
 
@@ -192,9 +241,19 @@ def test_drift_is_found_in_every_part() -> None:
     assert "not deployed from here" in differences(declared, described, foreign)["code"]
 
 
+def test_nothing_runs_once_it_was_killed_though_its_workers_still_do() -> None:
+    document = {"id": "shop-1-1", "status": "KILLED", "tasks": [{"id": 1, "status": "running"}]}
+    killed = Actual("shop-1-1", "KILLED", 1, {}, "v")
+    found = verdicts(
+        Declaration("shop", "x"), Described(code_version="v"), killed, document, TopologyAlerts(errors=1)
+    )
+    assert not any(verdict.passed for verdict in found.values())
+
+
 def test_limits_are_judged_by_what_spouts_did() -> None:
     document = {
         "id": "shop-1-1",
+        "status": "ACTIVE",
         "tasks": [{"id": 1, "status": "running"}],
         "components": {
             "lines": {"type": "spout", "stats": {"acked": 90, "failed": 10, "complete_ms": 20.0}},
@@ -217,10 +276,11 @@ def test_limits_are_judged_by_what_spouts_did() -> None:
 @pytest.mark.zookeeper
 def test_the_actual_state_is_read_from_zookeeper_and_blobs(world) -> None:
     zookeeper = ZooKeeperResource(home=str(world.home))
-    blobs = BlobStoreResource(home=str(world.home), local_dir=str(world.home / "blobs"))
-    assert read_actual(zookeeper, blobs, "wc") is None
-    assert world.submit("wc", conf={"topology.workers": 2, "declared.code.version": "abc"}).success
-    actual = read_actual(zookeeper, blobs, "wc")
+    blobstore = BlobStoreResource(home=str(world.home), local_dir=str(world.home / "blobs"))
+    with zookeeper.cluster() as cluster, blobstore.blobs(cluster) as blobs:
+        assert read_actual(cluster, blobs, "wc") is None
+        assert world.submit("wc", conf={"topology.workers": 2, "declared.code.version": "abc"}).success
+        actual = read_actual(cluster, blobs, "wc")
     assert actual is not None
     assert (actual.workers, actual.executors["count"], actual.code_version) == (2, 2, "abc")
     wanted = Declaration("wc", "wc.py", workers=3, parallelism={"count": 2})

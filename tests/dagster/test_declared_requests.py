@@ -22,15 +22,13 @@ def running(version: str = "old", status: str = "ACTIVE", **more: Any) -> Actual
     return Actual("wc-1-1", status, 2, {}, version, **{"code_dir": "wc-1-1", **more})
 
 
-def ask(instance: dg.DagsterInstance, actual: Actual | None, document: Any = None, later: float = 0.0) -> Any:
+def ask(instance: dg.DagsterInstance, actual: Actual | None, later: float = 0.0) -> Any:
     return deploy_request(
         instance,
-        job="deploy_wc",
-        run_config={},
+        dg.AssetKey(["topologies", "wc"]),
         declaration=DECLARED,
         described=NEW,
         actual=actual,
-        document=document,
         now=time.time() + later,
     )
 
@@ -38,11 +36,11 @@ def ask(instance: dg.DagsterInstance, actual: Actual | None, document: Any = Non
 def launched(
     instance: dg.DagsterInstance, request: dg.RunRequest, status: dg.DagsterRunStatus, **tags: str
 ) -> None:
-    @dg.job(name="deploy_wc")
-    def deploy_wc() -> None: ...
+    @dg.job(name="deploy_declared")
+    def deploy_declared() -> None: ...
 
     tagged = {**request.tags, **{key.replace("__", "/"): value for key, value in tags.items()}}
-    instance.create_run_for_job(deploy_wc, tags=tagged, status=status)
+    instance.create_run_for_job(deploy_declared, tags=tagged, status=status)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +81,8 @@ def test_what_somebody_cancelled_is_left_alone(instance: dg.DagsterInstance) -> 
 def test_an_upgrade_of_ours_that_nobody_drives_goes_on(instance: dg.DagsterInstance) -> None:
     first = ask(instance, running())
     launched(instance, first, dg.DagsterRunStatus.FAILURE, storm__final_error="InvalidTopology")
-    half = running(status="UPGRADING", upgrading_to="new")
-    one = ask(instance, half, {"upgrade": {"upgraded": ["h:1"]}})
-    two = ask(instance, half, {"upgrade": {"upgraded": ["h:1", "h:2"]}})
+    one = ask(instance, running(status="UPGRADING", upgrading_to="new", upgraded=1))
+    two = ask(instance, running(status="UPGRADING", upgrading_to="new", upgraded=2))
     assert len({first.run_key, one.run_key, two.run_key}) == 3
 
 

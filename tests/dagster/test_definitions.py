@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from storm_dagster.defs import build_storm_defs
+from storm_dagster.defs.history import OWN_CLOCKS, OWN_JOBS
 from storm_dagster.defs.keys import STAGES
 
 pytestmark = pytest.mark.dagster
@@ -65,7 +66,15 @@ def test_sensors_and_schedules_run_from_the_start(defs: dg.Definitions) -> None:
     sensors = {sensor.name: sensor for sensor in defs.sensors or []}
     schedules = {schedule.name: schedule for schedule in defs.schedules or []}
     assert sensors.keys() == {"heartbeat_sensor", "lifecycle_sensor", "supervisor_sensor", "leader_sensor"}
-    assert schedules.keys() == {"rebalance_schedule", "inbox_cleanup_schedule", "metrics_rollup_schedule"}
+    assert schedules.keys() == {
+        "rebalance_schedule",
+        "inbox_cleanup_schedule",
+        "metrics_rollup_schedule",
+        "prune_history_schedule",
+    }
+    assert {*sensors, *schedules, "alert_sensor"} == set(OWN_CLOCKS)
+    every = build_storm_defs(local_cluster=True).resolve_all_job_defs()
+    assert {job.name for job in every} - {"__ASSET_JOB"} == set(OWN_JOBS) - {"ask_for_rebalance"}
     assert all(s.default_status == dg.DefaultSensorStatus.RUNNING for s in sensors.values())
     assert all(s.default_status == dg.DefaultScheduleStatus.RUNNING for s in schedules.values())
     assert schedules["rebalance_schedule"].cron_schedule == "*/10 * * * *"
@@ -73,12 +82,12 @@ def test_sensors_and_schedules_run_from_the_start(defs: dg.Definitions) -> None:
 
 def test_resources_are_the_six_of_the_contract(defs: dg.Definitions) -> None:
     assert (defs.resources or {}).keys() == {
-        "zookeeper",
-        "blobstore",
-        "spark",
-        "nimbus",
-        "supervisors",
-        "workers",
+        "storm_zookeeper",
+        "storm_blobstore",
+        "storm_spark",
+        "storm_nimbus",
+        "storm_supervisors",
+        "storm_workers",
     }
 
 

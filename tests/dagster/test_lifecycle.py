@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 from storm_dagster.core.causes import Cause
-from storm_dagster.defs import keys
+from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -203,8 +203,9 @@ def test_a_reassignment_without_room_fails_so_that_it_is_tried_again(world) -> N
     assert failure_type(result) == "Unavailable"
 
 
-def test_every_job_has_a_described_form(world) -> None:
-    jobs = {job.name: job for job in world.defs.resolve_all_job_defs() if not job.name.startswith("__")}
+def test_every_job_has_a_described_form() -> None:
+    defs = build_storm_defs(local_cluster=True)
+    jobs = {job.name: job for job in defs.resolve_all_job_defs() if not job.name.startswith("__")}
     assert jobs.keys() >= {
         "submit_topology",
         "kill_topology",

@@ -1,4 +1,4 @@
-"""Observations of the cluster: on change, at most once a minute, with pictures and numbers; recovery times."""
+"""Observations of the cluster: on change, at most once a minute, with a picture and numbers; recovery times."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from storm_dagster.defs.cluster_observations import Curves
-from storm_dagster.defs.cluster_picture import DrawnSlot, DrawnSupervisor, cluster_picture, curves_picture
+from storm_dagster.defs.cluster_picture import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.recoveries import recoveries
+from storm_dagster.model import paths
 
 pytestmark = pytest.mark.dagster
 
@@ -51,13 +51,20 @@ def test_what_changes_is_observed_once_a_minute_at_most(world) -> None:
     assert events.keys() == {SUPERVISORS, WORKERS, TOPOLOGIES}
     assert events[WORKERS].metadata["running"].value == 2
     assert events[TOPOLOGIES].metadata["live"].value == 1
+    assert events[TOPOLOGIES].metadata["statistics"].value.endswith("/v1/topologies")
     text = " ".join(drawn(events[SUPERVISORS]).itertext())
     assert "wc" in text and "host-s1" in text and "free" in text
-    # Another worker process is a change of the workers alone, and waits for its minute.
+    # A process that was replaced in place is no change of state.
     world.run_workers("wc", token="another")
+    assert isinstance(tick(world, later(first.cursor)), dg.SkipReason)
+    # A worker that is gone is a change of the workers alone, and waits for its minute.
+    topology = world.topology("wc")
+    node, port = next(iter(topology.live_workers))
+    world.cluster.state.delete_node(paths.worker(topology.id, node, port))
     assert isinstance(tick(world, first.cursor), dg.SkipReason)
     second = tick(world, later(first.cursor))
     assert [event.asset_key for event in second.asset_events] == [WORKERS]
+    assert second.asset_events[0].metadata["not_running"].value == 1
     assert isinstance(tick(world, later(second.cursor)), dg.SkipReason)
 
 
@@ -81,39 +88,11 @@ def test_a_recovery_is_timed_from_loss_to_return(world) -> None:
     assert recoveries(whole, recoveries(broken, {}, 1.0)[1], 2.0)[0] == []
 
 
-def test_rates_come_from_neighbouring_samples() -> None:
-    def document(executed: int, ms: float) -> dict:
-        return {
-            "tasks": [
-                {"component": "count", "stats": {"executed": executed, "execute_ms": 1.0}},
-                {"component": "lines", "stats": {"acked": 10, "complete_ms": ms}},
-                {"component": "__acker", "stats": {"executed": 10**9}},
-            ]
-        }
-
-    curves = Curves()
-    for at, executed in ((0.0, 100), (60.0, 700), (120.0, 60)):
-        curves = Curves.from_json(json.loads(json.dumps(curves.to_json()))).with_sample(
-            {"wc": document(executed, 4.0)}, at
-        )
-    # A counter that fell began anew.
-    assert curves.rates("wc") == [(60.0, 10.0), (120.0, 1.0)]
-    assert curves.latencies("wc")[-1] == (120.0, 4.0)
-    assert Curves.from_json("nonsense").samples == {}
-    assert Curves.from_json({"wc": "x"}).rates("wc") == []
-    for number in range(100):
-        curves = curves.with_sample({"wc": document(number, 1.0)}, 200.0 + number)
-    assert len(curves.samples["wc"]) == 60
-
-
 def test_pictures_are_well_formed_whatever_the_names() -> None:
     nasty = '<script>"&\x00'
-    slots = [DrawnSlot(1), DrawnSlot(2, nasty, {nasty: 2, "b": 1}, "dead"), DrawnSlot(3, "t", {}, "starting")]
+    slots = [DrawnSlot(1), DrawnSlot(2, nasty, {nasty: 2, "b": 1}), DrawnSlot(3, "t", {})]
     many = [DrawnSupervisor(f"{nasty}{n}", nasty, slots, gone=n == 1) for n in range(45)]
     picture = ET.fromstring(cluster_picture(many, nasty))
     assert "and 5 more supervisors" in " ".join(picture.itertext())
     assert not [element for element in picture.iter() if element.tag.endswith("script")]
-    points = [(float(n), float(n % 7)) for n in range(30)]
-    curves = {nasty: points, "flat": [(0.0, 0.0)], "none": []}
-    ET.fromstring(curves_picture({"per second": curves, "empty": {}}, nasty))
     ET.fromstring(cluster_picture([], "no supervisors"))

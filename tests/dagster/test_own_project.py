@@ -66,14 +66,11 @@ def test_one_key_for_two_assets_is_refused() -> None:
 
 @pytest.mark.zookeeper
 def test_runs_checks_and_sensors_report_under_the_translated_keys(world) -> None:
-    resources = {"spark": (world.defs.resources or {})["spark"]}
-    renamed = {"storm/assignment": "streams/storm/assignment"}
-    resources["spark"] = resources["spark"].model_copy(update={"asset_keys": renamed})
     world.defs = build_storm_defs(
         home=str(world.home),
         blob_dir=str(world.home / "blobs"),
         tick_secs=0.0,
-        resources=resources,
+        resources={"spark": (world.defs.resources or {})["storm_spark"]},
         translator=Ours(),
     )
     assert world.submit("wc").success

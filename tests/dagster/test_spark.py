@@ -5,16 +5,16 @@ from __future__ import annotations
 import datetime
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
+import dagster as dg
 import pytest
 import yaml
 
-from storm_dagster.defs import build_storm_defs
+from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.handles import ZooKeeperResource
-from storm_dagster.defs.metrics_rollup import recent_points, write_rollup
+from storm_dagster.defs.metrics_rollup import drop_older, roll_up_hour
 from storm_dagster.defs.spark_resource import SparkResource
-from storm_dagster.defs.stats_picture import stats_picture
+from storm_dagster.model.errors import Unavailable
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -67,32 +67,86 @@ def test_the_session_for_users_is_dagster_pysparks(tmp_path: Path, spark_remote:
     assert resource.spark_session.range(5).count() == 5
 
 
-def test_samples_are_rolled_up_by_the_hour(tmp_path: Path, spark_remote: str) -> None:
-    session = (
-        SparkResource(home=str(tmp_path), overrides={"spark.remote": spark_remote}).pyspark().spark_session
-    )
+TEN = datetime.datetime(2026, 1, 1, 10, tzinfo=datetime.timezone.utc)
 
-    def sample(hour: int, minute: int, executed: int) -> tuple[Any, ...]:
-        at = datetime.datetime(2026, 1, 1, hour, minute, tzinfo=datetime.timezone.utc)
-        return ("wc-1-1", "wc", "count", 2, at, 0, 0, executed, executed, 0, 1.5, 0.0)
 
-    write_rollup(session, [sample(10, 0, 100)], tmp_path / "m")
-    write_rollup(session, [sample(10, 30, 160)], tmp_path / "m")
-    # The worker was restarted and counts from zero again.
-    newest = write_rollup(session, [sample(11, 0, 40)], tmp_path / "m")
-    hourly = session.read.parquet(str(tmp_path / "m" / "hourly")).orderBy("hour").collect()
-    assert [row["executed"] for row in hourly] == [160, 40]
-    assert [row["samples"] for row in hourly] == [2, 1]
-    assert [row["executed"] for row in newest] == [40]
-    points = sorted(recent_points(session, tmp_path / "m"), key=lambda one: one.at)
-    assert [round(point.per_second, 4) for point in points] == [round(60 / 1800, 4), round(40 / 1800, 4)]
-    assert {(point.series, point.latency_ms) for point in points} == {("wc / count", 1.5)}
-    drawn = ElementTree.fromstring(stats_picture(points, "over <time> & more"))
-    assert any("wc / count" in (text.text or "") for text in drawn.iter("{http://www.w3.org/2000/svg}text"))
-    assert len(list(drawn.iter("{http://www.w3.org/2000/svg}circle"))) == 4, (
-        "two samples in each of two panels"
+def sample(hour: datetime.datetime, executed: int, component: str = "count") -> tuple[Any, ...]:
+    at = hour + datetime.timedelta(hours=1)
+    return ("wc-1-1", "wc", component, 2, at, 0, 0, executed, executed, 0, 1.5, 0.0)
+
+
+def after(hours: int) -> datetime.datetime:
+    return TEN + datetime.timedelta(hours=hours)
+
+
+@pytest.fixture
+def session(tmp_path: Path, spark_remote: str) -> Any:
+    return SparkResource(home=str(tmp_path), overrides={"spark.remote": spark_remote}).pyspark().spark_session
+
+
+def test_an_hour_is_what_counters_grew_by_and_a_repetition_changes_nothing(tmp_path: Path, session) -> None:
+    root = tmp_path / "m"
+
+    def executed(hour: datetime.datetime, *rows: tuple[Any, ...]) -> dict[str, int]:
+        found = roll_up_hour(session, root, hour, list(rows) or None).collect()
+        return {row["component"]: row["executed"] for row in found}
+
+    assert executed(TEN, sample(TEN, 100)) == {"count": 100}
+    assert executed(after(1), sample(after(1), 160), sample(after(1), 7, "new")) == {"count": 60, "new": 7}
+    # A worker was restarted and counts from zero again.
+    assert executed(after(2), sample(after(2), 40)) == {"count": 40}
+    # Repeated, with whatever is counted now: the sample of the hour stands.
+    assert executed(after(1), sample(after(1), 9999)) == {"count": 60, "new": 7}
+    assert executed(after(1)) == {"count": 60, "new": 7}
+    whole = session.read.parquet(str(root / "hourly"))
+    assert {(row["hour"], row["component"]): row["executed"] for row in whole.collect()} == {
+        ("2026-01-01-10", "count"): 100,
+        ("2026-01-01-11", "count"): 60,
+        ("2026-01-01-11", "new"): 7,
+        ("2026-01-01-12", "count"): 40,
+    }
+    with pytest.raises(Unavailable, match="no sample was taken at the end of hour 2026-01-01 20:00"):
+        roll_up_hour(session, root, after(10), None)
+
+
+def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session) -> None:
+    root = tmp_path / "m"
+    for hours in range(5):
+        roll_up_hour(session, root, after(hours), [sample(after(hours), 10 * hours)])
+    for hours in (0, 1, 2):  # What would fail to be read, is not.
+        for part in (root / "samples" / f"hour=2026-01-01-{10 + hours}").glob("*.parquet"):
+            part.write_bytes(b"damaged")
+    assert [row["executed"] for row in roll_up_hour(session, root, after(4), None).collect()] == [10]
+    drop_older(session, root, after(3))
+    for kind in ("samples", "hourly"):
+        assert sorted(part.name for part in (root / kind).iterdir()) == [
+            "hour=2026-01-01-13",
+            "hour=2026-01-01-14",
+        ]
+
+
+def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(world, spark_remote: str, session) -> None:
+    conf = world.home / "storm.yaml"
+    conf.write_text(
+        conf.read_text(encoding="utf-8")
+        + f"spark.remote: {spark_remote}\ndagster.metrics.retention.hours: 2\n",
+        encoding="utf-8",
     )
-    assert ElementTree.fromstring(stats_picture([], "nothing yet")) is not None
+    world.defs = build_storm_defs(home=str(world.home), resource_prefix="")
+    root = world.home / "metrics"
+    for hours in range(4):
+        roll_up_hour(session, root, after(hours), [sample(after(hours), 3600 * hours)])
+    assert world.run("roll_up_metrics", partition="2026-01-01-13:00").success
+    (made,) = world.materializations(keys.TOPOLOGY_STATS)
+    assert made.partition == "2026-01-01-13:00"
+    assert made.metadata["executed"].value == 3600
+    assert made.metadata["executed_per_sec"].value == 1.0
+    assert len(dg.serialize_value(made)) < 4_000
+    assert len(list((root / "samples").iterdir())) == 3
+    failed = world.run("roll_up_metrics", partition="2026-01-01-20:00")
+    assert not failed.success
+    (event,) = [event for event in failed.all_events if event.event_type_value == "STEP_FAILURE"]
+    assert "no sample was taken" in str(event.event_specific_data)
 
 
 def test_zookeeper_is_found_by_its_handle(world) -> None:

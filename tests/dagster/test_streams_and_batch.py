@@ -29,8 +29,8 @@ def defs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_remote: str) -> 
     (tmp_path / "home" / "storm.yaml").write_text("nimbus.seeds: ['127.0.0.1:9']\n", encoding="utf-8")
     loaded = dg.load_from_defs_folder(path_within_project=EXAMPLES / "streams_and_batch")
     resources = {
-        "spark": SparkResource(overrides={"spark.remote": spark_remote}),
-        "nimbus": NimbusResource(patience_secs=0.0),
+        "storm_spark": SparkResource(overrides={"spark.remote": spark_remote}),
+        "storm_nimbus": NimbusResource(patience_secs=0.0),
     }
     return dg.Definitions.merge(loaded, dg.Definitions(resources=resources))
 
@@ -99,3 +99,24 @@ def test_a_stream_that_does_not_run_blocks_the_report_of_today(
     (evaluation,) = result.get_asset_check_evaluations()
     assert not evaluation.passed
     assert "unknown" in str(evaluation.metadata["status"].value)
+
+
+def test_an_hour_that_the_stream_completed_is_counted_each_view_once(
+    defs: dg.Definitions, instance: dg.DagsterInstance, tmp_path: Path
+) -> None:
+    folder = tmp_path / "lake" / "clicks" / "day=2025-01-02"
+    folder.mkdir(parents=True)
+    begin = int(datetime(2025, 1, 2, 10, tzinfo=timezone.utc).timestamp() * 1000)
+    stamps = {"1": begin - 1, "2": begin, "3": begin + 3_599_999, "4": begin + 3_600_000}
+    rows = [{"view": view, "user": 1, "page": "/", "at": at} for view, at in stamps.items()]
+    for number, part in enumerate((rows, rows[1:2])):
+        pq.write_table(pa.Table.from_pylist(part), folder / f"part-{number}.parquet")
+    key = dg.AssetKey(["lake", "pages_by_hour"])
+    job = dg.define_asset_job("hour", selection=[key], executor_def=dg.in_process_executor)
+    result = (
+        dg.Definitions.merge(defs, dg.Definitions(jobs=[job]))
+        .resolve_job_def("hour")
+        .execute_in_process(instance=instance, partition_key="2025-01-02-10:00")
+    )
+    (event,) = result.get_asset_materialization_events()
+    assert event.step_materialization_data.materialization.metadata["views"].value == {"/": 2}

@@ -13,8 +13,8 @@ from storm_dagster.core.gray_upgrade import Move
 from storm_dagster.defs import keys
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import GrayWorker
-from storm_dagster.testing.upgrades import UpgradeStandIns
 from storm_dagster.zk.gray_upgrades import write_move
+from storm_rigs.upgrades import UpgradeStandIns
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

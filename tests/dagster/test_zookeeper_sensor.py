@@ -34,7 +34,8 @@ def sensor(zk_conf, tmp_path, path, on_change, **how):
 
 
 def tick(made, cursor=None):
-    with dg.build_sensor_context(cursor=cursor) as context:
+    instance = dg.DagsterInstance.ephemeral(settings={"sensors": {"use_threads": True}})
+    with instance, dg.build_sensor_context(instance=instance, cursor=cursor) as context:
         return made(context)
 
 
@@ -86,15 +87,14 @@ def test_children_count_when_asked_for(zk_conf, zk_cluster, tmp_path, node) -> N
 def test_a_waiting_tick_wakes_at_the_change(zk_conf, zk_cluster, tmp_path, node) -> None:
     made = sensor(zk_conf, tmp_path, node, lambda c, change: dg.RunRequest(), tick_secs=50.0)
     cursor = tick(sensor(zk_conf, tmp_path, node, lambda c, change: None)).cursor
-    found, began = [], time.monotonic()
+    found = []
     thread = threading.Thread(target=lambda: found.append(tick(made, cursor)), daemon=True)
     thread.start()
     time.sleep(0.5)
     zk_cluster.state.set_data("/shop", b"now")
     eventually(lambda: bool(found), timeout=30, what="the tick's end")
     thread.join()
-    assert found[0].run_requests
-    assert time.monotonic() - began < 45
+    assert found[0].run_requests  # A tick that had not woken would go on, and ask for nothing at its end.
 
 
 def test_what_the_function_raises_loses_no_change(zk_conf, zk_cluster, tmp_path, node) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import email
+import importlib.util
+import re
 import subprocess
 import sys
 import sysconfig
@@ -95,6 +97,32 @@ def test_the_source_distribution_holds_what_a_packager_needs(built: Path) -> Non
         names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
     assert {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "tests/conftest.py"} <= names
     assert not [name for name in names if name.startswith((".venv", ".storm-dagster", "build/", "dist/"))]
+
+
+def test_the_version_and_public_addresses_stand_in_one_place() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8").partition("[project.scripts]")[0]
+    assert "version" in project.partition("dynamic = [")[2].partition("]")[0]
+    assert "\nversion" not in project and "://" not in project
+    releasing = (ROOT / "RELEASING.md").read_text(encoding="utf-8")
+    addresses = (ROOT / "release" / "addresses.toml").read_text(encoding="utf-8")
+    for section in re.findall(r"^\[(\w+)\]", addresses, flags=re.M):
+        assert f"`{section}." in releasing
+    assert "release/addresses.toml" in listed
+
+
+def test_links_of_the_readme_become_absolute_where_addresses_are_given() -> None:
+    spec = importlib.util.spec_from_file_location("release_metadata", ROOT / "release" / "metadata.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    files, pictures = "https://example.org/files/", "https://example.org/raw/"
+    made = module.absolute_links(text, files=files, pictures=pictures)
+    relative = [link for link in re.findall(r"\]\(([^)]+)\)", made) if not link.startswith(("https://", "#"))]
+    assert relative == []
+    assert f"]({files}docs/security.md)" in made and "![" in made and f"]({pictures}docs/images/" in made
+    assert module.absolute_links(text, files="", pictures="") == text
 
 
 def test_the_installed_package_is_the_wheel(python: Path, tmp_path: Path) -> None:

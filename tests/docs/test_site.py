@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.cli.app import VERBS
+from storm_dagster.defs.build import build_storm_resources
 from storm_dagster.model.conf_schema import CONF_KEYS
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +48,10 @@ def test_every_public_name_is_described(site: Path) -> None:
 
     page = (site / "reference" / "api" / "index.html").read_text(encoding="utf-8")
     assert [name for name in storm_dagster.api.__all__ if f".{name}" not in page] == []
+    page += (site / "reference" / "dagster" / "index.html").read_text(encoding="utf-8")
+    names = [*(set(storm_dagster.__all__) - {"__version__"}), "WarmRunLauncher"]
+    names += [type(resource).__name__ for resource in build_storm_resources().values()]
+    assert [name for name in names if f".{name}" not in page] == []
 
 
 def test_every_job_and_sensor_is_described(site: Path) -> None:

@@ -91,7 +91,7 @@ def _commands() -> list[tuple[str, str]]:
         if snippet.language not in ("console", "bash", "shell", "sh"):
             continue
         for line in snippet.code.replace("\\\n", " ").splitlines():
-            command = line.removeprefix("$ ").split("  #")[0].strip()
+            command = re.sub(r"^(\w+@\w+)?\$ ", "", line).split("  #")[0].strip()
             if command.startswith("storm-dagster "):
                 found.append((str(snippet), command))
     return found
@@ -113,6 +113,36 @@ def test_a_command_is_accepted(place: str, line: str) -> None:
     if "--help" in rest:
         return
     command.make_context(verb, list(rest), resilient_parsing=False)
+
+
+def test_the_units_of_the_production_page_run_verbs() -> None:
+    text = (ROOT / "docs" / "production.md").read_text(encoding="utf-8")
+    assert "storm-dagster %i --conf-dir" in text
+    started = set(re.findall(r"systemctl enable --now storm@(\S+)", text))
+    assert started == {"spark", "nimbus", "supervisor"} and started <= set(VERBS)
+    assert started == set(re.findall(r"systemctl stop storm@(\S+)", text))
+
+
+CONF_KEY = re.compile(
+    r"`((?:storm|nimbus|supervisor|worker|topology|spark|dagster)(?:\.[a-z_]+)+)(?:[:=][^`]*)?`"
+)
+NO_CONF = {
+    *("storm.yaml", "dagster.yaml", "spark.jars.packages"),
+    "topology.metrics.reporters",
+}
+"""Files, a key of Spark's own, and one that docs/migration.md says not to exist."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_conf_key_exists(page: Path) -> None:
+    from storm_dagster.model.conf_schema import CONF_KEYS
+
+    text = page.read_text(encoding="utf-8")
+    named = set(CONF_KEY.findall(text))
+    for snippet in snippets_of(page):
+        if snippet.file_name == "storm.yaml":
+            named |= set(yaml.safe_load(snippet.code))
+    assert not named - set(CONF_KEYS) - NO_CONF, f"{page.name} names conf keys that do not exist"
 
 
 YAML = [item for item in ALL if item.language == "yaml"]

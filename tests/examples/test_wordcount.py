@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from storm_dagster.api import TaskState
 from storm_dagster.testing.topology_harness import TopologyHarness
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -53,3 +54,24 @@ def test_a_line_that_comes_twice_is_counted_once(wordcount: ModuleType, tmp_path
             result = harness.run()
             assert sorted(result.acked["lines"]) == [0, 1, 2] and result.errors == []
             assert counts(harness) == expected
+
+
+def test_a_task_that_is_alone_now_reads_what_its_sibling_left(wordcount: ModuleType, tmp_path: Path) -> None:
+    expected: Counter[str] = Counter()
+    for _, line in wordcount.read_lines(5, 100):
+        expected.update(wordcount.words_of(line))
+    # The first of two had gone through half of its share, and the second was slow.
+    state = TaskState.open(tmp_path, "harness", "lines", 1)
+    state.save({"done": 25, "total": 50, "share": [0, 2]})
+    state.close()
+    conf = {"wordcount.files": 5, "wordcount.limit": 100}
+    for _ in range(2):
+        with TopologyHarness(wordcount.WordCount, conf=conf, state_dir=tmp_path) as harness:
+            harness.run()
+            harness.tick("count")
+            harness.run()
+            (spout,) = harness.tasks("lines")
+            assert spout.context.state.get("done") == 100
+            done = counts(harness)
+        # Nobody had counted the lines before it: then all of them are, each once, however often it is opened.
+        assert done == expected

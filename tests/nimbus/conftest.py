@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,12 +97,19 @@ defs = dg.Definitions(
     assets=assets,
     jobs=[
         dg.define_asset_job(
-            "submit_topology", dg.AssetSelection.all(), partitions_def=partitions, executor_def=dg.in_process_executor
+            "submit_topology", dg.AssetSelection.assets(*assets), partitions_def=partitions, executor_def=dg.in_process_executor
         ),
         kill_topology,
         activate_topology,
     ],
 )
+
+# Beside them the real definitions of a cluster with a name, whose ZooKeeper nobody runs.
+from storm_dagster import build_storm_defs
+
+prod = {"storm.zookeeper.servers": ["127.0.0.1:9"], "storm.zookeeper.connection.timeout": 200}
+stopped = dg.DefaultSensorStatus.STOPPED
+defs = dg.Definitions.merge(defs, build_storm_defs(cluster="prod", overrides=prod, default_status=stopped))
 """
 
 DAGSTER_YAML = """
@@ -125,10 +133,9 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-@pytest.fixture(scope="session")
-def dagster_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterServer]:
-    home = tmp_path_factory.mktemp("dagster")
-    (home / "dagster.yaml").write_text(DAGSTER_YAML)
+@contextmanager
+def serve_dagster(home: Path) -> Iterator[DagsterServer]:
+    """A webserver on the instance of ``home``, with the settings that stand there. No daemon runs."""
     (home / "throwaway_defs.py").write_text(DEFINITIONS)
     workspace = home / "workspace.yaml"
     workspace.write_text(
@@ -168,6 +175,23 @@ def dagster_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dagster
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
         log.close()
+
+
+@pytest.fixture(scope="session")
+def dagster_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DagsterServer]:
+    home = tmp_path_factory.mktemp("dagster")
+    (home / "dagster.yaml").write_text(DAGSTER_YAML)
+    with serve_dagster(home) as server:
+        yield server
+
+
+@pytest.fixture
+def stock_dagster(tmp_path: Path) -> Iterator[tuple[Path, DagsterServer]]:
+    """A webserver on an instance without ``dagster.yaml``, and its folder: runs stay in the queue."""
+    home = tmp_path / "stock-dagster"
+    home.mkdir()
+    with serve_dagster(home) as server:
+        yield home, server
 
 
 class RunningNimbus:

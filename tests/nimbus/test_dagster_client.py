@@ -6,11 +6,16 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
+import httpx
+import msgspec
 import pytest
 
 from storm_dagster.model.dagster_errors import storage_trouble
-from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
-from storm_dagster.nimbus.dagster_client import TOKEN_TAG, DagsterClient, run_document
+from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
+from storm_dagster.nimbus.dagster_client import DagsterClient, location_trouble, run_document
+from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
 from storm_dagster.testing.waiting import eventually
 
 if TYPE_CHECKING:
@@ -28,9 +33,14 @@ STEPS = [
 ]
 
 
+def at(url: str | None, timeout: float = 20.0) -> DagsterClient:
+    access = DagsterAccess(url) if url else None
+    return DagsterClient(DagsterTransport(lambda: access, timeout=timeout))
+
+
 @pytest.fixture
 def client(dagster_server: Any) -> Iterator[DagsterClient]:
-    client = DagsterClient(lambda: dagster_server.url, timeout=20.0)
+    client = at(dagster_server.url)
     yield client
     client.close()
 
@@ -61,6 +71,31 @@ def test_submission_runs_six_steps(client: DagsterClient) -> None:
     assert client.find_run(TOKEN_TAG, "unknown") is None
     client.add_partition("wc")  # known already
     client.report(["storm", "active_topology"], "wc", "killed by the leader while Dagster was away")
+
+
+def test_a_named_cluster_launches_its_own_jobs_under_plain_words(dagster_server: Any) -> None:
+    client = DagsterClient(
+        DagsterTransport(lambda: DagsterAccess(dagster_server.url), timeout=90.0), names=DagsterNames("prod")
+    )
+    try:
+        client.add_partition("wc")
+        config = {"ops": {client.names.stage_op("topology_conf"): {"config": {"handle": "h"}}}}
+        run_id = client.launch("submit_topology", config, {"dagster/partition": "wc", TOKEN_TAG: "prod-1"})
+        document = finished(client, run_id)
+        assert document["job"] == "prod_submit_topology"
+        assert [step["name"] for step in document["steps"]] == STEPS
+        # It is the real job: it looked for its cluster.
+        assert document["error"]["type"] == "Unavailable" and "127.0.0.1:9" in document["error"]["message"]
+        found = client.find_run(TOKEN_TAG, "prod-1", job="submit_topology")
+        assert found is not None and found.run_id == run_id and found.failed
+        assert client.find_run("dagster/priority", "100", job="submit_topology") == found
+        client.report(["storm", "active_topology"], "wc", "killed by the leader while Dagster was away")
+        kill = {"ops": {client.names.name("kill_topology_op"): {"config": {"name": "wc"}}}}
+        assert finished(client, client.launch("kill_topology", kill, {}))["job"] == "prod_kill_topology"
+        # The partitions of the plain cluster are others.
+        client.drop_partition("wc")
+    finally:
+        client.close()
 
 
 def test_typed_failure_of_a_step(client: DagsterClient) -> None:
@@ -96,14 +131,43 @@ def test_what_dagster_refuses_is_typed(client: DagsterClient) -> None:
             client.run(unknown)
 
 
+def test_a_wrong_location_names_the_key_and_the_locations(dagster_server: Any) -> None:
+    access = DagsterAccess(dagster_server.url)
+    transport = DagsterTransport(lambda: access, timeout=20)
+    for wrong, words in (
+        ({"location": "strom"}, r"dagster\.location is 'strom'.*it has: 'storm'.*set dagster\.location"),
+        (
+            {"repository": "mine"},
+            r"dagster\.repository is 'mine'.* has __repository__: set dagster\.repository",
+        ),
+    ):
+        client = DagsterClient(transport, **wrong)
+        with pytest.raises(Misconfigured, match=words):
+            client.add_partition("x")
+        with pytest.raises(Misconfigured, match=words):
+            client.launch("kill_topology", {}, {})
+        with pytest.raises(Misconfigured, match=words):
+            client.drop_partition("x")
+    transport.close()
+
+
+def test_a_location_that_does_not_load_now_is_asked_again() -> None:
+    loads = {"name": "storm", "locationOrLoadError": None}
+    broken = {"name": "storm", "locationOrLoadError": {"__typename": "PythonError", "message": "no module x"}}
+    selector = {"repositoryLocationName": "storm", "repositoryName": "__repository__"}
+    assert location_trouble("launching", [loads], **selector) is None
+    trouble = location_trouble("launching", [broken], **selector)
+    assert isinstance(trouble, Unavailable) and "no module x" in trouble.message
+
+
 def test_no_dagster_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=r"dagster\.graphql\.url"):
-        DagsterClient(lambda: None).add_partition("x")
+        at(None).add_partition("x")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
     with pytest.raises(Unavailable, match="does not answer"):
-        DagsterClient(lambda: f"http://127.0.0.1:{port}/graphql").add_partition("x")
+        at(f"http://127.0.0.1:{port}/graphql").add_partition("x")
 
 
 def test_a_silent_dagster_is_unavailable() -> None:
@@ -113,7 +177,7 @@ def test_a_silent_dagster_is_unavailable() -> None:
         kept: list[socket.socket] = []
         accepting = threading.Thread(target=lambda: kept.append(listener.accept()[0]))
         accepting.start()
-        client = DagsterClient(lambda: f"http://127.0.0.1:{listener.getsockname()[1]}/graphql", timeout=0.3)
+        client = at(f"http://127.0.0.1:{listener.getsockname()[1]}/graphql", timeout=0.3)
         with pytest.raises(Unavailable, match="did not answer within"):
             client.add_partition("x")
         accepting.join()
@@ -177,3 +241,50 @@ def test_a_run_whose_process_was_killed_is_asked_for_again() -> None:
 )
 def test_a_lost_storage_is_known_by_the_words_of_its_database(answer: Any, words: str | None) -> None:
     assert storage_trouble(answer) == words
+
+
+EVENTS = """
+query Events {
+  assetOrError(assetKey: {path: ["lake", "clicks"]}) {
+    ... on Asset {
+      assetMaterializations(limit: 10) { partition description metadataEntries { label ... on IntMetadataEntry { intValue } } }
+      assetObservations(limit: 10) { partition }
+    }
+  }
+}
+"""
+
+
+def test_events_of_bolts_are_stored_or_refused_for_good_or_for_now(
+    client: DagsterClient, dagster_server: Any
+) -> None:
+    made = DagsterEvent.make(
+        "wc/count",
+        "materialization",
+        "lake/clicks",
+        partition="2026-11-21-10:00",
+        metadata={"rows": 9},
+        description="whole",
+    )
+    seen = DagsterEvent.make("wc/count", "observation", "lake/clicks", partition="2026-11-21-11:00")
+    check = DagsterEvent.make(
+        "wc/count", "check", "lake/clicks", check="in_order", passed=False, severity="WARN"
+    )
+    for event in (made, seen, check):
+        client.report_event(event, {"storm/topology": "wc-1-1", "storm/event": event.id})
+    answer = httpx.post(dagster_server.url, json={"query": EVENTS}, timeout=60, trust_env=False).json()
+    asset = answer["data"]["assetOrError"]
+    (found,) = asset["assetMaterializations"]
+    assert (found["partition"], found["description"]) == ("2026-11-21-10:00", "whole")
+    assert {"storm/topology", "storm/event", "rows"} == {entry["label"] for entry in found["metadataEntries"]}
+    assert [entry["intValue"] for entry in found["metadataEntries"] if entry["label"] == "rows"] == [9]
+    assert asset["assetObservations"] == [{"partition": "2026-11-21-11:00"}]
+    loud: Any = msgspec.structs.replace(check, severity="LOUD")
+    with pytest.raises(InvalidRequest, match="report_asset_check/ with 400"):
+        client.report_event(loud, {})
+    away = DagsterClient(DagsterTransport(lambda: DagsterAccess("http://127.0.0.1:9/graphql")))
+    with pytest.raises(Unavailable, match="does not answer"):
+        away.report_event(seen, {})
+    away.close()
+    with pytest.raises(Unavailable, match="no Dagster is configured"):
+        DagsterClient(DagsterTransport(lambda: None)).report_event(seen, {})

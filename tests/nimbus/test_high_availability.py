@@ -17,7 +17,7 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.embedded import EmbeddedZooKeeper
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.zookeeper
 

@@ -16,6 +16,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.records import StormBase, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.nimbus.dagster_client import DagsterClient
+from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
 from storm_dagster.operations import publishing, submission
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.testing.waiting import eventually
@@ -329,7 +330,7 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
     assert post(first, "/v1/topologies/gone/kill", {"wait_secs": 0}).json()["run_id"] is None
     add_base(state, "stays-2-100")
     assert post(first, "/v1/topologies/stays/deactivate").json()["run_id"] is None
-    client = DagsterClient(lambda: dagster_server.url, timeout=20)
+    client = DagsterClient(DagsterTransport(lambda: DagsterAccess(dagster_server.url), timeout=20))
     client.add_partition("gone")
     client.add_partition("stays")
     first.stop()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,15 @@ import pytest
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
 from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
-from storm_dagster.model.run_file import start_ticks
 from storm_dagster.nimbus.daemon import run
 from storm_dagster.nimbus.inbox import clean_inbox
 from storm_dagster.nimbus.start import (
-    PidFile,
     check_bind,
     check_mode,
-    choose_port,
     listen,
     open_blob_store,
-    resolve_nimbus_id,
 )
 from storm_dagster.testing.waiting import eventually
 
@@ -61,32 +60,30 @@ def test_a_taken_port_is_named() -> None:
     with listen("127.0.0.1", 0, "nimbus.http.port") as taken:
         port = taken.getsockname()[1]
         with pytest.raises(Unavailable, match=rf"port {port} .*nimbus\.thrift\.port"):
-            choose_port("127.0.0.1", port, "nimbus.thrift.port")
-    assert choose_port("127.0.0.1", 0, "x") > 0
+            listen("127.0.0.1", port, "nimbus.thrift.port")
 
 
 def test_one_process_per_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "pids"
-    folder.mkdir()
-    (folder / "999999999").write_text("1")
-    (folder / "nonsense").write_text("")
-    parent = os.getppid()
-    (folder / str(parent)).write_text(str((start_ticks(parent) or 0) + 1))  # the pid is another's by now
-    pid_file = PidFile(folder)
-    assert [path.name for path in folder.iterdir()] == [str(os.getpid())]
-    pid_file.remove()
-    assert list(folder.iterdir()) == []
-    (folder / str(parent)).write_text(str(start_ticks(parent)))
-    with pytest.raises(Conflict, match=f"pid {parent}"):
-        PidFile(folder)
-
-
-def test_ids(tmp_path: Path) -> None:
-    made = resolve_nimbus_id(tmp_path, None)
-    assert resolve_nimbus_id(tmp_path, None) == made
-    for wrong in ("../x", "", "a/b", ".", "id", "x" * 101):
-        with pytest.raises(InvalidRequest):
-            resolve_nimbus_id(tmp_path, wrong)
+    with hold_folder(tmp_path, "nimbus", "n1"):
+        with pytest.raises(Conflict, match="another nimbus 'n1' runs in"):
+            hold_folder(tmp_path, "nimbus", "n1")
+    holder = subprocess.Popen(
+        [
+            sys.executable, "-c",
+            "import sys, time; from pathlib import Path; from storm_dagster.model.daemon_folder import hold_folder\n"
+            "held = hold_folder(Path(sys.argv[1]), 'nimbus', 'n1'); print('held', flush=True); time.sleep(600)",
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        with pytest.raises(Conflict):
+            hold_folder(tmp_path, "nimbus", "n1")
+    finally:
+        holder.kill()
+        holder.communicate()
+    hold_folder(tmp_path, "nimbus", "n1").close()  # A process that was killed holds nothing.
 
 
 def test_blob_stores_by_conf(tmp_path: Path) -> None:
@@ -133,7 +130,7 @@ def test_failed_starts_clean_up_and_say_why(
         busy = load_cluster_conf(None, {**zk_conf, "nimbus.http.port": port, "nimbus.thrift.port": 0})
         assert ended(busy, tmp_path) == 4
     assert f"port {port}" in caplog.text and "storm.cluster.mode" in caplog.text
-    assert list((tmp_path / "nimbus" / "n1" / "pids").iterdir()) == []
+    hold_folder(tmp_path, "nimbus", "n1").close()
     assert not list(tmp_path.glob("run/*"))
 
 
@@ -142,7 +139,8 @@ def test_ordered_stop_leaves_nothing(nimbuses: Any) -> None:
     nimbus = nimbuses.start().await_leading()
     assert (nimbus.folder / "cluster_id").read_text().strip() == nimbus.health()["cluster_id"]
     assert nimbus.stop() == 0
-    assert not list((nimbus.folder / "pids").iterdir()) and not list(nimbus.home.glob("run/*"))
+    assert not list(nimbus.home.glob("run/*"))
+    hold_folder(nimbus.home, "nimbus", nimbus.id).close()
     alive = {thread.name for thread in threading.enumerate()}
     eventually(
         lambda: not any(thread.name.startswith("nimbus-") for thread in threading.enumerate()),

@@ -19,8 +19,8 @@ from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode,
 from storm_dagster.operations import submission
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.staging import upload_key
-from storm_dagster.testing.archives import packed
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.archives import packed
 
 WORD_COUNT: dict[str, Any] = {
     "spouts": {

@@ -122,6 +122,28 @@ def test_wrong_hosts_are_refused(world: Any, host: Any) -> None:
         change_blacklist(world.context(), add=[host])
 
 
+def test_a_rebalance_with_every_host_blacklisted_changes_nothing_and_says_so(world: Any) -> None:
+    topology_id = world.submit("wc")
+    change_blacklist(world.context(), add=["s1", "s2"])
+    before = world.cluster.load_view().topologies[topology_id]
+    for asked in ({"workers": 1}, {"reassign": True}, {"executors": {"count": 4}}, {}):
+        with pytest.raises(Unavailable, match=r"every host is blacklisted \(s1, s2\).*blacklist remove"):
+            rebalance(world.context(), "wc", **asked)
+    after = world.cluster.load_view().topologies[topology_id]
+    assert (after.base_at, after.assignment_at) == (before.base_at, before.assignment_at)
+
+
+def test_a_rebalance_that_moves_nothing_waits_for_nothing(world: Any) -> None:
+    """Seven tasks fill seven workers; an eighth can be wanted, and nothing falls silent for that."""
+    topology_id = world.submit("wc", conf={"topology.workers": 7})
+    before = world.cluster.load_view().topologies[topology_id]
+    slept: list[float] = []
+    report = rebalance(world.context(sleep=slept.append), "wc", workers=8, wait_secs=60)
+    after = world.cluster.load_view().topologies[topology_id]
+    assert (report.moved, slept) == (0, []) and after.assignment_at == before.assignment_at
+    assert (after.base.workers, after.base.status) == (8, "ACTIVE")
+
+
 def test_a_deposed_leader_changes_no_blacklist(world: Any) -> None:
     old = world.context(epoch=world.cluster.epoch()[0])
     world.lead("127.0.0.1:1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,9 +18,9 @@ from storm_dagster.operations.cleaner import clean
 from storm_dagster.operations.gray_upgrade import check_request
 from storm_dagster.operations.rebalance import rebalance
 from storm_dagster.operations.upgrade_ending import advance_upgrades
-from storm_dagster.testing.archives import packed
-from storm_dagster.testing.upgrades import UpgradeStandIns
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
+from storm_rigs.archives import packed
+from storm_rigs.upgrades import UpgradeStandIns
 
 pytestmark = pytest.mark.zookeeper
 
@@ -60,6 +61,15 @@ class Upgraded(UpgradeStandIns):
 @pytest.fixture
 def topology(world: Any) -> Upgraded:
     return Upgraded(world)
+
+
+def test_the_new_code_keeps_the_conf_of_the_submission(topology: Upgraded) -> None:
+    world = topology.world
+    world.upload("bare", conf={"my.key": 1}, archive=packed("new"))
+    report = lifecycle.gray_upgrade(world.context(), "wc", ONE, handle="bare")
+    conf = json.loads(world.blobs.read(conf_key(report.state.record.code_dir)))
+    assert {key: conf[key] for key in (*CONF, "my.key")} == {**CONF, "my.key": 1}
+    assert conf["topology.submitted.keys"] == sorted([*CONF, "my.key"])
 
 
 def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -> None:

@@ -60,7 +60,13 @@ OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(OPERATIONS))
+LONG = ("restart", "kill")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.chaos if name in LONG else []) for name in sorted(OPERATIONS)],
+)
 def test_killed_between_any_two_steps(world: Any, name: str) -> None:
     number = 0
     while True:

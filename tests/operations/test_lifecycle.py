@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from storm_dagster.model.errors import (
     NotAlive,
     Unavailable,
 )
-from storm_dagster.model.names import jar_key
+from storm_dagster.model.names import conf_key, jar_key
 from storm_dagster.operations import lifecycle, rebalance
-from storm_dagster.testing.archives import packed
+from storm_dagster.operations.staging import upload_key
+from storm_dagster.operations.submission import update_differences
+from storm_rigs.archives import packed
 
 pytestmark = pytest.mark.zookeeper
 
@@ -210,6 +213,7 @@ def test_a_restart_that_cannot_be_prepared_leaves_the_old_one_running(world: Any
     assert (after.base_at, after.assignment_at) == (before.base_at, before.assignment_at)
 
 
+@pytest.mark.chaos
 def test_a_restart_interrupted_at_any_point_ends_in_one_topology(
     world: Any, crash_class: type[BaseException]
 ) -> None:
@@ -248,6 +252,57 @@ def test_a_hot_deploy_takes_the_place_in_one_step(world: Any) -> None:
     assert world.blobs.read(jar_key(report.topology_id)) == packed("new code")
     assert not world.cluster.state.exists(paths.tasks(old))
     assert lifecycle.update(world.context(), "wc", token="t2", handle="new").topology_id == report.topology_id
+
+
+def conf_of(world: Any, topology_id: str) -> dict[str, Any]:
+    return json.loads(world.blobs.read(conf_key(topology_id)))
+
+
+def test_new_code_keeps_the_conf_of_the_submission(world: Any) -> None:
+    """What was given is kept, what is given again counts, what came with the old code goes with it."""
+    world.upload("plain")
+    plain = json.loads(world.blobs.read(upload_key("plain", "topology")))
+    old_code = {**plain, "conf": {"topology.debug": True, "topology.message.timeout.secs": 7}}
+    world.submit("wc", topology=old_code, conf={"topology.workers": 3, "my.key": "a", "my.other": 1})
+    lifecycle.restart(world.context(), "wc")
+    new_code = {**plain, "conf": {"topology.workers": 1, "topology.message.timeout.secs": 9}}
+    world.upload("new", topology=new_code, conf={"my.key": "b", "my.other": None})
+    (running,) = world.cluster.load_view().topologies.values()
+    differ = update_differences(world.context(), running, "new")
+    assert differ["my.key"] == {"old": "a", "new": "b"} and differ["my.other"] == {"old": 1, "new": None}
+    assert differ["topology.debug"] == {"old": True, "new": False}
+    assert differ["topology.message.timeout.secs"] == {"old": 7, "new": 9}
+    assert "topology.workers" not in differ and "topology.id" not in differ
+    report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    conf = conf_of(world, report.topology_id)
+    assert (conf["topology.workers"], conf["my.key"]) == (3, "b") and "topology.debug" not in conf
+    # And so does the next one, which gives nothing at all.
+    world.upload("newer", topology=new_code)
+    again = conf_of(world, lifecycle.update(world.context(), "wc", token="t3", handle="newer").topology_id)
+    assert (again["topology.workers"], again["my.key"]) == (3, "b") and again["my.other"] is None
+
+
+def test_a_whole_conf_replaces_the_former_one(world: Any) -> None:
+    """Storm clients send the whole conf each time; so does who says that nothing is to be kept."""
+    world.submit("wc", conf={"topology.workers": 3, "my.key": "a"})
+    world.upload("thrift", conf={"topology.workers": 2})
+    world.blobs.put(upload_key("thrift", "source"), b"thrift")
+    conf = conf_of(world, lifecycle.update(world.context(), "wc", token="t2", handle="thrift").topology_id)
+    assert conf["topology.workers"] == 2 and "my.key" not in conf
+    world.upload("plain", conf={"my.key": "b", "topology.update.keep.conf": False})
+    conf = conf_of(world, lifecycle.update(world.context(), "wc", token="t3", handle="plain").topology_id)
+    assert (conf["topology.workers"], conf["my.key"]) == (1, "b") and "topology.update.keep.conf" not in conf
+
+
+def test_a_topology_of_an_older_release_is_updated_as_ever(world: Any) -> None:
+    """Its stored conf does not say what was given: it may be the code's own, so nothing of it is kept."""
+    topology_id = world.submit("wc", conf={"topology.workers": 3})
+    conf = {key: v for key, v in conf_of(world, topology_id).items() if key != "topology.submitted.keys"}
+    world.blobs.put(conf_key(topology_id), json.dumps(conf).encode())
+    lifecycle.restart(world.context(), "wc")
+    world.upload("new")
+    report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
+    assert conf_of(world, report.topology_id)["topology.workers"] == 1
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import jar_key
 from storm_dagster.operations import lifecycle, submission
 from storm_dagster.operations.staging import read_token
-from storm_dagster.testing.archives import packed
+from storm_rigs.archives import packed
 
 pytestmark = pytest.mark.zookeeper
 

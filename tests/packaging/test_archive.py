@@ -10,7 +10,7 @@ import pytest
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.packaging import build_archive, bundle_target, collect_files
-from storm_dagster.packaging.ignore_rules import IgnoreRules, parse_rules
+from storm_dagster.packaging.ignore_rules import IgnoreRules
 from storm_dagster.packaging.requirements import vendor_requirements
 
 TOPOLOGY = """
@@ -129,11 +129,19 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
         ("trailing   ", "trailing", False, True),
         ("a?c", "abc", False, True),
         ("a?c", "a/c", False, False),
-        ("[", "[", False, True),
+        ("[", "[", False, False),
     ],
 )
-def test_ignore_patterns(line: str, path: str, folder: bool, named: bool) -> None:
-    assert any(rule.matches(path, folder) for rule in parse_rules(line)) is named
+def test_ignore_patterns(tmp_path: Path, line: str, path: str, folder: bool, named: bool) -> None:
+    (tmp_path / ".gitignore").write_text(line + "\n", encoding="utf-8")
+    assert IgnoreRules(tmp_path).ignored(tmp_path / path, folder) is named
+
+
+def test_the_innermost_rule_wins_and_a_broken_line_is_skipped(tmp_path: Path) -> None:
+    tree(tmp_path, "sub/keep.bin", "sub/drop.bin", "top.bin", "sub/a.py")
+    (tmp_path / ".gitignore").write_text("*.bin\n!\n", encoding="utf-8")
+    (tmp_path / "sub" / ".gitignore").write_text("!keep.bin\n", encoding="utf-8")
+    assert sorted(collect_files(tmp_path)) == ["sub/a.py", "sub/keep.bin"]
 
 
 def test_rules_of_outer_folders_count_up_to_the_repository(tmp_path: Path) -> None:

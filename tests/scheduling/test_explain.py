@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling import plan_placement
@@ -12,7 +12,7 @@ from storm_dagster.core.scheduling.explain import Alternative, choice_of
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.model.placement_reasons import Reason, reason_of
 from storm_dagster.operations.explaining import choice_document, moves_document
-from storm_dagster.testing.placement_clusters import generated_batch, small_topology, supervisor
+from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 
 WORD_COUNT = small_topology(
     bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, workers=2
@@ -45,7 +45,6 @@ def test_what_was_not_chosen_by_comparing_has_no_alternatives() -> None:
     assert choice_of(WORD_COUNT, plan_placement(BATCH).placements[0], 99) is None
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_choice_can_be_told_again(seed: int) -> None:
     batch = generated_batch(random.Random(seed))

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch, TopologyToPlace
-from storm_dagster.testing.placement_clusters import small_topology, supervisor
+from storm_rigs.placement_clusters import small_topology, supervisor
 
 MASTER = 1
 
@@ -77,7 +77,6 @@ def drawn(rng: random.Random, several: bool) -> tuple[TopologyToPlace, dict[tupl
     return topology.model_copy(update=more), home, slots
 
 
-@settings(max_examples=400, deadline=None)
 @given(seed=st.integers(0, 2**32), several=st.booleans())
 def test_no_placement_moves_fewer(seed: int, several: bool) -> None:
     topology, home, slots = drawn(random.Random(seed), several)

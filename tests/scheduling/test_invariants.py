@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch
-from storm_dagster.testing.placement_clusters import generated_batch, small_topology, supervisor
-from storm_dagster.testing.placement_invariants import placement_faults
+from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
+from storm_rigs.placement_invariants import placement_faults
 
 
-@settings(max_examples=400, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_every_placement_keeps_the_rules(seed: int) -> None:
     batch = generated_batch(random.Random(seed))
     assert placement_faults(batch, plan_placement(batch)) == []
 
 
-@settings(max_examples=100, deadline=None)
 @given(seed=st.integers(0, 2**32), shuffle=st.randoms(use_true_random=False))
 def test_the_order_of_the_input_decides_nothing(seed: int, shuffle: random.Random) -> None:
     batch = generated_batch(random.Random(seed))
@@ -37,7 +35,6 @@ def test_the_order_of_the_input_decides_nothing(seed: int, shuffle: random.Rando
     assert plan_placement(other) == plan_placement(batch)
 
 
-@settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_rebalance_of_a_fresh_placement_changes_nothing(seed: int) -> None:
     batch = generated_batch(random.Random(seed))
@@ -57,7 +54,6 @@ def test_a_rebalance_of_a_fresh_placement_changes_nothing(seed: int) -> None:
         )
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     workers=st.integers(1, 8),

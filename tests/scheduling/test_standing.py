@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling import plan_placement
@@ -17,7 +17,7 @@ from storm_dagster.core.scheduling.standing import (
 )
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch
 from storm_dagster.model.ranges import encode_ranges
-from storm_dagster.testing.placement_clusters import generated_batch, small_topology
+from storm_rigs.placement_clusters import generated_batch, small_topology
 
 
 def worker(node: int, port: int, *tasks: int) -> PlacedWorker:
@@ -35,7 +35,6 @@ def standing(*old: PlacedWorker, **more: Any) -> Any:
     )
 
 
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_a_new_placement_keeps_them(seed: int) -> None:
     batch = generated_batch(random.Random(seed))
@@ -82,7 +81,6 @@ def test_moves() -> None:
     ]
 
 
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32), workers=st.integers(1, 6))
 def test_no_rebalance_of_the_planner_is_wasteful(seed: int, workers: int) -> None:
     batch = generated_batch(random.Random(seed))

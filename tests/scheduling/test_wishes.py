@@ -16,7 +16,7 @@ from storm_dagster.model.placement import (
     TopologyToPlace,
     UserWorker,
 )
-from storm_dagster.testing.placement_clusters import small_topology, supervisor
+from storm_rigs.placement_clusters import small_topology, supervisor
 
 FOUR = range(6900, 6904)
 TWO = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storm_dagster.spark.server import SparkServer
+from storm_rigs.spark_server import SparkServer
 
 
 def free_port() -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
@@ -15,8 +15,8 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.spark.assignment import plan_many_with_spark, plan_with_spark
 from storm_dagster.spark.session import forget_session, open_connect
-from storm_dagster.testing.placement_clusters import generated_batch, small_topology, supervisor
-from storm_dagster.testing.placement_invariants import placement_faults
+from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
+from storm_rigs.placement_invariants import placement_faults
 
 pytestmark = pytest.mark.spark
 
@@ -29,7 +29,8 @@ def session(spark_remote: str) -> Iterator[SparkSession]:
 
 
 @pytest.mark.timeout(600)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+# An example takes seconds: it is fifty clusters.
+@settings(max_examples=settings().max_examples // 25)
 @given(seeds=st.lists(st.integers(0, 2**32), min_size=50, max_size=50, unique=True))
 def test_both_planners_agree_on_fifty_generated_clusters(session: SparkSession, seeds: list[int]) -> None:
     batches = [generated_batch(random.Random(seed)) for seed in seeds]

@@ -25,12 +25,12 @@ from storm_dagster.spark.pinned import (
     remote_with_session,
 )
 from storm_dagster.spark.planner import ConnectPlanner, plan_on_cluster
-from storm_dagster.spark.server import SparkServer
 from storm_dagster.spark.session import forget_session, host_and_port, open_connect, within
 from storm_dagster.spark.shipping import package_archive
 from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster, warm_up
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.spark_server import SparkServer
 
 
 def free_port() -> int:

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import psutil
 import pytest
 
-from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.spark.server import (
-    SparkServer,
-    run,
-    settings_of,
-    spark_connect_command,
-    spark_environment,
-    wait_until_ready,
-)
-from storm_dagster.testing.waiting import eventually
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment
+from storm_rigs.spark_server import SparkServer, wait_until_ready
 
 
 def test_the_server_takes_the_clusters_spark_conf_but_not_where_it_listens() -> None:
@@ -107,46 +91,3 @@ def test_its_python_daemon_has_its_libraries_loaded(spark_server: SparkServer) -
         except psutil.Error:
             continue  # it ended just now
     assert any("storm_dagster.spark.python_daemon" in command for command in commands), commands
-
-
-@pytest.mark.spark
-@pytest.mark.timeout(400)
-def test_it_is_kept_running_until_told_to_stop(tmp_path: Path) -> None:
-    stop = threading.Event()
-    port = _free_port()
-    codes: list[int] = []
-    conf = load_cluster_conf()
-    daemon = threading.Thread(target=lambda: codes.append(run(conf, tmp_path, stop, port)))
-    daemon.start()
-
-    def child() -> psutil.Process | None:
-        for process in psutil.Process().children():
-            try:
-                if f"spark.connect.grpc.binding.port={port}" in " ".join(process.cmdline()):
-                    return process
-            except psutil.Error:
-                continue
-        return None
-
-    def listens() -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        eventually(listens, timeout=120, what="the server's port")
-        first = child()
-        assert first is not None
-        # Its Python daemon comes with the first job of the warm-up: the start is over.
-        eventually(lambda: first.children(recursive=True), timeout=120, what="the first job")
-        first.kill()
-        eventually(
-            lambda: (other := child()) is not None and other.pid != first.pid and listens(),
-            timeout=120,
-            what="another server in place of the killed one",
-        )
-    finally:
-        stop.set()
-        daemon.join(90)
-    assert codes == [0]
-    assert not listens()
-    assert child() is None

@@ -7,7 +7,7 @@ import pytest
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.session import as_unavailable
-from storm_dagster.testing.worker_rig import free_port
+from storm_rigs.worker_rig import free_port
 
 
 def test_an_error_of_grpc_is_told_by_what_happened() -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.spark.server import spark_connect_command, spark_environment, wait_until_ready
+from storm_dagster.spark.server import spark_connect_command, spark_environment
+from storm_rigs.spark_server import wait_until_ready
 
 
 def free_port() -> int:

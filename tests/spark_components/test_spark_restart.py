@@ -14,10 +14,11 @@ import pytest
 from storm_dagster.api import TopologyBuilder
 from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
-from storm_dagster.spark.server import spark_connect_command, spark_environment, wait_until_ready
+from storm_dagster.spark.server import spark_connect_command, spark_environment
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.testing.worker_rig import WorkerRig, free_port
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.spark_server import wait_until_ready
+from storm_rigs.worker_rig import WorkerRig, free_port
 
 pytestmark = [pytest.mark.spark, pytest.mark.zookeeper, pytest.mark.timeout(300)]
 

@@ -15,10 +15,12 @@ import pytest
 
 from storm_dagster.core.slot_claims import check_ports, slot_claims
 from storm_dagster.core.slot_model import Work
+from storm_dagster.model.clock import boot_id
+from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
-from storm_dagster.model.run_file import RunFile, boot_id, start_ticks
-from storm_dagster.supervisor.daemon import resolve_supervisor_id
+from storm_dagster.model.run_file import RunFile
 from storm_dagster.supervisor.health import check_once
 from storm_dagster.supervisor.housekeeping import remove_old_logs, remove_run_file, rotate
 from storm_dagster.supervisor.launcher import log_path, worker_command, worker_environment
@@ -299,13 +301,11 @@ def test_only_a_dead_workers_own_run_file_is_removed(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_id_is_made_once_and_checked(tmp_path: Path) -> None:
-    made = resolve_supervisor_id(tmp_path, None)
-    assert resolve_supervisor_id(tmp_path, None) == made
-    assert resolve_supervisor_id(tmp_path, "host-1.local") == "host-1.local"
-    for wrong in ("", "../x", "a/b", "id", ".hidden", "x" * 101, "a b"):
+def test_an_id_is_one_that_can_name_a_folder(tmp_path: Path) -> None:
+    hold_folder(tmp_path, "supervisor", "host-1.local").close()
+    for wrong in ("", "../x", "a/b", "id", ".hidden", "x" * 101, "a b", "."):
         with pytest.raises(InvalidRequest):
-            resolve_supervisor_id(tmp_path, wrong)
+            hold_folder(tmp_path, "supervisor", wrong)
 
 
 def script(folder: Path, name: str, text: str) -> None:

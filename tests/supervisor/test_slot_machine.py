@@ -442,10 +442,9 @@ class AnyEvents(RuleBasedStateMachine):
 
 
 TestAnyEvents = AnyEvents.TestCase
-TestAnyEvents.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAnyEvents.settings = settings(stateful_step_count=40)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.lists(
         st.sampled_from(

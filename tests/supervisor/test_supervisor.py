@@ -16,8 +16,9 @@ import httpx
 import pytest
 
 from storm_dagster.model import paths
+from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.records import Assignment, EpochRecord, SupervisorInfo, WorkerSlot, encode_record
-from storm_dagster.model.run_file import RunFile, start_ticks
+from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from storm_dagster.model.conf import load_cluster_conf
+from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.records import Assignment, WorkerSlot
-from storm_dagster.model.run_file import start_ticks
 from storm_dagster.supervisor.daemon import run
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.embedded import EmbeddedZooKeeper
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = pytest.mark.zookeeper
 

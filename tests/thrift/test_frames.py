@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.nimbus.thrift.frames import MOST_DEPTH, MOST_VALUES, MalformedFrame, check_message
@@ -102,7 +102,6 @@ def test_answers_are_no_calls() -> None:
         check_message(encode_reply("getLeader", 1, idl.Nimbus.getLeader_result()))
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_end_in_a_verdict(raw: bytes) -> None:
     for frame in (raw, call(raw)):

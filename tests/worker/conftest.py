@@ -10,8 +10,8 @@ import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
 from storm_dagster.model.records import ComponentTasks, TaskTable
-from storm_dagster.testing.worker_rig import WorkerRig
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.worker_rig import WorkerRig
 
 CODE = '''
 """Lines are numbered; a file tells how many there are, another one what was acked."""

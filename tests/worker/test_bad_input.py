@@ -15,7 +15,7 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.testing.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig, free_port
 
 CODE = f"""
 import os, time
@@ -139,6 +139,9 @@ def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(
         assert len(found) == 1, (remedy, [error.error[:200] for error in errors])
         assert found[0].task == 1
     assert len(errors) == len(REMEDIES)
+    (blocked,) = [error.error for error in errors if "It is at:" in error.error]
+    line = 1 + CODE.splitlines().index("            time.sleep(2.5)")
+    assert f'rig_code.py", line {line}, in process' in blocked and "time.sleep(2.5)" in blocked
 
 
 class Numbers(Spout):

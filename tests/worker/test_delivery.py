@@ -13,7 +13,7 @@ from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder, 
 from storm_dagster.operations.worker_requests import ask_worker
 from storm_dagster.testing.topology_harness import run_topology
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.testing.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig, free_port
 
 CODE = '''
 import os, time

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.api import TaskState
+from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.worker.errors import ErrorReporter
-from storm_dagster.worker.lease import Lease, boot_clock
+from storm_dagster.worker.lease import Lease
 
 
 class Session:

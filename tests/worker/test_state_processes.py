@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.core.keyed_state import Contents, read_log
+from storm_dagster.core.keyed_state import Contents, Division, read_log
 from storm_dagster.model import paths
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
+from storm_dagster.model.security import Security
+from storm_dagster.model.wire import StateQuestion
+from storm_dagster.nimbus.keyed_state import read_state
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.testing.worker_rig import WorkerRig, free_port
+from storm_dagster.worker.stateful import KeyedState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.worker_rig import WorkerRig, free_port
 
 pytestmark = pytest.mark.zookeeper
 
@@ -132,6 +138,25 @@ def counted(rig: WorkerRig) -> Counter[str]:
     return total
 
 
+def test_what_no_json_holds_is_shown_as_text_and_a_page_has_a_bound() -> None:
+    state = KeyedState(Contents(), Division(1, by_key=True), 0)
+    state["odd"], state[1, "a"] = {(1, 2): "x"}, 5
+    for n in range(100):
+        state[n] = "v" * 15_000
+    state["long"] = "w" * 100_000
+    first, second, *_ = state.page(StateQuestion(1, limit=3))["entries"]
+    assert first == {"key": "odd", "value": None, "shown": "{(1, 2): 'x'}"} and second["value"] == 5
+    at, rows = 0, 0
+    while at is not None:
+        page = state.page(StateQuestion(1, offset=at, limit=1000))
+        assert len(json.dumps(page, default=str)) < 300_000
+        at, rows = page["next"], rows + len(page["entries"])
+    assert rows == len(state)
+    (long,) = state.page(StateQuestion(1, keys=["long"]))["entries"]
+    assert long["value"] is None and long["shown"].startswith("'www") and len(long["shown"]) == 1000
+    assert state.page(StateQuestion(1, keys=["[1,", [1, "a"]]))["entries"][0]["value"] == 5
+
+
 EXPECTED = Counter(f"w{n % 50}" for n in range(TOTAL))
 
 
@@ -150,6 +175,48 @@ def test_a_worker_killed_twice_loses_no_count_and_counts_nothing_twice(
         rig.start(*two)
     eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
     assert counted(rig) == EXPECTED
+
+
+def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig]) -> None:
+    """From the workers that keep it, of a topology that is ACTIVE or INACTIVE."""
+    rig = make_rig({})
+    one, two = ("s1", free_port()), ("s2", free_port())
+    rig.assign({one: "1,5-7", two: "2"})
+    rig.start(*one)
+    rig.start(*two)
+    eventually(lambda: len(acked(rig)) == TOTAL, timeout=60, what="all words are acked")
+    rig.set_status("INACTIVE")
+
+    def read(component: str = "count", **asked: str) -> dict[str, Any]:
+        topology = rig.cluster.load_view().topologies[rig.topology_id]
+        return read_state(topology, component, Security(), **asked)
+
+    page, seen = read(limit="7"), Counter[str]()
+    tasks: list[int] = []
+    for _ in range(20):
+        assert len(page["entries"]) <= 7
+        seen.update({row["key"]: row["value"] for row in page["entries"]})
+        tasks += [row["task"] for row in page["entries"]]
+        if page["next"] is None:
+            break
+        page = read(limit="7", after=page["next"])
+    assert seen == EXPECTED and tasks == sorted(tasks) and set(tasks) == {1, 2}
+    assert read(limit="1000")["next"] is None
+    (found,) = read(key="w7")["entries"]
+    assert (found["key"], found["value"]) == ("w7", TOTAL // 50)
+    assert read(key="nothing") == {"id": rig.topology_id, "component": "count", "entries": [], "next": None}
+    with pytest.raises(InvalidRequest, match="keeps no keyed state"):
+        read("words")
+    with pytest.raises(KeyNotFound, match="it has count, words"):
+        read("cuont")
+    for wrong in ({"limit": "0"}, {"limit": "1001"}, {"limit": "-1"}, {"after": "5"}, {"after": "x:1"}):
+        with pytest.raises(InvalidRequest):
+            read(**wrong)
+    rig.processes[two].kill()
+    rig.processes[two].wait()
+    eventually(lambda: two not in rig.live(), what="the worker's node is gone")
+    with pytest.raises(Unavailable, match="task 2 of 'count' does not run"):
+        read()
 
 
 def test_state_follows_its_tasks_to_other_workers_and_more_tasks(make_rig: Callable[..., WorkerRig]) -> None:

@@ -19,7 +19,7 @@ from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 from storm_dagster.operations.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.testing.worker_rig import WorkerRig, free_port
+from storm_rigs.worker_rig import WorkerRig, free_port
 
 pytestmark = pytest.mark.zookeeper
 
@@ -246,8 +246,8 @@ def test_frames_and_requests_of_strangers_are_dropped(make_rig: Callable[..., Wo
 def test_the_lease_pauses_when_zookeeper_is_silent(
     make_rig: Callable[..., WorkerRig], slots, zookeeper_server: str, tmp_path: Path
 ) -> None:
-    from storm_dagster.zk.embedded import EmbeddedZooKeeper
     from storm_dagster.zk.storm_cluster_state import StormClusterState
+    from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
     with EmbeddedZooKeeper(tmp_path / "own-zk", durable=False) as server:
         host, _, port = server.address.rpartition(":")

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from storm_dagster.model import java
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.zk import java
+from storm_dagster.model.java import java_command, java_version
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.embedded import EmbeddedZooKeeper, server_answers, zookeeper_command, zookeeper_jars
-from storm_dagster.zk.java import java_command, java_version
+from storm_dagster.zk.embedded import server_answers, zookeeper_command, zookeeper_jars
 from storm_dagster.zk.session import ZkSession
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
 

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
-from storm_dagster.zk.connection import boot_clock
-from storm_dagster.zk.embedded import EmbeddedZooKeeper
 from storm_dagster.zk.session import LEASE_MARGIN_SECS, ZkSession
+from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
 

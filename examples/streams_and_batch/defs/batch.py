@@ -1,4 +1,5 @@
-"""Daily assets on what the stream writes; a stream that does not deliver blocks what depends on them."""
+"""Assets on what the stream writes: hourly ones start when the stream has completed an hour, daily ones by schedule; a
+stream that does not deliver blocks what depends on them."""
 
 import os
 import time
@@ -16,6 +17,11 @@ DAYS = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)
 LANDED = dg.AssetKey(["topologies", "clicks", "landed"])
 CLICKS_DAY = dg.AssetKey(["lake", "clicks_day"])
 TOP_PAGES = dg.AssetKey(["lake", "top_pages"])
+CLICKS = dg.AssetKey(["lake", "clicks"])
+PAGES_BY_HOUR = dg.AssetKey(["lake", "pages_by_hour"])
+HOURS = dg.HourlyPartitionsDefinition(start_date="2025-01-01-00:00")
+EACH_HOUR = dg.AutomationCondition.eager().without(dg.AutomationCondition.in_latest_time_window())
+"""Whatever hour the stream has completed, the newest one or one that Dagster heard of late."""
 LATEST_SECS = 600
 DAILY = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=26), warn_window=timedelta(hours=25))
 
@@ -30,6 +36,40 @@ def newest(folder: Path) -> float | None:
     return max((path.stat().st_mtime for path in folder.glob("*.parquet")), default=None)
 
 
+clicks = dg.AssetSpec(
+    CLICKS,
+    deps=[dg.AssetKey(["topologies", "clicks", "hours"])],
+    partitions_def=HOURS,
+    group_name="lake",
+    kinds={"parquet"},
+    description="Hours that the stream has written whole; its bolt `hours` reports them.",
+)
+
+
+@dg.asset(
+    key=PAGES_BY_HOUR,
+    deps=[CLICKS],
+    partitions_def=HOURS,
+    automation_condition=EACH_HOUR,
+    group_name="lake",
+    kinds={"pyspark"},
+    description="The hour's page views; made when the hour is complete.",
+)
+def pages_by_hour(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
+    """Count the hour's views, each once."""
+    begin, end = (int(at.timestamp() * 1000) for at in context.partition_time_window)
+    rows = (
+        spark.pyspark()
+        .spark_session.read.parquet(str(lake() / "clicks" / f"day={context.partition_key[:10]}"))
+        .where(f"at >= {begin} and at < {end}")
+        .dropDuplicates(["view"])
+        .groupBy("page")
+        .count()
+        .collect()
+    )
+    return dg.MaterializeResult(metadata={"views": {row["page"]: row["count"] for row in rows}})
+
+
 @dg.asset(
     key=CLICKS_DAY,
     deps=[LANDED],
@@ -39,7 +79,7 @@ def newest(folder: Path) -> float | None:
     freshness_policy=DAILY,
     description="The day's page views, each once.",
 )
-def clicks_day(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
+def clicks_day(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> dg.MaterializeResult:
     """Read what the stream wrote, drop what came twice, write it anew: a second run gives the same."""
     source, out = (
         lake() / "clicks" / f"day={context.partition_key}",
@@ -47,7 +87,7 @@ def clicks_day(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.Ma
     )
     if newest(source) is None:
         raise dg.Failure(f"the stream has written nothing for {context.partition_key} ({source})")
-    session = spark.pyspark().spark_session
+    session = storm_spark.pyspark().spark_session
     raw = session.read.parquet(str(source))
     raw.dropDuplicates(["view"]).coalesce(1).write.mode("overwrite").parquet(str(out))
     views, rows = session.read.parquet(str(out)).count(), raw.count()
@@ -62,10 +102,12 @@ def clicks_day(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.Ma
     blocking=True,
     description="The topology runs, and its newest file is younger than ten minutes, while the day is not over.",
 )
-def stream_delivers(context: dg.AssetCheckExecutionContext, nimbus: NimbusResource) -> dg.AssetCheckResult:
+def stream_delivers(
+    context: dg.AssetCheckExecutionContext, storm_nimbus: NimbusResource
+) -> dg.AssetCheckResult:
     """What is made from a day that the stream still writes would be wrong without its newest views."""
     try:
-        statuses = {document["name"]: document["status"] for document in nimbus.topologies()}
+        statuses = {document["name"]: document["status"] for document in storm_nimbus.topologies()}
         status = statuses.get("clicks", "NOT RUNNING")
     except StormDagsterError as error:
         status = f"unknown: {error.message}"
@@ -91,11 +133,11 @@ def stream_delivers(context: dg.AssetCheckExecutionContext, nimbus: NimbusResour
     freshness_policy=DAILY,
     description="The day's pages by views.",
 )
-def top_pages(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
+def top_pages(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> dg.MaterializeResult:
     """Count, and show the first ten."""
     folder = lake() / "clicks_day" / context.partition_key
     rows = (
-        spark.pyspark()
+        storm_spark.pyspark()
         .spark_session.read.parquet(str(folder))
         .groupBy("page")
         .count()
@@ -117,10 +159,17 @@ daily = dg.define_asset_job(
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """The daily assets, their check, and a run every night for the day before."""
+    """The assets and their check; whole hours as they come, and a run every night for the day before."""
     return dg.Definitions(
-        assets=[clicks_day, top_pages],
+        assets=[clicks, pages_by_hour, clicks_day, top_pages],
         asset_checks=[stream_delivers],
         jobs=[daily],
         schedules=[dg.build_schedule_from_partitioned_job(daily, hour_of_day=1)],
+        sensors=[
+            dg.AutomationConditionSensorDefinition(
+                "whole_hours",
+                target=[PAGES_BY_HOUR],
+                default_status=dg.DefaultSensorStatus.RUNNING,
+            )
+        ],
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 from storm_dagster.cli.dev import readiness
 from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec
 from storm_dagster.cli.dev.ending import end_cluster, marks_of
-from storm_dagster.cli.dev.plan import HOST, ClusterPlan, daemon_environment, prepare_dagster_home
+from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, daemon_environment, prepare_dagster_home
 from storm_dagster.cli.dev.process_table import family
 from storm_dagster.model.endpoints import (
     ClusterFile,
@@ -29,6 +28,7 @@ from storm_dagster.model.endpoints import (
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.exposure import make_private
 from storm_dagster.model.home_conf import DEV_CONF, write_dev_conf
+from storm_dagster.model.host import lock_file, require_linux
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 
@@ -36,6 +36,8 @@ __all__ = ["DevCluster", "Reporter", "refuse_live_home"]
 
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
+_ENOUGH_CORES = 4
+"""With fewer, what is not needed to be ready starts when the cluster is: it would take the others' time."""
 
 
 class _Stopped(Exception):
@@ -84,17 +86,21 @@ class DevCluster:
         self._failure: StormDagsterError | None = None
         self._deadline = 0.0
         self._workspace: Path | None = None
+        self._tracks: list[threading.Thread] = []
+        self._ready = threading.Event()
+        self._spark_starts = plan.embeds_spark
         self.hurry = threading.Event()
         """Set by a second Ctrl-C: no grace for anybody."""
 
     @contextmanager
     def _claim(self):
         """Hold ``HOME/dev.lock`` and the run file of this process."""
+        require_linux("a local cluster")
         os.umask(0o077)
         make_private(self._home)
         with (self._home / "dev.lock").open("w") as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock_file(lock, wait=False)
             except OSError:
                 raise Conflict(
                     f"a cluster is being started or ended in {self._home}: wait, or give another --home"
@@ -119,6 +125,7 @@ class DevCluster:
                 self._start()
                 if not self._stop.is_set():
                     ready(self._write_cluster_file())
+                    self._ready.set()
                 while not self._stop.wait(0.1):
                     self._watch()
             finally:
@@ -128,12 +135,13 @@ class DevCluster:
         self._deadline = time.monotonic() + self._plan.options.timeout
         self._workspace = prepare_dagster_home(self._home, self._plan.ports.code)
         write_dev_conf(self._home, self._plan.given_conf())
-        tracks = [
+        self._tracks = [
             threading.Thread(target=self._track, args=(track,), name=track.__name__, daemon=True)
-            for track in (self._start_control, self._start_spark, self._start_dagster)
+            for track in (self._start_control, self._start_dagster, self._start_the_rest)
         ]
-        for thread in tracks:
+        for thread in self._tracks:
             thread.start()
+        tracks = self._tracks[:2]
         while any(thread.is_alive() for thread in tracks) and self._failure is None:
             if self._stop.wait(0.1):
                 break
@@ -151,20 +159,28 @@ class DevCluster:
             track()
         except _Stopped:
             pass
-        except StormDagsterError as error:
-            self._failure = self._failure or error
         except Exception as error:
-            log.exception("starting the cluster failed")
-            self._failure = self._failure or Unavailable(f"the cluster cannot be started: {error!r}")
+            if not isinstance(error, StormDagsterError):
+                log.exception("starting the cluster failed")
+                error = Unavailable(f"the cluster cannot be started: {error!r}")
+            if track == self._start_the_rest:
+                # What runs is of use without it; who needs it hears why there is none.
+                log.error("%s", error.message)
+            else:
+                self._failure = self._failure or error
 
     def _start_control(self) -> None:
-        """ZooKeeper, then nimbuses and supervisors."""
+        """ZooKeeper, supervisors, which wait for it, and nimbuses once it has a root: they would make their own."""
         plan = self._plan
         from storm_dagster.zk.embedded import server_answers
 
         self._reporter.begin("zookeeper")
         specs = plan.zookeeper_daemons()
         servers = [self._launch(spec) for spec in specs]
+        self._reporter.begin("supervisors")
+        supervisors = [
+            self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)
+        ]
         self._wait(
             lambda: all(server_answers(HOST, spec.ports["client"]) for spec in specs), "zookeeper", servers
         )
@@ -179,11 +195,7 @@ class DevCluster:
         remembered.write_text(cluster_id + "\n", encoding="ascii")
         self._reporter.done("zookeeper")
         self._reporter.begin("nimbus")
-        self._reporter.begin("supervisors")
         nimbuses = [self._launch(plan.nimbus_daemon(index)) for index in range(plan.options.nimbuses)]
-        supervisors = [
-            self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)
-        ]
         self._write_cluster_file()
         options = Security.of(plan.conf).client_options()
         urls = [plan.nimbus_url(index) for index in range(plan.options.nimbuses)]
@@ -204,16 +216,33 @@ class DevCluster:
         )
         self._reporter.done("supervisors")
 
+    def _start_the_rest(self) -> None:
+        """What a cluster is ready without: Spark, for which placements wait meanwhile, and warm runs."""
+        if (os.cpu_count() or 1) < _ENOUGH_CORES:
+            while not self._ready.wait(0.1):
+                if self._stop.is_set():
+                    raise _Stopped
+        self._deadline = time.monotonic() + self._plan.options.timeout
+        # Without them runs start the stock way.
+        if self._plan.options.warm_runs:
+            self._launch(self._plan.warm_runs_daemon())
+        if self._plan.embeds_spark:
+            try:
+                self._start_spark()
+            finally:
+                self._spark_is_there()
+
+    def _spark_is_there(self) -> None:
+        """Nobody is to wait any more, be it there or not."""
+        if self._spark_starts:
+            self._spark_starts = False
+            self._write_cluster_file()
+
     def _start_spark(self) -> None:
-        """The Connect server, and the first jobs on it."""
+        """The Connect server, and the first jobs on it, by a process that loads while the server does."""
         plan = self._plan
-        if not plan.embeds_spark:
-            return
         self._reporter.begin("spark")
         spark = self._launch(plan.spark_daemon())
-        self._wait(lambda: readiness.listens(plan.ports.spark), "spark", [spark])
-        self._reporter.done("spark")
-        self._reporter.begin("spark warm-up")
         with (self._home / "logs" / "spark-warm-up.out").open("wb") as output:
             child = subprocess.Popen(
                 plan.warm_up_command(),
@@ -225,46 +254,72 @@ class DevCluster:
                 start_new_session=True,
             )
         RunFile.write(self._home, "spark-warm-up", "0", pid=child.pid)
+        output = self._home / "logs" / "spark-warm-up.out"
+        # Placements wait for the first job, too: beside it theirs would take longer, for both load the same.
+        self._wait(
+            lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None,
+            "spark",
+            [spark],
+        )
+        self._spark_is_there()
+        self._reporter.done("spark")
+        self._reporter.begin("spark warm-up")
         self._wait(lambda: child.poll() is not None, "spark warm-up", [spark])
         if child.returncode:
-            said = (self._home / "logs" / "spark-warm-up.out").read_text("utf-8", "replace").strip()[-1500:]
+            said = output.read_text("utf-8", "replace").strip()[-1500:]
             raise Unavailable(f"the Spark server does not run jobs: {said}")
         RunFile.path_of(self._home, "spark-warm-up", "0").unlink(missing_ok=True)
         self._reporter.done("spark warm-up")
 
     def _start_dagster(self) -> None:
-        """The code location, then what loads it."""
+        """The code location, and what loads it."""
         plan = self._plan
         assert self._workspace is not None
         self._reporter.begin("dagster")
-        code = self._launch(plan.code_daemon())
+        self._create_storage()
+        code, web = self._launch(plan.code_daemon()), self._launch(plan.webserver_daemon(self._workspace))
         self._wait(lambda: readiness.listens(plan.ports.code), "dagster code server", [code])
-        others = [
-            self._launch(plan.webserver_daemon(self._workspace)),
-            self._launch(plan.dagster_daemon(self._workspace)),
-        ]
+        # The webserver can be asked to look again, when it has looked too early; the daemon does so after a minute.
+        others = [web, self._launch(plan.dagster_daemon(self._workspace))]
         seen: list[str] = []
         failures = 0
+        warm = False
 
         def loaded() -> bool:
-            nonlocal failures
+            nonlocal failures, warm
             problem = readiness.code_location_error(plan.web_url)
             if problem is None:
                 return True
             seen[:] = [problem[1]]
+            if problem[1] == readiness.NO_DAEMON and not warm:
+                # It loads: time to have the webserver load, too.
+                readiness.warm_up_dagster(plan.web_url)
+                warm = True
             failures += problem[0]
             if failures >= _MAX_DEATHS:
                 raise Unavailable(f"Dagster cannot load the code location: {problem[1]}\n{code.tail(3000)}")
             return False
 
         self._wait(loaded, "dagster", [code, *others], lambda: seen[0] if seen else "")
-        warm = [self._launch(plan.warm_runs_daemon())] if plan.options.warm_runs else []
-        readiness.warm_up_dagster(plan.web_url)
-        # One that does not come up takes nothing away but speed.
-        self._wait(
-            lambda: not warm or readiness.warm_runs_listen(self._home) or warm[0].deaths, "warm runs", []
-        )
         self._reporter.done("dagster")
+
+    def _create_storage(self) -> None:
+        """Create Dagster's tables once per HOME: two processes that find none at once fail each other."""
+        done = self._home / "dagster" / "storage.created"
+        if done.exists():
+            return
+        made = subprocess.run(
+            self._plan.storage_command(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=self._env,
+            cwd=self._home,
+            timeout=max(1.0, self._deadline - time.monotonic()),
+        )
+        if made.returncode:
+            said = made.stderr.decode("utf-8", "replace").strip()[-1500:]
+            raise Unavailable(f"Dagster's storage of {self._home}/dagster/dagster.yaml is not usable: {said}")
+        done.touch()
 
     # -- daemons ------------------------------------------------------------------------------------------
     def _launch(self, spec: DaemonSpec) -> Daemon:
@@ -349,7 +404,7 @@ class DevCluster:
                 pids=tuple(pid for pid in dagster if pid is not None),
             ),
             spark=(
-                SparkEndpoint(remote=plan.spark_remote, pid=self._pid("spark-0"))
+                SparkEndpoint(remote=plan.spark_remote, pid=self._pid("spark-0"), starting=self._spark_starts)
                 if plan.conf.get("spark.master") is None
                 else None
             ),
@@ -360,6 +415,8 @@ class DevCluster:
 
     def _end(self) -> None:
         self._reporter.begin("ending")
+        for thread in self._tracks:
+            thread.join(15)
 
         def reap() -> None:
             for daemon in self._daemons.values():

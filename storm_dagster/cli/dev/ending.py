@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from storm_dagster.cli.dev.process_table import Process, family
+from storm_dagster.cli.dev.process_table import family
+from storm_dagster.model.processes import Process, signal_exactly
 from storm_dagster.model.run_file import RunFile, run_dir
 
 __all__ = ["GRACE_SECS", "end_cluster", "end_session", "marks_of"]
@@ -28,13 +29,6 @@ def marks_of(records: Iterable[RunFile]) -> set[str]:
     return {record.id for record in records if record.role == "dev"}
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
 def _wait_gone(records: list[RunFile], seconds: float, hurry: Callable[[], bool]) -> list[RunFile]:
     """Those that still live after at most ``seconds``."""
     deadline = time.monotonic() + seconds
@@ -47,16 +41,15 @@ def _wait_gone(records: list[RunFile], seconds: float, hurry: Callable[[], bool]
 
 def _end(records: list[RunFile], grace: float, hurry: Callable[[], bool]) -> None:
     for record in records:
-        if record.alive():
-            _signal(record.pid, signal.SIGTERM)
-            _signal(record.pid, signal.SIGCONT)
+        if record.signal(signal.SIGTERM):
+            record.signal(signal.SIGCONT)
     began = time.monotonic()
     left = _wait_gone(records, min(grace, _BRIEF_SECS), hurry)
     for record in left:
         if record.role in _BRIEF_ROLES:
-            _signal(record.pid, signal.SIGKILL)
+            record.signal(signal.SIGKILL)
     for record in _wait_gone(left, grace - (time.monotonic() - began), hurry):
-        _signal(record.pid, signal.SIGKILL)
+        record.signal(signal.SIGKILL)
     _wait_gone(records, 5.0, lambda: False)
 
 
@@ -67,7 +60,7 @@ def end_session(home: Path, record: RunFile) -> None:
         if not left:
             return
         for process in left:
-            _signal(process.pid, signal.SIGKILL)
+            signal_exactly(process.pid, process.start_ticks, signal.SIGKILL)
         time.sleep(0.05)
 
 
@@ -90,8 +83,8 @@ def end_cluster(
     records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
     marks = marks_of(RunFile.read_all(home))
     for record in records:
-        if record.role in _FROZEN_ROLES and record.alive():
-            _signal(record.pid, signal.SIGSTOP)
+        if record.role in _FROZEN_ROLES:
+            record.signal(signal.SIGSTOP)
     # Read again: a worker may have come up before its supervisor was stopped.
     records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
     workers = [record for record in records if record.role == "worker"]
@@ -100,13 +93,14 @@ def end_cluster(
         _end(workers, grace, rush)
         collect()
     daemons = [record for record in records if record.role != "worker"]
-    for wave, name in (
-        ([record for record in daemons if record.role not in _LAST_ROLES], "daemons"),
-        ([record for record in daemons if record.role in _LAST_ROLES], "zookeeper and spark"),
+    for wave, name, patience in (
+        ([record for record in daemons if record.role not in _LAST_ROLES], "daemons", grace),
+        # The first ones of a machine write down their class data for the next ones.
+        ([record for record in daemons if record.role in _LAST_ROLES], "zookeeper and spark", 3 * grace),
     ):
         if any(record.alive() for record in wave):
             say(name)
-            _end(wave, grace, rush)
+            _end(wave, patience, rush)
             collect()
     # What is left are descendants: Dagster's code servers and runs, shell components, Spark's Python.
     left: list[Process] = []
@@ -117,7 +111,7 @@ def end_cluster(
         if attempt == 0:
             say("descendants")
         for process in left:
-            _signal(process.pid, signal.SIGKILL)
+            signal_exactly(process.pid, process.start_ticks, signal.SIGKILL)
         collect()
         time.sleep(0.05)
     for path in run_dir(home).glob("*.json"):

@@ -19,6 +19,8 @@ from storm_dagster.model.conf import ClusterConf
 __all__ = ["ClusterPlan", "DevOptions", "daemon_environment", "prepare_dagster_home"]
 
 HOST = "127.0.0.1"
+PLACED = "the first placement is made"
+"""Line of the process that warms Spark up."""
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,10 @@ class ClusterPlan:
         name = self.supervisor_id(index)
         argv = self._python("supervisor", values, "--id", name)
         return DaemonSpec("supervisor", name, argv, {"http": self.ports.supervisor_http[index]})
+
+    def storage_command(self) -> tuple[str, ...]:
+        """A process that creates Dagster's tables."""
+        return (sys.executable, "-c", "import dagster; dagster.DagsterInstance.get().dispose()")
 
     def code_daemon(self) -> DaemonSpec:
         """The code location, shared by webserver and daemon."""

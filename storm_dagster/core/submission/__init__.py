@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.submission.conf import check_conf, message_timeout_secs, normalize_conf, total_conf
+from storm_dagster.core.submission.conf import (
+    ONE_TIME_KEYS,
+    SUBMITTED_KEYS,
+    check_conf,
+    conf_differences,
+    kept_conf,
+    message_timeout_secs,
+    normalize_conf,
+    total_conf,
+)
 from storm_dagster.core.submission.parallelism import normalize_topology, wanted_executors
 from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.core.submission.tasks import (
@@ -16,9 +25,13 @@ from storm_dagster.core.submission.tasks import (
 from storm_dagster.core.submission.validation import validate_topology
 
 __all__ = [
+    "ONE_TIME_KEYS",
+    "SUBMITTED_KEYS",
     "check_conf",
+    "conf_differences",
     "executors_of",
     "fixed_task_components",
+    "kept_conf",
     "message_timeout_secs",
     "normalize_conf",
     "normalize_topology",

@@ -10,12 +10,31 @@ from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.topology import TopologySpec
 
-__all__ = ["check_conf", "message_timeout_secs", "normalize_conf", "total_conf"]
+__all__ = [
+    "ONE_TIME_KEYS",
+    "SUBMITTED_KEYS",
+    "check_conf",
+    "conf_differences",
+    "kept_conf",
+    "message_timeout_secs",
+    "normalize_conf",
+    "total_conf",
+]
 
 Unknown = Literal["error", "warn"]
 
 # Set by the system; what a client wrote there is overwritten.
 _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
+SUBMITTED_KEYS = "topology.submitted.keys"
+"""Under this key a stored conf names the keys that came with the submission, not from the topology's code."""
+_KEEP_CONF = "topology.update.keep.conf"
+ONE_TIME_KEYS = frozenset(
+    {
+        *("topology.upgrade", "topology.upgrade.workers", "topology.upgrade.component"),
+        *("topology.upgrade.worker.num", _KEEP_CONF, SUBMITTED_KEYS, "declared.code.version"),
+    }
+)
+"""Keys that speak of the one submission that they came with: no later one keeps them."""
 
 
 def without_nulls(conf: Conf) -> dict[str, Any]:
@@ -60,6 +79,28 @@ def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
     return total
 
 
+def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
+    """What an update keeps: the conf that came with earlier submissions, as far as it is not given again (or null).
+
+    With ``topology.update.keep.conf: false`` in ``submitted`` (or the cluster's conf) nothing is kept. A conf that was
+    stored before submissions were told from code names no keys: nothing of it is kept, either.
+    """
+    if not {**cluster, **submitted}.get(_KEEP_CONF, True):
+        return {}
+    kept = set(former.get(SUBMITTED_KEYS) or ()) - ONE_TIME_KEYS - set(submitted)
+    return {key: former[key] for key in sorted(kept) if key in former}
+
+
+def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:
+    """Key -> (old, new) of two total confs; what the system sets for itself is left out."""
+    quiet = {*_SYSTEM_KEYS, *ONE_TIME_KEYS}
+    return {
+        key: (old.get(key), new.get(key))
+        for key in sorted({*old, *new} - quiet)
+        if old.get(key) != new.get(key)
+    }
+
+
 def message_timeout_secs(conf: Conf) -> int:
     """``topology.message.timeout.secs``, the default delay of a kill and a rebalance; 30 when not set."""
     timeout = conf.get("topology.message.timeout.secs")
@@ -78,6 +119,8 @@ def normalize_conf(
     (case S3).
     """
     own = {**without_nulls(topology.conf), **without_nulls(submitted)}
+    given = submitted.get(SUBMITTED_KEYS)
+    given = sorted(set(submitted) - ONE_TIME_KEYS - set(_SYSTEM_KEYS)) if given is None else list(given)
     local_dir = own.get("storm.local.dir")
     if local_dir is not None and local_dir != cluster.get("storm.local.dir"):
         raise InvalidTopology(
@@ -87,7 +130,10 @@ def normalize_conf(
     total = total_conf(cluster, own)
     ackers = total.get("topology.acker.executors")
     return {
-        **{key: value for key, value in own.items() if key not in _SYSTEM_KEYS},
+        **{
+            key: value for key, value in own.items() if key not in (*_SYSTEM_KEYS, SUBMITTED_KEYS, _KEEP_CONF)
+        },
+        **({SUBMITTED_KEYS: given} if given else {}),
         "topology.name": topology.name,
         "topology.id": topology_id,
         "storm.cluster.mode": cluster.get("storm.cluster.mode", "distributed"),

@@ -24,7 +24,7 @@ from storm_dagster.http.logs.pages import (
 from storm_dagster.http.logs.search import Found, Search, search_log
 from storm_dagster.http.logs.tree import LogTree
 from storm_dagster.http.questions import asked_flag, asked_int, asked_text, asked_word
-from storm_dagster.http.schemas import ANY, INT, PORT, STR, arr, choice, map_of
+from storm_dagster.http.schemas import Port, choice
 from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
@@ -58,10 +58,10 @@ class LogRoutes:
     def operations(self) -> list[Operation]:
         """The routes and what they answer."""
         page = (
-            Parameter("file", STR, "Log file, relative to the folder of logs", required=True),
-            Parameter("start", INT, "First byte. Default: the end of the file"),
-            Parameter("length", INT, f"Bytes, at most {LONGEST_PAGE}"),
-            Parameter("encoding", STR, "Encoding of the log. Default: utf-8"),
+            Parameter("file", str, "Log file, relative to the folder of logs", required=True),
+            Parameter("start", int, "First byte. Default: the end of the file"),
+            Parameter("length", int, f"Bytes, at most {LONGEST_PAGE}"),
+            Parameter("encoding", str, "Encoding of the log. Default: utf-8"),
         )
         one_file = page[:1]
         return [
@@ -73,29 +73,33 @@ class LogRoutes:
                 "logs",
                 parameters=(
                     Parameter("cmd", choice(*_COMMANDS), "What to do", required=True),
-                    Parameter("log", STR, "showLog, download: file, relative to the folder of logs"),
-                    Parameter("pos", INT, "showLog, download: first byte. Default: the end of the file"),
-                    Parameter("size", INT, f"showLog, download: bytes, at most {LONGEST_PAGE}"),
-                    Parameter("dir", STR, "listDir: folder, relative to the folder of logs"),
-                    Parameter("file", STR, "searchLog: file, relative to the folder of logs"),
-                    Parameter("key", STR, "searchLog: text to look for"),
+                    Parameter("log", str, "showLog, download: file, relative to the folder of logs"),
+                    Parameter("pos", int, "showLog, download: first byte. Default: the end of the file"),
+                    Parameter("size", int, f"showLog, download: bytes, at most {LONGEST_PAGE}"),
+                    Parameter("dir", str, "listDir: folder, relative to the folder of logs"),
+                    Parameter("file", str, "searchLog: file, relative to the folder of logs"),
+                    Parameter("key", str, "searchLog: text to look for"),
                     Parameter(
-                        "offset", INT, "searchLog: bytes to leave out at the side that the search begins at"
+                        "offset", int, "searchLog: bytes to leave out at the side that the search begins at"
                     ),
-                    Parameter("max_match", INT, "searchLog: most matches (default 10)"),
-                    Parameter("look_back", INT, "searchLog: lines before a match (default 2)"),
-                    Parameter("look_ahead", INT, "searchLog: lines after a match (default 10)"),
+                    Parameter("max_match", int, "searchLog: most matches (default 10)"),
+                    Parameter("look_back", int, "searchLog: lines before a match (default 2)"),
+                    Parameter("look_ahead", int, "searchLog: lines after a match (default 10)"),
                     Parameter(
                         "case_ignore", choice("true", "false", "1", "0"), "searchLog: ignore case (ASCII)"
                     ),
                     Parameter("search_from", choice("head", "tail"), "searchLog: side to begin at"),
-                    Parameter("workerPort", PORT, "jstack, jstat: port of the worker"),
+                    Parameter("workerPort", Port, "jstack, jstat: port of the worker"),
                 ),
                 answers={
                     200: Media(
-                        {"text/plain": STR, "application/json": map_of(ANY), "application/octet-stream": STR}
+                        {
+                            "text/plain": str,
+                            "application/json": dict[str, Any],
+                            "application/octet-stream": str,
+                        }
                     ),
-                    206: Media({"application/octet-stream": STR}),
+                    206: Media({"application/octet-stream": str}),
                 },
                 errors=(404, 416, 503),
             ),
@@ -103,10 +107,10 @@ class LogRoutes:
                 "GET",
                 "/api/v1/log",
                 self._page_of(self._workers, "/api/v1/log"),
-                "Page of a worker's log (TOPOLOGY-ID/PORT/worker.log) for browsers",
+                "Page of a worker's log (TOPOLOGY-ID/Port/worker.log) for browsers",
                 "logs",
                 parameters=page,
-                answers={200: Media({"text/html": STR})},
+                answers={200: Media({"text/html": str})},
                 errors=(404, 416),
             ),
             Operation(
@@ -116,7 +120,7 @@ class LogRoutes:
                 "Page of a daemon's log for browsers",
                 "logs",
                 parameters=page,
-                answers={200: Media({"text/html": STR})},
+                answers={200: Media({"text/html": str})},
                 errors=(404, 416),
             ),
             Operation(
@@ -127,8 +131,8 @@ class LogRoutes:
                 "logs",
                 parameters=one_file,
                 answers={
-                    200: Media({"application/octet-stream": STR}),
-                    206: Media({"application/octet-stream": STR}),
+                    200: Media({"application/octet-stream": str}),
+                    206: Media({"application/octet-stream": str}),
                 },
                 errors=(404, 416),
             ),
@@ -140,8 +144,8 @@ class LogRoutes:
                 "logs",
                 parameters=one_file,
                 answers={
-                    200: Media({"application/octet-stream": STR}),
-                    206: Media({"application/octet-stream": STR}),
+                    200: Media({"application/octet-stream": str}),
+                    206: Media({"application/octet-stream": str}),
                 },
                 errors=(404, 416),
             ),
@@ -152,10 +156,10 @@ class LogRoutes:
                 "Log files of the workers of this daemon's host",
                 "logs",
                 parameters=(
-                    Parameter("topoId", STR, "Only those of this topology id"),
-                    Parameter("port", PORT, "Only those of this port"),
+                    Parameter("topoId", str, "Only those of this topology id"),
+                    Parameter("port", Port, "Only those of this port"),
                 ),
-                answers={200: arr(STR)},
+                answers={200: list[str]},
             ),
         ]
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from typing_extensions import NotRequired, TypedDict
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
 from storm_dagster.http.answers import Endpoint, get
 from storm_dagster.http.description import Media, Operation, Parameter
-from storm_dagster.http.schemas import INT, STR, Schema, arr, at_least, map_of, nullable, obj, text
+from storm_dagster.http.schemas import Digest, UploadHandle, closed, extensible
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key
@@ -24,6 +26,54 @@ __all__ = ["blob_operations"]
 
 _MOST_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""
+
+
+_Number = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+
+
+@extensible
+class BlobDocument(TypedDict):
+    """A stored blob."""
+
+    key: str
+    size: int
+    sha256: Digest
+
+
+class StoredBlob(BlobDocument):
+    """A blob that was written, with the number of nimbuses that hold it."""
+
+    copies: NotRequired[int]
+
+
+@closed
+class BlobList(TypedDict):
+    """Blobs that one nimbus holds."""
+
+    cluster_id: str | None
+    blobs: list[BlobDocument]
+
+
+@closed
+class ArchiveDocument(TypedDict):
+    """An archive that is stored."""
+
+    sha256: Digest
+
+
+@closed
+class UploadDocument(TypedDict):
+    """An upload that began."""
+
+    handle: UploadHandle
+
+
+@closed
+class FinishedUpload(TypedDict):
+    """An upload whose parts no longer change."""
+
+    handle: str
+    parts: dict[str, BlobDocument]
 
 
 def _key(request: Request) -> str:
@@ -177,25 +227,19 @@ class _BlobEndpoints:
 def blob_operations(nimbus: Nimbus) -> list[Operation]:
     """The routes of this module."""
     on = _BlobEndpoints(nimbus)
-    key = Parameter("key", STR, "Blob key", where="path")
-    handle = Parameter("handle", STR, "What POST /v1/uploads gave", where="path")
-    part = Parameter("part", STR, "archive, conf or topology", where="path")
-    epoch = Parameter(
-        "X-Storm-Epoch", text("^[0-9]{1,9}$"), "Refuse unless the leader's epoch is this one", "header"
-    )
+    key = Parameter("key", str, "Blob key", where="path")
+    handle = Parameter("handle", str, "What POST /v1/uploads gave", where="path")
+    part = Parameter("part", str, "archive, conf or topology", where="path")
+    epoch = Parameter("X-Storm-Epoch", _Number, "Refuse unless the leader's epoch is this one", "header")
     terms = (
         epoch,
-        Parameter("X-Storm-Min-Replication", text("^[0-9]{1,9}$"), "Copies to wait for", "header"),
-        Parameter("X-Storm-Allow-Degraded", STR, "true: accept fewer copies", "header"),
+        Parameter("X-Storm-Min-Replication", _Number, "Copies to wait for", "header"),
+        Parameter("X-Storm-Allow-Degraded", str, "true: accept fewer copies", "header"),
     )
-    digest = text("^[0-9a-f]{64}$")
-    announced = Parameter("X-Content-SHA256", digest, "Hash of the body: another body is refused", "header")
-    by_content = Parameter("sha256", digest, "Instead of a body: content that is stored already")
-    bytes_: Schema = {"type": "string", "format": "binary"}
-    body = ("application/octet-stream", bytes_)
-    meta = {"key": STR, "size": INT, "sha256": digest}
-    stored = at_least(meta, {"copies": INT})
-    whole = Media({"application/octet-stream": bytes_})
+    announced = Parameter("X-Content-SHA256", Digest, "Hash of the body: another body is refused", "header")
+    by_content = Parameter("sha256", Digest, "Instead of a body: content that is stored already")
+    body = ("application/octet-stream", bytes)
+    whole = Media({"application/octet-stream": bytes})
     content: dict[int, Any] = {200: whole, 206: whole, 304: None, 416: None}
     wrote = (404, 409, 503)
 
@@ -208,8 +252,8 @@ def blob_operations(nimbus: Nimbus) -> list[Operation]:
             "/blobs",
             get(on.list_blobs),
             "Blobs that this nimbus holds",
-            parameters=(Parameter("prefix", STR, "Only keys that begin so"),),
-            answers={200: obj({"cluster_id": nullable(STR), "blobs": arr(at_least(meta))})},
+            parameters=(Parameter("prefix", str, "Only keys that begin so"),),
+            answers={200: BlobList},
             errors=(503,),
         ),
         one(
@@ -228,7 +272,7 @@ def blob_operations(nimbus: Nimbus) -> list[Operation]:
             "Store a blob; answered when enough nimbuses hold it",
             parameters=(key, by_content, announced, *terms),
             body=body,
-            answers={201: stored},
+            answers={201: StoredBlob},
             errors=wrote,
         ),
         one(
@@ -249,10 +293,10 @@ def blob_operations(nimbus: Nimbus) -> list[Operation]:
                 key,
                 epoch,
                 announced,
-                Parameter("X-Content-By-Hash", STR, "true: no body", "header"),
+                Parameter("X-Content-By-Hash", str, "true: no body", "header"),
             ),
             body=body,
-            answers={200: at_least(meta)},
+            answers={200: BlobDocument},
             errors=wrote,
         ),
         one(
@@ -269,8 +313,8 @@ def blob_operations(nimbus: Nimbus) -> list[Operation]:
             "/archives/{sha256}",
             get(on.has_archive),
             "Whether an archive of that hash is stored",
-            parameters=(Parameter("sha256", STR, where="path"),),
-            answers={200: obj({"sha256": digest})},
+            parameters=(Parameter("sha256", str, where="path"),),
+            answers={200: ArchiveDocument},
             errors=(404,),
         ),
         one(
@@ -278,7 +322,7 @@ def blob_operations(nimbus: Nimbus) -> list[Operation]:
             "/uploads",
             get(on.begin_upload, 201),
             "Begin an upload of archive, conf and topology",
-            answers={201: obj({"handle": text("^[0-9a-f]{32}$")})},
+            answers={201: UploadDocument},
             errors=(503,),
         ),
         one(
@@ -287,7 +331,7 @@ def blob_operations(nimbus: Nimbus) -> list[Operation]:
             get(on.finish_upload),
             "End an upload: from now on its parts do not change",
             parameters=(handle,),
-            answers={200: obj({"handle": STR, "parts": map_of(at_least(meta))})},
+            answers={200: FinishedUpload},
             errors=wrote,
         ),
         one(
@@ -297,7 +341,7 @@ def blob_operations(nimbus: Nimbus) -> list[Operation]:
             "Send one part of an upload",
             parameters=(handle, part, by_content, announced, *terms),
             body=body,
-            answers={201: stored},
+            answers={201: StoredBlob},
             errors=wrote,
         ),
         one(

@@ -1,161 +1,214 @@
-"""Schemas of our own documents under ``/v1``: what design 6.1 promises; newer versions may add keys."""
+"""Documents under ``/v1``. Clients rely on these keys; newer versions may add others."""
 
 from __future__ import annotations
 
-from storm_dagster.http.schemas import (
-    BOOL,
-    INT,
-    NUM,
-    STR,
-    Schema,
-    arr,
-    at_least,
-    choice,
-    map_of,
-    nullable,
-    obj,
-    text,
-)
+from typing import Annotated, Literal
+
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
+
+from storm_dagster.http.schemas import Natural, UploadHandle, closed, extensible
 
 __all__ = [
-    "BLACKLIST",
-    "BLACKLIST_CHANGE",
-    "CHANGE",
-    "CHANGED",
-    "CLUSTER",
-    "HEALTH",
-    "LIST",
-    "RUN",
-    "SHOW",
-    "SUBMISSION",
-    "SUBMITTED",
+    "BlacklistDocument",
+    "ChangedDocument",
+    "ClusterDocument",
+    "HealthDocument",
+    "ListDocument",
+    "RunDocument",
+    "ShowDocument",
+    "StateDocument",
+    "SubmissionDocument",
+    "SubmittedDocument",
 ]
 
-_STATUS = choice("ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK")
-_NATURAL: Schema = {"type": "integer", "minimum": 0}
+_Status = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
+_Stats = dict[str, float]
 
-HEALTH = at_least(
-    {
-        "status": choice("ok", "degraded", "no leader", "no connection to ZooKeeper"),
-        "leader": BOOL,
-        "leader_http": nullable(STR),
-        "epoch": nullable(INT),
-        "id": STR,
-        "address": STR,
-        "version": STR,
-        "cluster_id": nullable(STR),
-        "uptime_secs": INT,
-        "missing": nullable(INT),
-    }
-)
-SUBMISSION = obj(
-    {"name": text(r"^[A-Za-z0-9._-]{1,200}$"), "handle": text("^[0-9a-f]{32}$")},
-    {
-        "token": nullable(text(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,235}$")),
-        "inactive": BOOL,
-        "allow_degraded": BOOL,
-    },
-)
-SUBMITTED = at_least({"run_id": nullable(STR), "token": STR})
-RUN = at_least({"status": STR})
-LIST = obj(
-    {
-        "topologies": arr(
-            at_least(
-                {
-                    "id": STR,
-                    "name": STR,
-                    "status": _STATUS,
-                    "uptime_secs": _NATURAL,
-                    "workers": _NATURAL,
-                    "executors": _NATURAL,
-                    "tasks": _NATURAL,
-                    "not_running": _NATURAL,
-                    "degraded": BOOL,
-                }
-            )
-        )
-    }
-)
-_STATS = map_of(NUM)
-SHOW = at_least(
-    {
-        "id": STR,
-        "name": STR,
-        "status": _STATUS,
-        "uptime_secs": _NATURAL,
-        "workers": arr(
-            at_least(
-                {
-                    "node": STR,
-                    "host": STR,
-                    "port": INT,
-                    "pid": nullable(INT),
-                    "tasks": arr(INT),
-                    "uptime_secs": _NATURAL,
-                    "version": nullable(STR),
-                }
-            )
-        ),
-        "tasks": arr(
-            at_least(
-                {
-                    "id": INT,
-                    "component": STR,
-                    "node": nullable(STR),
-                    "host": nullable(STR),
-                    "port": nullable(INT),
-                    "status": choice("starting", "running", "dead", "unassigned"),
-                    "uptime_secs": _NATURAL,
-                    "stats": _STATS,
-                }
-            )
-        ),
-        "components": map_of(
-            at_least({"type": choice("spout", "bolt"), "executors": INT, "tasks": arr(INT), "stats": _STATS})
-        ),
-        "problems": arr(STR),
-        "errors": arr(
-            at_least({"component": STR, "task": INT, "host": STR, "port": INT, "time": INT, "error": STR})
-        ),
-    }
-)
-CHANGE: Schema = {"type": "object"}
-"""``wait_secs`` (kill, rebalance), ``workers``, ``executors``, ``reassign`` (rebalance), ``dry_run``: see docs."""
-CHANGED = at_least({"run_id": nullable(STR), "id": STR, "name": STR, "status": STR})
-BLACKLIST = obj({"hosts": arr(STR)})
-BLACKLIST_CHANGE: Schema = {"type": "object"}
-CLUSTER = at_least(
-    {
-        "cluster_id": STR,
-        "nimbuses": arr(
-            at_least(
-                {
-                    "host": STR,
-                    "port": nullable(INT),
-                    "http": nullable(STR),
-                    "leader": BOOL,
-                    "uptime_secs": nullable(INT),
-                    "version": nullable(STR),
-                    "missing": nullable(INT),
-                }
-            )
-        ),
-        "supervisors": arr(
-            at_least(
-                {
-                    "id": STR,
-                    "host": STR,
-                    "ports": arr(INT),
-                    "used": arr(INT),
-                    "uptime_secs": _NATURAL,
-                    "version": STR,
-                    "http": nullable(STR),
-                    "blacklisted": BOOL,
-                }
-            )
-        ),
-        "healer": BOOL,
-        "corrupt": map_of(STR),
-    }
-)
+
+class HealthDocument(TypedDict):
+    """How one nimbus is."""
+
+    status: Literal["ok", "degraded", "no leader", "no connection to ZooKeeper"]
+    leader: bool
+    leader_http: str | None
+    epoch: int | None
+    id: str
+    address: str
+    version: str
+    cluster_id: str | None
+    uptime_secs: int
+    missing: int | None
+
+
+@closed
+class SubmissionDocument(TypedDict):
+    """Request of a submission: its parts were uploaded under the handle."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,200}$")]
+    handle: UploadHandle
+    token: NotRequired[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,235}$")] | None]
+    inactive: NotRequired[bool]
+    allow_degraded: NotRequired[bool]
+
+
+class SubmittedDocument(TypedDict):
+    """Run that submits."""
+
+    run_id: str | None
+    token: str
+
+
+class RunDocument(TypedDict):
+    """A run of Dagster."""
+
+    status: str
+
+
+@extensible
+class ListRow(TypedDict):
+    """One topology in a list."""
+
+    id: str
+    name: str
+    status: _Status
+    uptime_secs: Natural
+    workers: Natural
+    executors: Natural
+    tasks: Natural
+    not_running: Natural
+    degraded: bool
+
+
+@closed
+class ListDocument(TypedDict):
+    """All topologies."""
+
+    topologies: list[ListRow]
+
+
+class ShowWorker(TypedDict):
+    """A worker of a topology."""
+
+    node: str
+    host: str
+    port: int
+    pid: int | None
+    tasks: list[int]
+    uptime_secs: Natural
+    version: str | None
+
+
+class ShowTask(TypedDict):
+    """A task of a topology; without a slot while it waits for one."""
+
+    id: int
+    component: str
+    node: str | None
+    host: str | None
+    port: int | None
+    status: Literal["starting", "running", "dead", "unassigned"]
+    uptime_secs: Natural
+    stats: _Stats
+
+
+class ShowComponent(TypedDict):
+    """A component with its statistics of all time."""
+
+    type: Literal["spout", "bolt"]
+    executors: int
+    tasks: list[int]
+    stats: _Stats
+
+
+class ShowError(TypedDict):
+    """An error that a task reported; ``time`` in epoch seconds."""
+
+    component: str
+    task: int
+    host: str
+    port: int
+    time: int
+    error: str
+
+
+class ShowDocument(TypedDict):
+    """One topology with its tasks, workers, statistics and errors."""
+
+    id: str
+    name: str
+    status: _Status
+    uptime_secs: Natural
+    workers: list[ShowWorker]
+    tasks: list[ShowTask]
+    components: dict[str, ShowComponent]
+    problems: list[str]
+    errors: list[ShowError]
+
+
+@extensible
+class StateEntry(TypedDict):
+    """A key of a task's state."""
+
+    task: int
+
+
+@closed
+class StateDocument(TypedDict):
+    """A page of keyed state; ``next`` begins the page after it."""
+
+    id: str
+    component: str
+    entries: list[StateEntry]
+    next: str | None
+
+
+class ChangedDocument(TypedDict):
+    """Answer to a change; ``run_id`` is null when the leader does it without Dagster."""
+
+    run_id: str | None
+    id: str
+    name: str
+    status: str
+
+
+@closed
+class BlacklistDocument(TypedDict):
+    """Hosts that get no new work."""
+
+    hosts: list[str]
+
+
+class ClusterNimbus(TypedDict):
+    """A nimbus."""
+
+    host: str
+    port: int | None
+    http: str | None
+    leader: bool
+    uptime_secs: int | None
+    version: str | None
+    missing: int | None
+
+
+class ClusterSupervisor(TypedDict):
+    """A supervisor; ``used`` are the ports of its slots that are assigned."""
+
+    id: str
+    host: str
+    ports: list[int]
+    used: list[int]
+    uptime_secs: Natural
+    version: str
+    http: str | None
+    blacklisted: bool
+
+
+class ClusterDocument(TypedDict):
+    """Nimbuses and supervisors; ``corrupt`` maps a damaged record's path to the reason."""
+
+    cluster_id: str
+    nimbuses: list[ClusterNimbus]
+    supervisors: list[ClusterSupervisor]
+    healer: bool
+    corrupt: dict[str, str]

@@ -13,6 +13,7 @@ from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.server import HttpService
 from storm_dagster.model.security import Security, public_conf
 from storm_dagster.nimbus.http.blob_routes import blob_operations
+from storm_dagster.nimbus.http.event_route import event_operation
 from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.storm.routes import storm_operations
 from storm_dagster.nimbus.http.topology_routes import topology_operations
@@ -40,6 +41,8 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
         nimbus.identity.version,
         [
             *blob_operations(nimbus),
+            # Before the verbs of topologies, of which `events` is none.
+            event_operation(nimbus),
             *topology_operations(nimbus, reader, submissions, metrics),
             *logs.operations(),
             *storm_operations(nimbus, reader),

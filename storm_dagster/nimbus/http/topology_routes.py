@@ -10,7 +10,8 @@ from starlette.responses import Response
 
 from storm_dagster.http.answers import Endpoint, get, post
 from storm_dagster.http.description import Media, Operation, Parameter
-from storm_dagster.http.schemas import STR, choice
+from storm_dagster.http.questions import asked_text
+from storm_dagster.http.schemas import choice
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.nimbus.http import schemas
 from storm_dagster.nimbus.http.metrics import Metrics
@@ -43,13 +44,17 @@ def topology_operations(
         listed = change_blacklist(nimbus.operations(epoch), add=hosts["add"], remove=hosts["remove"])
         return {"hosts": list(listed)}
 
+    def state(request: Request) -> dict[str, Any]:
+        asked = {part: asked_text(request, part) for part in ("key", "limit", "after")}
+        return reader.state(path_name(request), request.path_params["component"], **asked)
+
     async def exposition(request: Request) -> Response:
         return Response(await run_in_threadpool(metrics.exposition), media_type=metrics.media_type)
 
     def path_name(request: Request) -> str:
         return request.path_params["name"]
 
-    name = Parameter("name", STR, "Topology name, or id", where="path")
+    name = Parameter("name", str, "Topology name, or id", where="path")
     reading, changing = (404, 500, 503), (404, 409, 500, 503)
 
     def one(method: Any, path: str, endpoint: Endpoint, summary: str, schema: Any, **more: Any) -> Operation:
@@ -59,17 +64,22 @@ def topology_operations(
 
     return [
         one(
-            "GET", "/healthz", get(lambda _: reader.health()), "How this nimbus is", schemas.HEALTH, errors=()
+            "GET",
+            "/healthz",
+            get(lambda _: reader.health()),
+            "How this nimbus is",
+            schemas.HealthDocument,
+            errors=(),
         ),
-        one("GET", "/metrics", exposition, "Figures for Prometheus", Media({"text/plain": STR}), errors=()),
+        one("GET", "/metrics", exposition, "Figures for Prometheus", Media({"text/plain": str}), errors=()),
         one(
             "POST",
             "/v1/submit",
             post(lambda _, document: submissions.submit(document), 202),
             "Launch the run of a submission",
-            schemas.SUBMITTED,
+            schemas.SubmittedDocument,
             status=202,
-            body=("application/json", schemas.SUBMISSION),
+            body=("application/json", schemas.SubmissionDocument),
             body_required=True,
             errors=changing,
         ),
@@ -78,24 +88,45 @@ def topology_operations(
             "/v1/runs/{run_id}",
             get(lambda request: nimbus.dagster.run(request.path_params["run_id"])),
             "A run and its steps",
-            schemas.RUN,
-            parameters=(Parameter("run_id", STR, "Run id", where="path"),),
+            schemas.RunDocument,
+            parameters=(Parameter("run_id", str, "Run id", where="path"),),
         ),
-        one("GET", "/v1/topologies", get(lambda _: reader.list_topologies()), "Topologies", schemas.LIST),
+        one(
+            "GET",
+            "/v1/topologies",
+            get(lambda _: reader.list_topologies()),
+            "Topologies",
+            schemas.ListDocument,
+        ),
         one(
             "GET",
             "/v1/topologies/{name}",
             get(lambda request: reader.show(path_name(request))),
             "A topology with its tasks, workers, figures and errors",
-            schemas.SHOW,
+            schemas.ShowDocument,
             parameters=(name,),
+        ),
+        one(
+            "GET",
+            "/v1/topologies/{name}/state/{component}",
+            get(state),
+            "A page of the keyed state of a stateful bolt, as its tasks have it now",
+            schemas.StateDocument,
+            parameters=(
+                name,
+                Parameter("component", str, "Component", where="path"),
+                Parameter("key", str, "Only this key: as text, or as JSON for numbers and lists"),
+                Parameter("limit", int, "Entries at most, 1 to 1000 (100)"),
+                Parameter("after", str, "Where the page begins: `next` of the one before"),
+            ),
+            errors=changing,
         ),
         one(
             "GET",
             "/v1/topologies/{name}/placement",
             get(lambda request: reader.placement(path_name(request), _task_of(request))),
             "Why each task is where it is",
-            {"type": "object"},
+            dict[str, Any],
             parameters=(name,),
         ),
         one(
@@ -103,10 +134,10 @@ def topology_operations(
             "/v1/topologies/{name}/{verb}",
             post(act, 202),
             "Change a topology",
-            schemas.CHANGED,
+            schemas.ChangedDocument,
             status=202,
             parameters=(name, Parameter("verb", choice(*VERBS), where="path")),
-            body=("application/json", schemas.CHANGE),
+            body=("application/json", dict[str, Any]),
             errors=changing,
         ),
         one(
@@ -114,19 +145,23 @@ def topology_operations(
             "/v1/blacklist",
             get(lambda _: {"hosts": sorted(nimbus.cluster.blacklist())}),
             "Hosts that get no new work",
-            schemas.BLACKLIST,
+            schemas.BlacklistDocument,
         ),
         one(
             "POST",
             "/v1/blacklist",
             post(lambda _, document: blacklist(document)),
             "Change the blacklist",
-            schemas.BLACKLIST,
-            body=("application/json", schemas.BLACKLIST_CHANGE),
+            schemas.BlacklistDocument,
+            body=("application/json", dict[str, Any]),
             errors=changing,
         ),
         one(
-            "GET", "/v1/cluster", get(lambda _: reader.cluster()), "Nimbuses and supervisors", schemas.CLUSTER
+            "GET",
+            "/v1/cluster",
+            get(lambda _: reader.cluster()),
+            "Nimbuses and supervisors",
+            schemas.ClusterDocument,
         ),
     ]
 

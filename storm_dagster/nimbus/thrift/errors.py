@@ -14,6 +14,7 @@ from storm_dagster.model.errors import (
     InvalidRequest,
     InvalidTopology,
     KeyNotFound,
+    Misconfigured,
     NotAlive,
     NotAuthenticated,
     NotAuthorized,
@@ -56,7 +57,7 @@ def declared_exceptions(result: Any) -> dict[str, tuple[str, Any]]:
 
 def set_declared(result: Any, error: StormDagsterError, declared: Mapping[str, tuple[str, Any]]) -> bool:
     """Put the fitting declared exception into ``result``; whether there is one."""
-    for ours, theirs in _FITTING:
+    for ours, theirs in _FITTING if not isinstance(error, Misconfigured) else ():
         if isinstance(error, ours) and theirs in declared:
             field, cls = declared[theirs]
             setattr(result, field, cls(msg=error.message))

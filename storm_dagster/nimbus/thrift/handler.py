@@ -113,13 +113,14 @@ class NimbusHandler:
 
     def submitTopology(self, name: str | None, location: str | None, conf: str | None, topology: Any) -> None:
         """Submit, to be active."""
-        self._submission.submit(name, location, conf, topology, None)
+        self.submitTopologyWithOpts(name, location, conf, topology, None)
 
     def submitTopologyWithOpts(
         self, name: str | None, location: str | None, conf: str | None, topology: Any, options: Any
     ) -> None:
         """Submit, active or inactive."""
         self._submission.submit(name, location, conf, topology, options)
+        self._reader.forget()
 
     def killTopology(self, name: str | None) -> None:
         """Kill after the message timeout."""

@@ -14,7 +14,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from storm_dagster.model.errors import AlreadyAlive, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    KeyNotFound,
+    Misconfigured,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.submitting import Submissions
 
@@ -170,7 +176,7 @@ class PendingSubmissions:
                 continue
             try:
                 self._submit(pending)
-            except Unavailable as error:
+            except (Misconfigured, Unavailable) as error:
                 _log.warning("submission %s of %s waits: %s", pending.token, pending.name, error)
             except StormDagsterError as error:
                 _log.error(

@@ -24,7 +24,14 @@ from storm_dagster.core.submission import (
     validate_topology,
     with_system_components,
 )
-from storm_dagster.model.errors import AlreadyAlive, InvalidTopology, KeyNotFound, Unavailable
+from storm_dagster.model.dagster_names import TOKEN_TAG
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    InvalidTopology,
+    KeyNotFound,
+    StormDagsterError,
+    Unavailable,
+)
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
@@ -35,6 +42,7 @@ from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_stru
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import Pending, PendingSubmissions
 from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.staging import read_token
 
 __all__ = ["ANSWER_SECS", "Late", "TopologySubmission", "within"]
 
@@ -42,6 +50,7 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECS = 6.0
 """streamparse's client gives up after 7 s."""
+_LOOK_SECS = 0.1
 _GZIP = b"\x1f\x8b"
 
 
@@ -68,8 +77,8 @@ class TopologySubmission:
     def submit(
         self, name: str | None, location: str | None, json_conf: str | None, topology: Any, options: Any
     ) -> None:
-        """Take the topology: stored whole, and its Dagster run launched unless that takes longer than
-        :data:`ANSWER_SECS`.
+        """Take the topology: stored whole, its Dagster run launched, and the topology published, so that it is listed,
+        unless that takes longer than :data:`ANSWER_SECS`; then the rest goes on by itself.
 
         :class:`AlreadyAlive`, :class:`InvalidTopology`, and :class:`Unavailable` at a follower or without
         Dagster. With a hot deploy or gray upgrade asked for, :class:`NotAlive` when the name does not run.
@@ -170,6 +179,25 @@ class TopologySubmission:
             raise
         if not self._pending.launch(pending, deadline - time.monotonic()):
             _log.info("topology %s is taken; its run is launched when Dagster answers", checked.name)
+            return
+        # Whoever lists topologies after submitting expects to see this one; the run goes on in any case.
+        try:
+            self._await_publication(pending.token, deadline)
+        except StormDagsterError as error:
+            _log.info("the publication of %s is not waited for: %s", checked.name, error)
+
+    def _await_publication(self, token: str, deadline: float) -> None:
+        next_look = time.monotonic() + 1.0
+        while time.monotonic() < deadline:
+            known = read_token(self._nimbus.operations(self._nimbus.status.require()), token)
+            if known is not None and known[0].published:
+                return
+            if time.monotonic() >= next_look:
+                run = self._nimbus.dagster.find_run(TOKEN_TAG, token)
+                if run is not None and run.finished:
+                    return
+                next_look = time.monotonic() + 1.0
+            time.sleep(_LOOK_SECS)
 
     def _deploy(self, checked: _Checked, deploy: Deploy, handle: str, deadline: float) -> None:
         def launch() -> None:

@@ -17,8 +17,8 @@ from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.records import ComponentTasks, SupervisorInfo, TaskTable, encode_record
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.testing.worker_rig import WorkerRig, free_port
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.worker_rig import WorkerRig, free_port
 
 CODE = """
 import time

@@ -1,9 +1,9 @@
-"""Page views as they come, written to the lake as Parquet, one folder for each day."""
+"""Page views as they come, written to the lake as Parquet, one folder for each day; Dagster hears of each whole hour."""
 
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 from storm_dagster.api import Bolt, SparkBolt, Spout, TopologyBuilder, Tuple
@@ -57,9 +57,33 @@ class Pages(Bolt):
         self.emit([view, user, url.partition("?")[0], at, day])
 
 
-def land(frame: DataFrame, out: str) -> None:
-    """Append the micro-batch to the lake. Delivery is at least once: readers drop views that come twice."""
+def land(frame: DataFrame, out: str) -> DataFrame:
+    """Append the micro-batch to the lake, and say how far it goes. Delivery is at least once: readers drop views that
+    come twice."""
     frame.coalesce(1).write.mode("append").partitionBy("day").parquet(out)
+    return frame.selectExpr("max(at) as at")
+
+
+class Hours(Bolt):
+    """Tells Dagster of every hour that is complete, a minute after its end.
+
+    The tuple that completes an hour is acked when Dagster has stored that. A new task reports the newest hour once
+    more, which makes the batch assets on it a second time, the same way.
+    """
+
+    grace = timedelta(minutes=1)
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.reported = ""
+
+    def process(self, tup: Tuple) -> None:
+        at = datetime.fromtimestamp(tup.values[0] / 1000, tz=timezone.utc)
+        whole = (at - self.grace - timedelta(hours=1)).strftime("%Y-%m-%d-%H:00")
+        if whole > self.reported:
+            self.dagster.materialize(
+                "lake/clicks", partition=whole, metadata={"landed_until": at.isoformat()}
+            )
+            self.reported = whole
 
 
 def clicks(lake: str) -> TopologyBuilder:
@@ -77,5 +101,7 @@ def clicks(lake: str) -> TopologyBuilder:
             "schema": "view string, user long, page string, at long, day string",
             "batch_secs": 2.0,
         },
+        outputs=["at"],
     )
+    builder.set_bolt("hours", Hours, inputs="landed")
     return builder

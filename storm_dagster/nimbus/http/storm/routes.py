@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -12,7 +13,6 @@ from starlette.responses import JSONResponse, Response
 from storm_dagster.http.answers import Endpoint, bounded_json
 from storm_dagster.http.description import Operation, Parameter
 from storm_dagster.http.questions import asked_text
-from storm_dagster.http.schemas import ANY, INT, STR, Schema, arr, map_of, nullable, obj, one_of, text
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.nimbus.http.storm import schemas
 from storm_dagster.nimbus.http.storm.actions import TopologyActions
@@ -27,27 +27,13 @@ from storm_dagster.nimbus.worker_levels import WorkerLevels
 
 __all__ = ["storm_operations"]
 
-_ID = Parameter("id", STR, "Topology id, or name", where="path")
-_WINDOW = Parameter("window", STR, "600, 10800, 86400 or :all-time (default, also for any other)")
-_SYS = Parameter("sys", STR, "1 or true: with the system's components and streams")
-_WAIT = Parameter("wait", text("^[0-9]{1,9}$"), "Seconds", where="path")
-_SLOT = Parameter("slot", STR, "HOST:PORT of a worker", where="path")
-_COMPONENT = Parameter("component", STR, "Component id", where="path")
-_REBALANCE = obj(
-    {},
-    {
-        "rebalanceOptions": nullable(
-            obj(
-                {},
-                {
-                    "numWorkers": nullable(one_of(INT, text("^[0-9]{1,9}$"))),
-                    "executors": nullable(map_of(nullable(one_of(INT, text("^[0-9]{1,9}$"))))),
-                },
-            )
-        ),
-        "callback": ANY,
-    },
-)
+_Seconds = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
+_ID = Parameter("id", str, "Topology id, or name", where="path")
+_WINDOW = Parameter("window", str, "600, 10800, 86400 or :all-time (default, also for any other)")
+_SYS = Parameter("sys", str, "1 or true: with the system's components and streams")
+_WAIT = Parameter("wait", _Seconds, "Seconds", where="path")
+_SLOT = Parameter("slot", str, "HOST:PORT of a worker", where="path")
+_COMPONENT = Parameter("component", str, "Component id", where="path")
 _READING = (404, 500, 503)
 _CHANGING = (404, 409, 500, 503)
 
@@ -104,7 +90,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         path: str,
         answer: Callable[[Request], Any],
         summary: str,
-        schema: Schema,
+        kind: Any,
         *parameters: Parameter,
         errors: tuple[int, ...] = _READING,
     ) -> Operation:
@@ -115,7 +101,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             summary,
             "storm",
             parameters=parameters,
-            answers={200: schema},
+            answers={200: kind},
             errors=errors,
             storm=True,
         )
@@ -125,7 +111,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         act: Callable[[Request, dict[str, Any]], Any],
         summary: str,
         *parameters: Parameter,
-        body: Schema | None = None,
+        body: Any = None,
     ) -> Operation:
         return Operation(
             "POST",
@@ -135,7 +121,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             "storm",
             parameters=parameters,
             body=("application/json", body) if body is not None else None,
-            answers={200: schemas.OPERATION},
+            answers={200: schemas.TopologyOperation},
             errors=_CHANGING,
             storm=True,
         )
@@ -151,47 +137,51 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             f"/topology/{{id}}/profiling/{path}",
             lambda request: actions.profiling(name(request)),
             f"{summary}: answered with status 'disabled', workers are no JVMs",
-            obj({"status": STR, "message": STR}),
+            schemas.DisabledAction,
             _ID,
             *parameters,
         )
 
     return [
-        read("/cluster/configuration", lambda _: cluster.configuration(), "The cluster's conf", map_of(ANY)),
         read(
-            "/cluster/summary", lambda _: cluster.summary(), "Figures of the cluster", schemas.CLUSTER_SUMMARY
+            "/cluster/configuration", lambda _: cluster.configuration(), "The cluster's conf", dict[str, Any]
         ),
-        read("/supervisor/summary", lambda _: cluster.supervisors(), "Supervisors", schemas.SUPERVISORS),
+        read(
+            "/cluster/summary", lambda _: cluster.summary(), "Figures of the cluster", schemas.ClusterSummary
+        ),
+        read(
+            "/supervisor/summary", lambda _: cluster.supervisors(), "Supervisors", schemas.SupervisorSummary
+        ),
         read(
             "/supervisor",
             lambda request: _supervisor(cluster, request),
             "A supervisor by id, or those of a host, and their workers",
-            schemas.SUPERVISOR_PAGE,
-            Parameter("id", STR, "Supervisor id"),
-            Parameter("host", STR, "Host; ignored with an id"),
+            schemas.SupervisorPage,
+            Parameter("id", str, "Supervisor id"),
+            Parameter("host", str, "Host; ignored with an id"),
             _SYS,
         ),
-        read("/nimbus/summary", lambda _: cluster.nimbuses(), "Nimbuses", schemas.NIMBUSES),
+        read("/nimbus/summary", lambda _: cluster.nimbuses(), "Nimbuses", schemas.NimbusSummary),
         read(
             "/history/summary",
             lambda _: cluster.history(),
             "Ids of running topologies",
-            obj({"topo-history": arr(STR)}),
+            schemas.HistorySummary,
         ),
-        read("/owner-resources", lambda _: cluster.owners(), "Resources by owner", schemas.OWNERS),
+        read("/owner-resources", lambda _: cluster.owners(), "Resources by owner", schemas.OwnerSummary),
         read(
             "/owner-resources/{owner}",
             lambda request: cluster.owners(request.path_params["owner"]),
             "Resources of one owner: topologies have no owners here",
-            schemas.OWNERS,
-            Parameter("owner", STR, "Owner", where="path"),
+            schemas.OwnerSummary,
+            Parameter("owner", str, "Owner", where="path"),
         ),
-        read("/topology/summary", lambda _: cluster.topologies(), "Topologies", schemas.TOPOLOGIES),
+        read("/topology/summary", lambda _: cluster.topologies(), "Topologies", schemas.TopologySummary),
         read(
             "/topology-workers/{id}",
             lambda request: topology.workers(name(request)),
             "Hosts and ports of a topology's workers",
-            schemas.TOPOLOGY_WORKERS,
+            schemas.TopologyWorkers,
             _ID,
         ),
         change(
@@ -212,7 +202,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             "Rebalance a topology",
             _ID,
             _WAIT,
-            body=_REBALANCE,
+            body=schemas.RebalanceRequest,
         ),
         change(
             "/topology/{id}/kill/{wait}",
@@ -228,8 +218,8 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
                 "Refused: tuples are not sampled here; the answer says what to do instead",
                 _ID,
                 *((_COMPONENT,) if part else ()),
-                Parameter("action", STR, "enable or disable", where="path"),
-                Parameter("percent", STR, "Share of tuples", where="path"),
+                Parameter("action", str, "enable or disable", where="path"),
+                Parameter("percent", str, "Share of tuples", where="path"),
             )
             for part in ("/component/{component:path}", "")
         ),
@@ -237,7 +227,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             "/topology/{id}/logconfig",
             lambda request: actions.log_levels(name(request)),
             "Levels of loggers",
-            obj({"namedLoggerLevels": map_of(ANY)}),
+            schemas.LogLevelsPage,
             _ID,
         ),
         change(
@@ -245,18 +235,18 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             lambda request, document: actions.set_log_levels(name(request), document),
             "Change levels of loggers in the workers, for a time or until taken back",
             _ID,
-            body=map_of(ANY),
+            body=dict[str, Any],
         ),
         read(
             "/topology/{id}/profiling/dumpjstack/{slot}",
             lambda request: actions.stacks(name(request), request.path_params["slot"]),
             "Stacks of a worker's threads",
-            schemas.STACKS,
+            schemas.StacksPage,
             _ID,
             _SLOT,
         ),
         disabled(
-            "start/{slot}/{minutes}", "Profile a worker", _SLOT, Parameter("minutes", STR, where="path")
+            "start/{slot}/{minutes}", "Profile a worker", _SLOT, Parameter("minutes", str, where="path")
         ),
         *(
             disabled(f"{verb}/{{slot}}", summary, _SLOT)
@@ -270,7 +260,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             "/topology/{id}/metrics",
             lambda request: topology.metrics(*_asked(request)),
             "Figures of components by stream",
-            schemas.METRICS,
+            schemas.TopologyMetrics,
             _ID,
             _WINDOW,
             _SYS,
@@ -279,21 +269,21 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             "/topology/{id}/lag",
             lambda request: topology.lag(name(request)),
             "Lag of spouts that report one",
-            schemas.LAG,
+            dict[str, schemas.SpoutLag],
             _ID,
         ),
         read(
             "/topology/{id}/get-errors",
             lambda request: topology.errors(name(request)),
             "Newest errors",
-            schemas.ERRORS,
+            schemas.TopologyErrors,
             _ID,
         ),
         read(
             "/topology/{id}/visualization-init",
             lambda request: visualization_table(visualization(reader, *_asked(request))),
             "Streams of a topology",
-            schemas.VISUALIZATION_TABLE,
+            schemas.VisualTable,
             _ID,
             _WINDOW,
             _SYS,
@@ -302,7 +292,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             "/topology/{id}/visualization",
             lambda request: visualization(reader, *_asked(request)),
             "Graph of a topology",
-            schemas.VISUALIZATION,
+            dict[str, schemas.VisualNode],
             _ID,
             _WINDOW,
             _SYS,
@@ -313,7 +303,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
                 request.path_params["id"], request.path_params["component"], *_asked(request)[1:]
             ),
             "A component",
-            schemas.COMPONENT,
+            schemas.ComponentPage,
             _ID,
             _COMPONENT,
             _WINDOW,
@@ -323,7 +313,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             "/topology/{id}",
             lambda request: topology.page(*_asked(request)),
             "A topology",
-            schemas.TOPOLOGY,
+            schemas.TopologyPage,
             _ID,
             _WINDOW,
             _SYS,

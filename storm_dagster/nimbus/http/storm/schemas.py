@@ -1,303 +1,255 @@
-"""Schemas of Storm's REST answers: the keys that its users rely on, each with its type."""
+"""Documents of Storm's REST: the keys that its users rely on, by their types."""
 
 from __future__ import annotations
 
-from storm_dagster.http.schemas import (
-    ANY,
-    BOOL,
-    INT,
-    NUM,
-    STR,
-    Schema,
-    arr,
-    choice,
-    map_of,
-    nullable,
-    obj,
-)
+from typing import Annotated, Any, Literal
 
-__all__ = [
-    "CLUSTER_SUMMARY",
-    "COMPONENT",
-    "ERRORS",
-    "LAG",
-    "METRICS",
-    "NIMBUSES",
-    "OPERATION",
-    "OWNERS",
-    "STACKS",
-    "SUPERVISORS",
-    "SUPERVISOR_PAGE",
-    "TOPOLOGIES",
-    "TOPOLOGY",
-    "TOPOLOGY_WORKERS",
-    "VISUALIZATION",
-    "VISUALIZATION_TABLE",
-]
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
 
-_DECIMALS: Schema = {"type": "string", "pattern": r"^[0-9]+\.[0-9]{3}$"}
-_UPTIME: Schema = {
-    "type": "string",
-    "pattern": r"^([0-9]+d [0-9]+h [0-9]+m |[0-9]+h [0-9]+m |[0-9]+m )?[0-9]+s$",
-}
-_KIND = choice("spout", "bolt")
+from storm_dagster.http.schemas import closed, document
 
-CLUSTER_SUMMARY = obj(
-    {
-        "stormVersion": STR,
-        **dict.fromkeys(
-            (
-                "supervisors",
-                "topologies",
-                "slotsTotal",
-                "slotsUsed",
-                "slotsFree",
-                "executorsTotal",
-                "tasksTotal",
-            ),
-            INT,
-        ),
-        "schedulerDisplayResource": BOOL,
-        **dict.fromkeys(
-            (
-                "totalMem",
-                "totalCpu",
-                "availMem",
-                "availCpu",
-                "memAssignedPercentUtil",
-                "cpuAssignedPercentUtil",
-            ),
-            NUM,
-        ),
-    }
-)
-_SUPERVISOR = obj(
-    {
-        **dict.fromkeys(("id", "host", "logLink", "version"), STR),
-        "uptime": _UPTIME,
-        **dict.fromkeys(("uptimeSeconds", "slotsTotal", "slotsUsed", "slotsFree"), INT),
-        **dict.fromkeys(("totalMem", "totalCpu", "usedMem", "usedCpu", "availMem", "availCpu"), NUM),
-        "blacklisted": BOOL,
-    }
-)
-SUPERVISORS = obj({"supervisors": arr(_SUPERVISOR), "schedulerDisplayResource": BOOL})
-_WORKER = obj(
-    {
-        **dict.fromkeys(("supervisorId", "host", "topologyId", "topologyName", "workerLogLink"), STR),
-        "uptime": _UPTIME,
-        **dict.fromkeys(("port", "executorsTotal", "uptimeSeconds"), INT),
-        **dict.fromkeys(("assignedMemOnHeap", "assignedMemOffHeap", "assignedCpu"), NUM),
-        "componentNumTasks": map_of(INT),
-    }
-)
-SUPERVISOR_PAGE = obj(
-    {"supervisors": arr(_SUPERVISOR), "workers": arr(_WORKER), "schedulerDisplayResource": BOOL}
-)
-NIMBUSES = obj(
-    {
-        "nimbuses": arr(
-            obj(
-                {
-                    "host": STR,
-                    "port": INT,
-                    "status": choice("Leader", "Not a Leader", "Offline"),
-                    **dict.fromkeys(("version", "nimbusUpTime", "nimbusUpTimeSeconds", "nimbusLogLink"), STR),
-                }
-            )
-        )
-    }
-)
-_RESOURCES = dict.fromkeys(
-    (
-        *("requestedMemOnHeap", "requestedMemOffHeap", "requestedTotalMem", "requestedCpu"),
-        *("assignedMemOnHeap", "assignedMemOffHeap", "assignedTotalMem", "assignedCpu"),
-    ),
-    NUM,
-)
-_TOPOLOGY_HEAD = {
-    **dict.fromkeys(("id", "encodedId", "name", "owner", "status", "stormVersion"), STR),
-    "uptime": _UPTIME,
-    **dict.fromkeys(
-        ("uptimeSeconds", "tasksTotal", "workersTotal", "executorsTotal", "replicationCount"), INT
-    ),
-    "schedulerInfo": nullable(STR),
-    **_RESOURCES,
+_Decimals = Annotated[str, Field(pattern=r"^[0-9]+\.[0-9]{3}$")]
+_Uptime = Annotated[str, Field(pattern=r"^([0-9]+d [0-9]+h [0-9]+m |[0-9]+h [0-9]+m |[0-9]+m )?[0-9]+s$")]
+_Number = int | Annotated[str, Field(pattern="^[0-9]{1,9}$")] | None
+_Kind = Literal["spout", "bolt"]
+_NullableInt = int | None
+_NullableText = str | None
+_Map = dict[str, Any]
+
+# Keys that several documents share.
+_COUNTS = "emitted transferred acked failed"
+_LATENCIES = "executeLatency processLatency capacity"
+_ASKED = "requestedMemOnHeap requestedMemOffHeap requestedCpu"
+_HEAD = {
+    str: "id encodedId name owner status stormVersion",
+    _Uptime: "uptime",
+    int: "uptimeSeconds tasksTotal workersTotal executorsTotal replicationCount",
+    _NullableText: "schedulerInfo",
+    float: f"{_ASKED} requestedTotalMem assignedMemOnHeap assignedMemOffHeap assignedTotalMem assignedCpu",
 }
-TOPOLOGIES = obj({"topologies": arr(obj(_TOPOLOGY_HEAD)), "schedulerDisplayResource": BOOL})
-OWNERS = obj(
+_ERROR = {str: "errorHost errorWorkerLogLink error", int: "time errorPort errorLapsedSecs"}
+_ROW_INTS = f"executors tasks {_COUNTS}"
+_ROW_ERROR = {_NullableInt: "errorPort errorTime errorLapsedSecs", float: _ASKED}
+_ROW_TEXTS = "lastError errorHost errorWorkerLogLink"
+
+ClusterSummary = document(
+    "ClusterSummary",
     {
-        "owners": arr(
-            obj(
-                {
-                    "owner": STR,
-                    **dict.fromkeys(("totalTopologies", "totalExecutors", "totalWorkers", "totalTasks"), INT),
-                    **dict.fromkeys(
-                        (
-                            *("totalMemoryUsage", "totalCpuUsage", "totalReqOnHeapMem", "totalReqOffHeapMem"),
-                            *(
-                                "totalReqMem",
-                                "totalReqCpu",
-                                "totalAssignedOnHeapMem",
-                                "totalAssignedOffHeapMem",
-                            ),
-                        ),
-                        NUM,
-                    ),
-                    **dict.fromkeys(
-                        (
-                            *("memoryGuarantee", "cpuGuarantee", "isolatedNodes"),
-                            *("memoryGuaranteeRemaining", "cpuGuaranteeRemaining"),
-                        ),
-                        choice("N/A"),
-                    ),
-                }
-            )
-        ),
-        "schedulerDisplayResource": BOOL,
-    }
-)
-_COUNTS = dict.fromkeys(("emitted", "transferred", "acked", "failed"), INT)
-_WINDOW = {"windowPretty": STR, "window": STR, **_COUNTS}
-_LAST_ERROR = {
-    **dict.fromkeys(("lastError", "errorHost", "errorWorkerLogLink"), STR),
-    **dict.fromkeys(("errorPort", "errorTime", "errorLapsedSecs"), nullable(INT)),
-}
-_PART = {
-    **dict.fromkeys(("executors", "tasks"), INT),
-    **_COUNTS,
-    **dict.fromkeys(("requestedMemOnHeap", "requestedMemOffHeap", "requestedCpu"), NUM),
-    **_LAST_ERROR,
-}
-_BOLT_FIGURES = {
-    "executed": INT,
-    **dict.fromkeys(("executeLatency", "processLatency", "capacity"), _DECIMALS),
-}
-TOPOLOGY = obj(
-    {
-        **_TOPOLOGY_HEAD,
-        "user": nullable(STR),
-        "schedulerDisplayResource": BOOL,
-        "msgTimeout": INT,
-        "window": STR,
-        "windowHint": STR,
-        "topologyStats": arr(obj({**_WINDOW, "completeLatency": _DECIMALS})),
-        "workers": arr(_WORKER),
-        "spouts": arr(obj({"spoutId": STR, "encodedSpoutId": STR, "completeLatency": _DECIMALS, **_PART})),
-        "bolts": arr(obj({"boltId": STR, "encodedBoltId": STR, **_BOLT_FIGURES, **_PART})),
-        "configuration": map_of(ANY),
-        "debug": BOOL,
-        "samplingPct": NUM,
-        "visualizationTable": arr(ANY),
-    }
-)
-TOPOLOGY_WORKERS = obj(
-    {
-        "hostPortList": arr(obj({"host": STR, "port": INT})),
-        "logviewerPort": INT,
-        "logviewerScheme": choice("http", "https"),
-    }
-)
-_EXECUTOR = {
-    **dict.fromkeys(("id", "encodedId", "host", "workerLogLink"), STR),
-    "uptime": _UPTIME,
-    **dict.fromkeys(("uptimeSeconds", "port"), INT),
-    **_COUNTS,
-}
-_ERROR = {
-    **dict.fromkeys(("errorHost", "errorWorkerLogLink", "error"), STR),
-    **dict.fromkeys(("time", "errorPort", "errorLapsedSecs"), INT),
-}
-COMPONENT = obj(
-    {
-        **dict.fromkeys(
-            ("id", "encodedId", "name", "topologyId", "encodedTopologyId", "topologyStatus"), STR
-        ),
-        "user": nullable(STR),
-        "componentType": _KIND,
-        **dict.fromkeys(("executors", "tasks"), INT),
-        "window": STR,
-        "windowHint": STR,
-        "schedulerDisplayResource": BOOL,
-        **dict.fromkeys(("requestedMemOnHeap", "requestedMemOffHeap", "requestedCpu", "samplingPct"), NUM),
-        **dict.fromkeys(("debug", "profilingAndDebuggingCapable", "profileActionEnabled"), BOOL),
-        "eventLogLink": STR,
-        "profilerActive": arr(ANY),
-        "componentErrors": arr(obj(_ERROR)),
-        "outputStats": arr(
-            obj(
-                {"stream": STR, "emitted": INT, "transferred": INT},
-                {"completeLatency": _DECIMALS, "acked": INT, "failed": INT},
-            )
-        ),
-        "executorStats": arr(obj(_EXECUTOR, {"completeLatency": _DECIMALS, **_BOLT_FIGURES})),
-    },
-    {
-        "spoutSummary": arr(obj({**_WINDOW, "completeLatency": _DECIMALS})),
-        "boltStats": arr(obj({**_WINDOW, **_BOLT_FIGURES})),
-        "inputStats": arr(
-            obj(
-                {
-                    **dict.fromkeys(("component", "encodedComponentId", "stream"), STR),
-                    **dict.fromkeys(("executed", "acked", "failed"), INT),
-                    **dict.fromkeys(("executeLatency", "processLatency"), _DECIMALS),
-                }
-            )
-        ),
+        str: "stormVersion",
+        int: "supervisors topologies slotsTotal slotsUsed slotsFree executorsTotal tasksTotal",
+        bool: "schedulerDisplayResource",
+        float: "totalMem totalCpu availMem availCpu memAssignedPercentUtil cpuAssignedPercentUtil",
     },
 )
-ERRORS = obj({"topologyErrors": arr(obj({"component": STR, **_ERROR}))})
-_STREAM_VALUES = arr(obj({"stream_id": STR, "value": ANY}, {"component_id": STR}))
-METRICS = obj(
-    {
-        "window": STR,
-        "windowHint": STR,
-        "reported": arr(obj({"component_id": STR, "task": STR, "metrics": ANY})),
-        "spouts": arr(
-            obj(
-                {
-                    "id": STR,
-                    **dict.fromkeys(
-                        ("emitted", "transferred", "acked", "failed", "complete_ms_avg"), _STREAM_VALUES
-                    ),
-                }
-            )
-        ),
-        "bolts": arr(
-            obj(
-                {
-                    "id": STR,
-                    **dict.fromkeys(
-                        (
-                            *("emitted", "transferred", "acked", "failed"),
-                            *("executed", "executed_ms_avg", "process_ms_avg"),
-                        ),
-                        _STREAM_VALUES,
-                    ),
-                }
-            )
-        ),
-    }
-)
-LAG = map_of(
-    obj({"spoutId": STR, "spoutType": STR, "spoutLagResult": obj({"totalLag": NUM, "tasks": map_of(NUM)})})
-)
-VISUALIZATION = map_of(
-    obj(
+_Supervisors = list[
+    document(
+        "SupervisorRow",
         {
-            ":type": _KIND,
-            ":capacity": NUM,
-            ":latency": NUM,
-            ":transferred": map_of(INT),
-            ":stats": arr(
-                obj({":host": STR, ":port": INT, ":uptime_secs": INT, ":transferred": map_of(map_of(INT))})
-            ),
-            ":link": STR,
-            ":inputs": arr(obj(dict.fromkeys((":component", ":stream", ":sani-stream", ":grouping"), STR))),
-        }
+            str: "id host logLink version",
+            _Uptime: "uptime",
+            int: "uptimeSeconds slotsTotal slotsUsed slotsFree",
+            float: "totalMem totalCpu usedMem usedCpu availMem availCpu",
+            bool: "blacklisted",
+        },
     )
+]
+_Workers = list[
+    document(
+        "WorkerRow",
+        {
+            str: "supervisorId host topologyId topologyName workerLogLink",
+            _Uptime: "uptime",
+            int: "port executorsTotal uptimeSeconds",
+            float: "assignedMemOnHeap assignedMemOffHeap assignedCpu",
+            dict[str, int]: "componentNumTasks",
+        },
+    )
+]
+SupervisorSummary = document(
+    "SupervisorSummary", {_Supervisors: "supervisors", bool: "schedulerDisplayResource"}
 )
-VISUALIZATION_TABLE = obj(
-    {"visualizationTable": arr(arr(obj({":stream": STR, ":sani-stream": STR, ":checked": BOOL})))}
+SupervisorPage = document(
+    "SupervisorPage", {_Supervisors: "supervisors", _Workers: "workers", bool: "schedulerDisplayResource"}
 )
-OPERATION = obj({"topologyOperation": STR, "topologyId": STR, "status": choice("success")})
-STACKS = obj({"status": choice("ok"), "id": STR, "dumplink": STR, "stacks": map_of(arr(STR))})
+_Nimbus = document(
+    "NimbusRow",
+    {
+        str: "host version nimbusUpTime nimbusUpTimeSeconds nimbusLogLink",
+        int: "port",
+        Literal["Leader", "Not a Leader", "Offline"]: "status",
+    },
+)
+NimbusSummary = document("NimbusSummary", {list[_Nimbus]: "nimbuses"})
+HistorySummary = document("HistorySummary", {list[str]: "topo-history"})
+TopologySummary = document(
+    "TopologySummary",
+    {list[document("TopologyRow", _HEAD)]: "topologies", bool: "schedulerDisplayResource"},
+)
+_Owner = document(
+    "OwnerRow",
+    {
+        str: "owner",
+        int: "totalTopologies totalExecutors totalWorkers totalTasks",
+        float: "totalMemoryUsage totalCpuUsage totalReqOnHeapMem totalReqOffHeapMem totalReqMem totalReqCpu "
+        "totalAssignedOnHeapMem totalAssignedOffHeapMem",
+        Literal[
+            "N/A"
+        ]: "memoryGuarantee cpuGuarantee isolatedNodes memoryGuaranteeRemaining cpuGuaranteeRemaining",
+    },
+)
+OwnerSummary = document("OwnerSummary", {list[_Owner]: "owners", bool: "schedulerDisplayResource"})
+_SpoutWindows = list[
+    document("SpoutWindow", {str: "windowPretty window", int: _COUNTS, _Decimals: "completeLatency"})
+]
+_BoltWindows = list[
+    document("BoltWindow", {str: "windowPretty window", int: f"{_COUNTS} executed", _Decimals: _LATENCIES})
+]
+_Spout = document(
+    "SpoutRow",
+    {
+        str: f"spoutId encodedSpoutId {_ROW_TEXTS}",
+        int: _ROW_INTS,
+        _Decimals: "completeLatency",
+        **_ROW_ERROR,
+    },
+)
+_Bolt = document(
+    "BoltRow",
+    {
+        str: f"boltId encodedBoltId {_ROW_TEXTS}",
+        int: f"{_ROW_INTS} executed",
+        _Decimals: _LATENCIES,
+        **_ROW_ERROR,
+    },
+)
+TopologyPage = document(
+    "TopologyPage",
+    {
+        **_HEAD,
+        str: f"{_HEAD[str]} window windowHint",
+        int: f"{_HEAD[int]} msgTimeout",
+        float: f"{_HEAD[float]} samplingPct",
+        _NullableText: "schedulerInfo user",
+        bool: "schedulerDisplayResource debug",
+        _SpoutWindows: "topologyStats",
+        _Workers: "workers",
+        list[_Spout]: "spouts",
+        list[_Bolt]: "bolts",
+        _Map: "configuration",
+        list[Any]: "visualizationTable",
+    },
+)
+TopologyWorkers = document(
+    "TopologyWorkers",
+    {
+        list[document("HostPort", {str: "host", int: "port"})]: "hostPortList",
+        int: "logviewerPort",
+        Literal["http", "https"]: "logviewerScheme",
+    },
+)
+_Executor = document(
+    "ExecutorRow",
+    {
+        str: "id encodedId host workerLogLink",
+        _Uptime: "uptime",
+        int: f"uptimeSeconds port {_COUNTS} executed",
+        _Decimals: f"completeLatency {_LATENCIES}",
+    },
+    optional=f"completeLatency executed {_LATENCIES}",
+)
+_Output = document(
+    "OutputRow",
+    {str: "stream", int: _COUNTS, _Decimals: "completeLatency"},
+    optional="completeLatency acked failed",
+)
+_Input = document(
+    "InputRow",
+    {
+        str: "component encodedComponentId stream",
+        int: "executed acked failed",
+        _Decimals: "executeLatency processLatency",
+    },
+)
+ComponentPage = document(
+    "ComponentPage",
+    {
+        str: "id encodedId name topologyId encodedTopologyId topologyStatus window windowHint eventLogLink",
+        _NullableText: "user",
+        _Kind: "componentType",
+        int: "executors tasks",
+        float: f"{_ASKED} samplingPct",
+        bool: "schedulerDisplayResource debug profilingAndDebuggingCapable profileActionEnabled",
+        list[Any]: "profilerActive",
+        list[document("ErrorRow", _ERROR)]: "componentErrors",
+        list[_Output]: "outputStats",
+        list[_Executor]: "executorStats",
+        _SpoutWindows: "spoutSummary",
+        _BoltWindows: "boltStats",
+        list[_Input]: "inputStats",
+    },
+    optional="spoutSummary boltStats inputStats",
+)
+_ComponentError = document("ComponentError", {**_ERROR, str: f"{_ERROR[str]} component"})
+TopologyErrors = document("TopologyErrors", {list[_ComponentError]: "topologyErrors"})
+_Values = list[
+    document("StreamValue", {str: "stream_id component_id", Any: "value"}, optional="component_id")
+]
+_Reported = document("ReportedMetrics", {str: "component_id task", Any: "metrics"})
+_SpoutMetrics = document("SpoutMetrics", {str: "id", _Values: f"{_COUNTS} complete_ms_avg"})
+_BoltMetrics = document(
+    "BoltMetrics", {str: "id", _Values: f"{_COUNTS} executed executed_ms_avg process_ms_avg"}
+)
+TopologyMetrics = document(
+    "TopologyMetrics",
+    {
+        str: "window windowHint",
+        list[_Reported]: "reported",
+        list[_SpoutMetrics]: "spouts",
+        list[_BoltMetrics]: "bolts",
+    },
+)
+_LagResult = document("LagResult", {float: "totalLag", dict[str, float]: "tasks"})
+SpoutLag = document("SpoutLag", {str: "spoutId spoutType", _LagResult: "spoutLagResult"})
+_VisualStats = document(
+    "VisualStats",
+    {str: ":host", int: ":port :uptime_secs", dict[str, dict[str, int]]: ":transferred"},
+)
+_VisualInput = document("VisualInput", {str: ":component :stream :sani-stream :grouping"})
+VisualNode = document(
+    "VisualNode",
+    {
+        _Kind: ":type",
+        float: ":capacity :latency",
+        dict[str, int]: ":transferred",
+        list[_VisualStats]: ":stats",
+        str: ":link",
+        list[_VisualInput]: ":inputs",
+    },
+)
+_VisualStream = document("VisualStream", {str: ":stream :sani-stream", bool: ":checked"})
+VisualTable = document("VisualTable", {list[list[_VisualStream]]: "visualizationTable"})
+TopologyOperation = document(
+    "TopologyOperation", {str: "topologyOperation topologyId", Literal["success"]: "status"}
+)
+StacksPage = document(
+    "StacksPage", {Literal["ok"]: "status", str: "id dumplink", dict[str, list[str]]: "stacks"}
+)
+DisabledAction = document("DisabledAction", {str: "status message"})
+LogLevelsPage = document("LogLevelsPage", {_Map: "namedLoggerLevels"})
+
+
+@closed
+class RebalanceOptions(TypedDict):
+    """What a rebalance changes."""
+
+    numWorkers: NotRequired[_Number]
+    executors: NotRequired[dict[str, _Number] | None]
+
+
+@closed
+class RebalanceRequest(TypedDict):
+    """Body of a rebalance, as Storm's UI sends it."""
+
+    rebalanceOptions: NotRequired[RebalanceOptions | None]
+    callback: NotRequired[Any]

@@ -38,7 +38,7 @@ class ZooKeeperEnsemble:
     """``size`` servers in ``folder``; a context manager that leaves no process behind. Ids count from 1.
 
     ``hosts`` gives each server an address of its own, and ``prefixes`` a command in front of its own (such as
-    ``ip netns exec NAME``): how :mod:`storm_dagster.testing.namespaces` puts each into a network of its own.
+    ``ip netns exec NAME``): how :mod:`storm_rigs.namespaces` puts each into a network of its own.
     """
 
     def __init__(

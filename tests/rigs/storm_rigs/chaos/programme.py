@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.testing.chaos import cut_off as cut_off
-from storm_dagster.testing.chaos import ensemble_faults as ensemble_faults
-from storm_dagster.testing.chaos.faults import Fault, FaultContext, all_faults
-from storm_dagster.testing.chaos.workload import WordCount
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.chaos import cut_off as cut_off
+from storm_rigs.chaos import ensemble_faults as ensemble_faults
+from storm_rigs.chaos.faults import Fault, FaultContext, all_faults
+from storm_rigs.chaos.workload import WordCount
 
 __all__ = ["ChaosReport", "Programme"]
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 from storm_dagster.model.run_file import RunFile
-from storm_dagster.testing.chaos.faults import FaultContext, fault, followers, freeze, kill_process, leader
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.zk.ensemble import server_mode
+from storm_rigs.chaos.faults import FaultContext, fault, followers, freeze, kill_process, leader
 
 __all__ = ["has_ensemble", "server_in_mode"]
 

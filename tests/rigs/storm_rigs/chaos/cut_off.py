@@ -14,11 +14,11 @@ from pathlib import Path
 import httpx
 
 from storm_dagster.model.home_conf import cluster_addresses
-from storm_dagster.testing.chaos.faults import FaultContext, fault
 from storm_dagster.testing.cluster import LocalCluster
-from storm_dagster.testing.ensemble import free_ports
-from storm_dagster.testing.fault_proxy import FaultProxy
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.chaos.faults import FaultContext, fault
+from storm_rigs.ensemble import free_ports
+from storm_rigs.fault_proxy import FaultProxy
 
 __all__ = ["ProxiedNimbus"]
 

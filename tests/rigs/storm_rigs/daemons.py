@@ -32,10 +32,10 @@ from storm_dagster.model.run_file import RunFile
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inspection import Inspection, inspect_cluster
 from storm_dagster.operations.steps import no_observer
-from storm_dagster.testing.acting import submit as submit_stages
-from storm_dagster.testing.ensemble import free_ports
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.acting import submit as submit_stages
+from storm_rigs.ensemble import free_ports
 
 __all__ = ["Daemons"]
 
@@ -44,7 +44,7 @@ class Daemons:
     """``nimbuses`` (n1, n2 ...) and ``supervisors`` (s1, s2 ...) as processes; a context manager that ends them all.
 
     ``zookeeper`` are the servers for all of them, ``links`` others for single daemons, by id (through a
-    :class:`~storm_dagster.testing.fault_proxy.FaultProxy`).
+    :class:`~storm_rigs.fault_proxy.FaultProxy`).
     """
 
     def __init__(

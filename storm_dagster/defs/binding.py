@@ -1,0 +1,82 @@
+"""How plain functions become definitions of one cluster: its names, and the keys of its resources."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.handles import ClusterHandle
+from storm_dagster.defs.operating import Handles
+from storm_dagster.model.dagster_names import DagsterNames
+
+__all__ = ["bind", "cluster_key", "op_job"]
+
+
+def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any]:
+    """``function`` for one cluster, as Dagster's decorators take it.
+
+    A parameter that is a resource of ours, such as ``zookeeper: ZooKeeperResource``, asks for the cluster's key
+    (``storm_zookeeper``); one of type :class:`Handles` asks for the three that it holds; one of type
+    :class:`DagsterNames` gets ``names`` and is hidden.
+    """
+    signature = inspect.signature(function)
+    hints = typing.get_type_hints(function)
+    shown: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        hint = hints.get(name, parameter.annotation)
+        if hint is DagsterNames:
+            continue
+        keys = {names.resource(key): kind for key, kind in _resources(name, hint).items()} or {name: hint}
+        shown += [parameter.replace(name=key, annotation=kind) for key, kind in keys.items()]
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        for name, hint in hints.items():
+            found = {key: kwargs.pop(names.resource(key)) for key in _resources(name, hint)}
+            if found:
+                kwargs[name] = Handles(**found) if hint is Handles else found[name]
+            elif hint is DagsterNames:
+                kwargs[name] = names
+        return function(*args, **kwargs)
+
+    made: Any = bound
+    made.__name__, made.__doc__, made.__module__ = function.__name__, function.__doc__, function.__module__
+    # Both: which of them is read depends on Dagster's release.
+    made.__signature__ = signature.replace(parameters=shown)
+    made.__annotations__ = {parameter.name: parameter.annotation for parameter in shown}
+    return bound
+
+
+def _resources(name: str, hint: Any) -> dict[str, type]:
+    """Plain key -> type of the resources that a parameter stands for."""
+    if hint is Handles:
+        return typing.get_type_hints(Handles)
+    return {name: hint} if isinstance(hint, type) and issubclass(hint, ClusterHandle) else {}
+
+
+@functools.lru_cache(maxsize=128)
+def op_job(
+    names: DagsterNames, name: str, description: str, function: Callable[..., Any]
+) -> dg.JobDefinition:
+    """The job ``name`` whose only op, ``name_op``, is ``function``; asked for twice, it is the same one.
+
+    It runs in one process, whatever the executor of the project.
+    """
+    op = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))(
+        bind(function, names)
+    )
+
+    @dg.job(name=names.name(name), description=description, executor_def=dg.in_process_executor)
+    def job() -> None:
+        op()
+
+    return job
+
+
+def cluster_key(names: DagsterNames, key: dg.AssetKey) -> dg.AssetKey:
+    """The cluster's key for ``key``, one of :mod:`storm_dagster.defs.keys`."""
+    return dg.AssetKey(list(names.asset_path(key.path)))

@@ -1,0 +1,64 @@
+"""The settings of the Dagster instance: how long a tick may wait, and a check that says what could be better."""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.metadata import table
+from storm_dagster.model.instance_advice import instance_advice, sensors_use_threads
+
+__all__ = ["SETTINGS_CHECK", "check_settings", "read_settings", "settings_check", "tick_limit"]
+
+SETTINGS_CHECK = "instance_settings"
+SHORT_TICK_SECS = 1.0
+
+
+def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:
+    """The settings that :func:`instance_advice` reads; what this release of Dagster does not tell is left out."""
+    found: dict[str, Any] = {}
+    try:
+        for name in ("sensors", "concurrency"):
+            found[name] = dict(instance.get_settings(name))
+        coordinator = instance.run_coordinator
+        data = getattr(coordinator, "inst_data", None)
+        found["run_coordinator"] = data.info_dict() if data else {"class": type(coordinator).__name__}
+    except Exception:
+        return found  # Another release, or an instance of somebody's own: stock values are the careful guess.
+    return found
+
+
+def tick_limit(context: dg.SensorEvaluationContext, secs: float) -> tuple[float, str]:
+    """How long a tick may wait that would like ``secs``, and why it is not that long (for the tick's history).
+
+    Where sensors share one thread, a waiting tick stalls all others of the instance.
+    """
+    if secs <= SHORT_TICK_SECS or sensors_use_threads(read_settings(context.instance)):
+        return secs, ""
+    return SHORT_TICK_SECS, (
+        "; ticks are short because the sensors of this instance share one thread: sensors.use_threads: true in "
+        "dagster.yaml makes it see changes at once"
+    )
+
+
+def settings_check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+    """:func:`check_settings` of the instance that runs it."""
+    return check_settings(context.instance)
+
+
+def check_settings(instance: dg.DagsterInstance) -> dg.AssetCheckResult:
+    """What could be better, what it gains and what it costs."""
+    advice = instance_advice(read_settings(instance))
+    columns = ("setting", "now", "better", "gain", "cost")
+    return dg.AssetCheckResult(
+        passed=not advice,
+        severity=dg.AssetCheckSeverity.WARN,
+        description="; ".join(f"{a.setting}: {a.better} instead of {a.now}" for a in advice)
+        or "nothing to say",
+        metadata={
+            "advice": table(
+                [(column, "string") for column in columns],
+                [{column: getattr(row, column) for column in columns} for row in advice],
+            )
+        },
+    )

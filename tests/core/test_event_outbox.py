@@ -1,0 +1,169 @@
+"""Events that wait for Dagster: bounded, joined, in order, and no tuple acked before its event is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storm_dagster.core.event_outbox import MOST_BATCH, MOST_EVENTS, Answer, EventOutbox
+from storm_dagster.model.dagster_events import DagsterEvent
+
+
+def event(number: int) -> DagsterEvent:
+    return DagsterEvent.make("wc/count", "materialization", "lake/words", partition=f"p{number}")
+
+
+def stored(*events: DagsterEvent) -> Answer:
+    return Answer(frozenset(one.id for one in events))
+
+
+@pytest.fixture
+def outbox() -> EventOutbox[str]:
+    return EventOutbox(60.0)
+
+
+def test_an_event_is_sent_until_an_answer_names_it(outbox: EventOutbox[str]) -> None:
+    one, two = event(1), event(2)
+    assert outbox.next_batch(0.0) == []
+    outbox.add(7, one, "a", 0.0)
+    assert outbox.next_batch(0.0) == [one]
+    outbox.add(7, two, "b", 0.1)
+    assert outbox.next_batch(0.2) == [], "one batch at a time"
+    assert outbox.answered(Answer(trouble="no leader"), 1.0).ack == []
+    assert outbox.next_batch(1.4) == [], "a pause after trouble"
+    assert outbox.next_batch(1.5) == [one, two]
+    assert outbox.answered(stored(one), 2.0).ack == ["a"]
+    assert outbox.next_batch(2.0) == [two]
+    outcome = outbox.answered(Answer(refused={two.id: "no such check"}), 3.0)
+    assert outcome.ack == [] and len(outbox) == 0
+    ((entry, reason),) = outcome.refused
+    assert (
+        entry.event == two and [holder for holder, _ in entry.holders] == ["b"] and reason == "no such check"
+    )
+
+
+def test_pauses_grow_and_end_with_an_answer_without_trouble(outbox: EventOutbox[str]) -> None:
+    now, pauses = 0.0, []
+    outbox.add(1, event(1), None, now)
+    assert outbox.next_batch(now)
+    for _ in range(8):
+        outbox.answered(Answer(trouble="down"), now)
+        began = now
+        while not outbox.next_batch(now):
+            now += 0.5
+        pauses.append(now - began)
+    assert pauses == [0.5, 1, 2, 4, 8, 15, 15, 15]
+    outbox.answered(Answer(), now)
+    assert outbox.next_batch(now), "at once"
+    outbox.answered(Answer(trouble="down"), now)
+    assert not outbox.next_batch(now + 0.4) and outbox.next_batch(now + 0.5)
+
+
+def test_a_replay_joins_the_event_that_waits_and_both_tuples_are_acked(outbox: EventOutbox[str]) -> None:
+    one = event(1)
+    outbox.add(7, one, "first", 0.0)
+    assert outbox.next_batch(0.0) == [one]
+    outbox.add(7, event(1), "replay", 31.0)
+    outbox.add(8, event(1), "of another task", 32.0)
+    assert len(outbox) == 2
+    assert outbox.answered(stored(one), 33.0).ack == ["first", "replay", "of another task"]
+    assert outbox.next_batch(34.0) == []
+
+
+def test_tuples_that_timed_out_are_let_go_and_their_events_stay(outbox: EventOutbox[str]) -> None:
+    outbox.add(7, event(1), "old", 0.0)
+    outbox.add(7, event(1), "new", 50.0)
+    assert outbox.expire(60.0) == [] and outbox.expire(61.0) == ["old"]
+    assert outbox.next_batch(61.0) == [event(1)]
+    assert outbox.answered(stored(event(1)), 62.0).ack == ["new"]
+
+
+def test_a_task_has_a_bounded_number_of_events(outbox: EventOutbox[str]) -> None:
+    assert all(outbox.add(1, event(number), None, 0.0) for number in range(MOST_EVENTS))
+    assert not outbox.add(1, event(MOST_EVENTS), "tuple", 0.0)
+    assert outbox.add(1, event(0), "tuple", 0.0), "to join one takes no room"
+    assert outbox.add(2, event(MOST_EVENTS), "tuple", 0.0), "another task has its own room"
+    batch = outbox.next_batch(0.0)
+    assert batch == [event(number) for number in range(MOST_BATCH)]
+    outbox.answered(stored(*batch), 0.0)
+    assert outbox.add(1, event(MOST_EVENTS), "tuple", 0.0)
+
+
+def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again(
+    outbox: EventOutbox[str],
+) -> None:
+    outbox.add(1, event(1), "tuple", 0.0)
+    outbox.add(1, event(2), None, 0.0)
+    outbox.add(2, event(3), "other", 0.0)
+    assert outbox.close(1) == ["tuple"]
+    assert outbox.next_batch(0.0) == [event(2), event(3)]
+    assert outbox.answered(stored(event(2), event(3)), 0.0).ack == ["other"]
+    assert len(outbox) == 0
+
+
+ACTIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 2), st.integers(0, 5)),
+        st.tuples(
+            st.just("send"), st.sampled_from(["stored", "lost", "partly", "trouble", "refused"]), st.just(0)
+        ),
+        st.tuples(st.just("close"), st.integers(1, 2), st.just(0)),
+        st.tuples(st.just("wait"), st.integers(1, 70), st.just(0)),
+    ),
+    max_size=60,
+)
+
+
+@given(ACTIONS)
+def test_every_tuple_gets_one_verdict_and_an_ack_only_for_what_dagster_stored(actions: list[Any]) -> None:
+    """A Dagster that stores what it is sent, and whose answers get lost."""
+    outbox: EventOutbox[tuple[int, str]] = EventOutbox(60.0)
+    now, number = 0.0, 0
+    known: set[str] = set()
+    held: dict[tuple[int, str], str] = {}
+
+    def verdict(holders: list[tuple[int, str]], acked: bool) -> None:
+        for holder in holders:
+            name = held.pop(holder)
+            assert not acked or name in known
+
+    def send(how: str) -> None:
+        batch = outbox.next_batch(now)
+        if not batch:
+            return
+        part = batch[: len(batch) // 2] if how == "partly" else batch
+        if how in ("stored", "lost", "partly"):
+            known.update(one.id for one in part)
+        answers = {
+            "stored": stored(*part),
+            "partly": Answer(frozenset(one.id for one in part), {}, "slow"),
+            "lost": Answer(trouble="connection reset"),
+            "trouble": Answer(trouble="no leader"),
+            "refused": Answer(refused={one.id: "no" for one in part}),
+        }
+        outcome = outbox.answered(answers[how], now)
+        verdict(outcome.ack, True)
+        for entry, _ in outcome.refused:
+            verdict([holder for holder, _ in entry.holders], False)
+
+    for what, first, second in actions:
+        now += 0.1
+        if what == "add":
+            number += 1
+            holder = (number, f"tuple {number}")
+            held[holder] = event(second).id
+            assert outbox.add(first, event(second), holder, now)
+        elif what == "send":
+            send(first)
+        elif what == "close":
+            verdict(outbox.close(first), False)
+        else:
+            now += first
+            verdict(outbox.expire(now), False)
+    for _ in range(3):
+        now += 20
+        send("stored")
+    assert held == {} and len(outbox) == 0

@@ -1,0 +1,241 @@
+"""Alerts: once for each problem, once at its end, and the examples of docs/alerts.md do what they say."""
+
+from __future__ import annotations
+
+import email
+import json
+import re
+import runpy
+import socketserver
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import dagster as dg
+import pytest
+
+from storm_dagster import Alert, build_alert_sensor
+from storm_dagster.defs.alerts import alerts_to_send
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
+
+pytestmark = pytest.mark.dagster
+PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"
+
+
+@dg.asset(key=ACTIVE_TOPOLOGY, kinds={"storm"})
+def active_topology() -> None: ...
+
+
+@dg.asset
+def theirs() -> None: ...
+
+
+@dg.asset_check(asset=active_topology)
+def invariants() -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(passed=True)
+
+
+@dg.asset_check(asset=theirs)
+def their_check() -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(passed=True)
+
+
+class Desk:
+    """An instance, a sensor that tells it, and what it was told."""
+
+    def __init__(self, instance: dg.DagsterInstance, **options) -> None:
+        self.instance = instance
+        self.told: list[Alert] = []
+        self.deaf = False
+        self.cursor: str | None = None
+        self.sensor = build_alert_sensor(self.hear, **options)
+        self.defs = dg.Definitions(
+            assets=[active_topology, theirs], asset_checks=[invariants, their_check], sensors=[self.sensor]
+        )
+        self.tick()
+
+    def hear(self, alert: Alert) -> None:
+        if self.deaf:
+            raise ConnectionError("nobody answers")
+        self.told.append(alert)
+
+    def tick(self) -> list[str]:
+        self.told = []
+        with dg.build_sensor_context(
+            instance=self.instance, cursor=self.cursor, definitions=self.defs
+        ) as context:
+            result = self.sensor(context)
+        self.cursor = result.cursor
+        assert len(self.cursor) < 2_000
+        return [alert.title for alert in self.told]
+
+    def evaluate(self, passed: bool, *, warn: bool = False, key=ACTIVE_TOPOLOGY, name="invariants") -> None:
+        self.instance.report_runless_asset_event(
+            dg.AssetCheckEvaluation(
+                asset_key=key,
+                check_name=name,
+                passed=passed,
+                severity=dg.AssetCheckSeverity.WARN if warn else dg.AssetCheckSeverity.ERROR,
+                metadata={"found": dg.MetadataValue.md("- task 3 runs twice")},
+            )
+        )
+
+    def run(self, name: str, *, fails: bool, partition: str | None = None) -> None:
+        @dg.op(name=f"{name}_op")
+        def op() -> None:
+            if fails:
+                raise dg.Failure("no slot is free")
+
+        @dg.job(name=name)
+        def job() -> None:
+            op()
+
+        tags = {"dagster/partition": partition} if partition else {}
+        job.execute_in_process(instance=self.instance, raise_on_error=False, tags=tags)
+
+
+@pytest.fixture
+def desk(instance: dg.DagsterInstance) -> Desk:
+    return Desk(instance)
+
+
+CHECK = "storm/active_topology:invariants"
+
+
+def test_a_failed_check_is_told_once_and_its_end_once(desk: Desk) -> None:
+    desk.evaluate(True)
+    assert desk.tick() == []
+    desk.evaluate(False)
+    assert desk.tick() == [f"ERROR: {CHECK}"]
+    assert desk.told[0].text == "- task 3 runs twice"
+    desk.evaluate(False)
+    assert desk.tick() == []
+    desk.evaluate(True)
+    assert desk.tick() == [f"RESOLVED: {CHECK}"]
+    assert desk.tick() == []
+    desk.evaluate(False)
+    assert desk.tick() == [f"ERROR: {CHECK}"]
+
+
+def test_checks_of_others_and_warnings_are_told_to_nobody_who_did_not_ask(instance) -> None:
+    desk, curious = Desk(instance), Desk(instance, warnings=True, selection=dg.AssetSelection.all())
+    desk.evaluate(False, warn=True)
+    desk.evaluate(False, key=dg.AssetKey("theirs"), name="their_check")
+    assert desk.tick() == []
+    assert sorted(curious.tick()) == ["ERROR: theirs:their_check", f"WARN: {CHECK}"]
+
+
+def test_a_failed_run_is_told_with_its_reason_until_the_same_succeeds(desk: Desk) -> None:
+    desk.run("nightly", fails=True)
+    desk.run("submit_topology", fails=True, partition="wc")
+    assert desk.tick() == ["ERROR: submit_topology of wc"]
+    assert "no slot is free" in desk.told[0].text
+    desk.run("submit_topology", fails=True, partition="wc")
+    desk.run("submit_topology", fails=False, partition="other")
+    assert desk.tick() == []
+    desk.run("submit_topology", fails=False, partition="wc")
+    assert desk.tick() == ["RESOLVED: submit_topology of wc"]
+    desk.run("reassign_topologies", fails=True)
+    desk.run("reassign_topologies", fails=False)
+    assert desk.tick() == [], "what is over before anybody looked is no news"
+
+
+def test_who_could_not_be_told_is_told_later(desk: Desk) -> None:
+    desk.deaf = True
+    desk.evaluate(False)
+    desk.run("submit_topology", fails=True, partition="wc")
+    assert desk.tick() == []
+    desk.deaf = False
+    assert sorted(desk.tick()) == [f"ERROR: {CHECK}", "ERROR: submit_topology of wc"]
+    assert desk.tick() == []
+
+
+@pytest.mark.parametrize("cursor", ["", "nonsense", "[]", '{"since": "x", "told": 3}'])
+def test_a_bad_cursor_starts_anew(desk: Desk, cursor: str) -> None:
+    desk.cursor = cursor
+    desk.evaluate(False)
+    assert desk.tick() == [f"ERROR: {CHECK}"]
+
+
+def test_only_the_last_word_on_a_problem_counts() -> None:
+    bad = Alert("k", "run", "s", "ERROR", "t")
+    good = Alert("k", "run", "s", "ERROR", "t", resolved=True)
+    assert alerts_to_send([bad, good], {}) == []
+    assert alerts_to_send([good, bad], {}) == [bad]
+
+
+def test_a_flood_of_problems_keeps_the_cursor_small(desk: Desk) -> None:
+    for number in range(100):
+        desk.run("submit_topology", fails=True, partition=f"topology-{number}")
+    assert len(desk.tick()) == 64
+    assert desk.tick() == []
+
+
+def example(folder: Path, function: str):
+    """The function, from the block of the page that defines it."""
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.S)
+    (block,) = [block for block in blocks if f"def {function}(" in block]
+    (folder / "example.py").write_text(block, encoding="utf-8")
+    return runpy.run_path(str(folder / "example.py"))[function]
+
+
+@contextmanager
+def served(server: socketserver.BaseServer):
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(timeout=10)
+
+
+def test_the_example_posts_to_slack(monkeypatch, tmp_path) -> None:
+    got: list[dict] = []
+
+    class Webhook(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if len(got) == 1 else 500)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with served(ThreadingHTTPServer(("127.0.0.1", 0), Webhook)) as server:
+        monkeypatch.setenv("SLACK_WEBHOOK_URL", f"http://127.0.0.1:{server.server_address[1]}/hook")
+        to_slack = example(tmp_path, "to_slack")
+        alert = Alert("k", "check", CHECK, "ERROR", "task 3 runs twice")
+        to_slack(alert)
+        assert got == [{"text": f"*ERROR: {CHECK}*\ntask 3 runs twice"}]
+        with pytest.raises(Exception, match="500"):
+            to_slack(alert)
+
+
+def test_the_example_sends_mail(monkeypatch, tmp_path) -> None:
+    mails: list[str] = []
+
+    class Smtp(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 ready\r\n")
+            while line := self.rfile.readline().decode().strip():
+                if line.upper() == "DATA":
+                    self.wfile.write(b"354 go on\r\n")
+                    lines = iter(self.rfile.readline, b".\r\n")
+                    mails.append(b"".join(lines).decode())
+                self.wfile.write(b"221 bye\r\n" if line.upper() == "QUIT" else b"250 ok\r\n")
+                if line.upper() == "QUIT":
+                    return
+
+    with served(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp)) as server:
+        monkeypatch.setenv("SMTP_HOST", "127.0.0.1")
+        monkeypatch.setenv("SMTP_PORT", str(server.server_address[1]))
+        to_mail = example(tmp_path, "to_mail")
+        to_mail(Alert("k", "run", "submit_topology of wc", "ERROR", "no slot is free"))
+        to_mail(Alert("k", "run", "submit_topology of wc", "ERROR", "run 7", resolved=True))
+    first, last = (email.message_from_string(mail) for mail in mails)
+    assert first["Subject"] == "ERROR: submit_topology of wc"
+    assert "no slot is free" in first.get_payload()
+    assert last["Subject"].startswith("RESOLVED")
+    assert last["References"] == first["References"]

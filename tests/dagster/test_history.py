@@ -1,0 +1,132 @@
+"""Pruning of Dagster's history: our own old runs and ticks, and nothing else."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, timedelta, timezone
+
+import dagster as dg
+import pytest
+from dagster._core.remote_origin import (
+    InProcessCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import (
+    InstigatorState,
+    InstigatorStatus,
+    InstigatorType,
+    SensorInstigatorData,
+    TickData,
+    TickStatus,
+)
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+
+from storm_dagster.defs import build_storm_defs, history
+from storm_dagster.defs.history import prune_runs, prune_ticks
+from storm_dagster.model.dagster_names import DagsterNames
+
+pytestmark = pytest.mark.dagster
+NAMES = DagsterNames()
+STAGE = dg.AssetKey(["storm", "active_topology"])
+
+
+@pytest.fixture
+def sqlite(tmp_path):
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as made:
+        yield made
+
+
+def ended(instance, job_name: str, partition: str | None = None, tags=None) -> str:
+    """A run that ended; with a partition, one that materialized a stage of that topology."""
+
+    @dg.op(name=f"{job_name}_op")
+    def op(context) -> None:
+        if partition is not None:
+            context.log_event(dg.AssetMaterialization(STAGE, partition=partition))
+
+    @dg.job(name=job_name, tags=tags)
+    def job() -> None:
+        op()
+
+    return job.execute_in_process(instance=instance).run_id
+
+
+def left(instance) -> set[str]:
+    return {run.run_id for run in instance.get_runs()}
+
+
+def tomorrow() -> datetime:
+    return datetime.now(tz=timezone.utc) + timedelta(days=1)
+
+
+def test_old_runs_of_ours_go_and_others_stay(sqlite, monkeypatch) -> None:
+    monkeypatch.setattr(history, "_PAGE", 2)
+    sqlite.add_dynamic_partitions("storm_topologies", ["wc"])
+    theirs = ended(sqlite, "nightly")
+    gone = [ended(sqlite, "submit_topology", "killed"), ended(sqlite, "submit_topology", "wc")]
+    shown = ended(sqlite, "submit_topology", "wc")
+    gone += [ended(sqlite, "clean_inbox") for _ in range(4)]
+    elsewhere = ended(sqlite, "clean_inbox", tags={history.REPOSITORY_TAG: "__repository__@other"})
+    unfinished = sqlite.create_run_for_job(
+        build_storm_defs().resolve_job_def("clean_inbox"), status=dg.DagsterRunStatus.STARTED
+    ).run_id
+    assert prune_runs(sqlite, NAMES, datetime.now(tz=timezone.utc) - timedelta(days=1)) == 0
+    here = {theirs, shown, elsewhere, unfinished}
+    assert prune_runs(sqlite, NAMES, tomorrow(), repository="__repository__@storm") == 0
+    assert prune_runs(sqlite, NAMES, tomorrow(), most=3) == 3
+    assert left(sqlite) >= here
+    prune_runs(sqlite, NAMES, tomorrow())
+    assert left(sqlite) == here - {elsewhere}
+    assert not left(sqlite) & set(gone)
+    # What the topology's asset shows is as it was.
+    newest = sqlite.fetch_materializations(
+        dg.AssetRecordsFilter(STAGE, asset_partitions=["wc"]), limit=1
+    ).records
+    assert newest[0].run_id == shown
+    # Another cluster's runs have other names.
+    assert prune_runs(sqlite, DagsterNames("prod"), tomorrow()) == 0
+
+
+def ticks(instance, name: str, location: str, days: list[int]):
+    target = LoadableTargetOrigin(executable_path="python", module_name="m")
+    repository = RemoteRepositoryOrigin(
+        InProcessCodeLocationOrigin(target, location_name=location), "__repository__"
+    )
+    origin = RemoteInstigatorOrigin(repository, name)
+    state = instance.add_instigator_state(
+        InstigatorState(
+            origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData(min_interval=30)
+        )
+    )
+    for age in days:
+        instance.create_tick(
+            TickData(
+                instigator_origin_id=state.instigator_origin_id,
+                instigator_name=name,
+                instigator_type=InstigatorType.SENSOR,
+                status=TickStatus.SUCCESS,
+                timestamp=time.time() - age * 86400,
+                selector_id=state.selector_id,
+                run_ids=[],
+            )
+        )
+    return lambda: len(instance.get_ticks(state.instigator_origin_id, state.selector_id))
+
+
+def test_old_ticks_of_ours_go_and_the_newest_and_others_stay(sqlite) -> None:
+    ours = ticks(sqlite, "heartbeat_sensor", "storm", [9, 8, 2, 0])
+    silent = ticks(sqlite, "leader_sensor", "storm", [9, 8])
+    other = ticks(sqlite, "heartbeat_sensor", "other", [9, 8])
+    theirs = ticks(sqlite, "their_sensor", "storm", [9, 8])
+    before = datetime.now(tz=timezone.utc) - timedelta(days=1)
+    assert prune_ticks(sqlite, NAMES, before, repository="__repository__@storm") == 2
+    assert (ours(), silent(), other(), theirs()) == (1, 1, 2, 2)
+
+
+@pytest.mark.zookeeper
+def test_the_job_prunes_by_the_conf(world) -> None:
+    world.instance.add_dynamic_partitions("storm_topologies", ["wc"])
+    ended(world.instance, "clean_inbox")
+    assert world.run("prune_history").success
+    assert len(world.instance.get_runs()) == 2, "nothing is a month old yet"

@@ -1,0 +1,219 @@
+"""On an instance that others use too: short ticks, a full queue, and partitions of another cluster."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import (
+    GrpcServerCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteJobOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
+
+from storm_dagster.defs import build_storm_defs, heartbeat_sensor
+from storm_dagster.defs.instance_settings import SETTINGS_CHECK, read_settings
+from storm_dagster.defs.keys import PARTITIONS_NAME, SUPERVISORS
+from storm_dagster.defs.lifecycle_sensor import name_marks
+from storm_dagster.model import paths
+from storm_dagster.model.instance_advice import instance_advice
+from storm_dagster.testing.waiting import eventually
+
+ELSEWHERE = RemoteRepositoryOrigin(
+    GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="other"), "__repository__"
+)
+pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
+
+
+def tick(
+    world: Any, name: str, cursor: str | None = None, tick_secs: float = 0.0, instance: Any = None
+) -> Any:
+    defs = world.defs
+    if tick_secs:
+        defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=tick_secs)
+    with dg.build_sensor_context(
+        instance=instance or world.instance,
+        cursor=cursor,
+        definitions=defs,
+        resources=dict(defs.resources or {}),
+    ) as context:
+        return defs.resolve_sensor_def(name)(context)
+
+
+def running(world: Any, name: str) -> None:
+    assert world.submit(name, conf={"topology.workers": 2}).success
+    world.run_workers(name)
+
+
+def queue_run(world: Any, request: dg.RunRequest) -> dg.DagsterRun:
+    """What a full queue makes of the request."""
+    return world.instance.create_run_for_job(
+        world.defs.resolve_job_def("reassign_topologies"),
+        run_config=request.run_config,
+        tags=dict(request.tags),
+        status=dg.DagsterRunStatus.QUEUED,
+        remote_job_origin=RemoteJobOrigin(ELSEWHERE, "reassign_topologies"),
+    )
+
+
+def lose_host(world: Any, node: str) -> None:
+    for topology in world.cluster.load_view().topologies.values():
+        for worker in topology.assignment.workers:
+            if worker.node == node:
+                world.cluster.state.delete_node(paths.worker(topology.id, node, worker.port))
+    world.lose_supervisor(node)
+
+
+def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Any) -> None:
+    running(world, "wc")
+    with dg.DagsterInstance.ephemeral() as stock:
+        began = time.monotonic()
+        result = tick(world, "heartbeat_sensor", tick_secs=50.0, instance=stock)
+        assert time.monotonic() - began < 40
+    said = result.skip_reason.skip_message
+    assert "2 workers of 1 topologies live" in said and "sensors.use_threads: true in dagster.yaml" in said
+    # It heals all the same.
+    lose_host(world, "s1")
+    with dg.DagsterInstance.ephemeral() as stock:
+        (request,) = tick(world, "heartbeat_sensor", result.cursor, 50.0, stock).run_requests
+    assert request.tags["dagster/priority"] == "1000"
+
+
+def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_sensor, "_LONGEST_QUEUE_SECS", 0.0)
+    running(world, "wc")
+    cursor = tick(world, "heartbeat_sensor").cursor
+    lose_host(world, "s1")
+    first = tick(world, "heartbeat_sensor", cursor)
+    (request,) = first.run_requests
+    queued = queue_run(world, request)
+    memory = world.remembered(first.cursor)
+    for attempt in memory["attempts"].values():
+        attempt[1] = 0.0  # The back-off is over.
+    stuck = tick(world, "heartbeat_sensor", world.with_memory(first.cursor, memory))
+    assert not stuck.run_requests
+    assert "does not start: the leader heals" in stuck.skip_reason.skip_message
+
+    # A waiting tick leaves the node to nobody, so that the leader's backstop comes; afterwards it is held again.
+    found: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: found.append(tick(world, "heartbeat_sensor", stuck.cursor, tick_secs=50.0)),
+        daemon=True,
+    )
+    thread.start()
+    for _ in range(10):
+        time.sleep(0.1)
+        assert not world.cluster.state.exists(paths.HEALER)
+    assert world.run("reassign_topologies").success  # What the leader does.
+    world.run_workers("wc")
+    eventually(lambda: world.cluster.state.exists(paths.HEALER), what="the sensor that heals again")
+    healed = world.topology("wc")
+    assert {worker.node for worker in healed.assignment.workers} == {"s2"}
+
+    late = world.run(request.job_name, config=request.run_config, tags=dict(request.tags))
+    assert late.success
+    assert world.topology("wc").assignment_at == healed.assignment_at
+    world.instance.delete_run(queued.run_id)
+    lose_host(world, "s2")  # Ends the tick.
+    thread.join(timeout=50)
+    assert found
+
+
+def test_a_queued_run_of_any_age_is_not_asked_for_again(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat_sensor, "_LONGEST_QUEUE_SECS", 0.0)
+    monkeypatch.setattr(heartbeat_sensor, "_LONGEST_RUN_SECS", 0.0)
+    running(world, "wc")
+    cursor = tick(world, "heartbeat_sensor").cursor
+    lose_host(world, "s1")
+    job = world.defs.resolve_job_def("reassign_topologies")
+    (request,) = tick(world, "heartbeat_sensor", cursor).run_requests
+    run = queue_run(world, request)
+    assert not tick(world, "heartbeat_sensor", cursor).run_requests
+    # One that was started so long ago is dead.
+    world.instance.delete_run(run.run_id)
+    world.instance.create_run_for_job(job, run_config=request.run_config, status=dg.DagsterRunStatus.STARTED)
+    assert tick(world, "heartbeat_sensor", cursor).run_requests
+
+
+@pytest.mark.parametrize(
+    ("text", "advised"),
+    [
+        ("", {"sensors.use_threads", "run_queue.dequeue_interval_seconds"}),
+        ("sensors: {num_workers: 4}", {"sensors.use_threads", "run_queue.dequeue_interval_seconds"}),
+        ("sensors: {use_threads: true}\nrun_queue: {dequeue_interval_seconds: 1}", set()),
+        (
+            "sensors: {use_threads: true}\nrun_queue: {dequeue_interval_seconds: 1, max_concurrent_runs: 1}",
+            {"concurrency.runs.max_concurrent_runs"},
+        ),
+        (
+            "sensors: {use_threads: true}\nconcurrency: {runs: {max_concurrent_runs: 1}}",
+            {"run_queue.dequeue_interval_seconds", "concurrency.runs.max_concurrent_runs"},
+        ),
+        (
+            "sensors: {use_threads: true}\n"
+            "run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}",
+            set(),
+        ),
+    ],
+)
+def test_real_settings_are_read(tmp_path: Path, text: str, advised: set[str]) -> None:
+    (tmp_path / "dagster.yaml").write_text(text, encoding="utf-8")
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert {row.setting for row in instance_advice(read_settings(instance))} == advised
+
+
+def test_the_check_of_the_settings_warns_and_is_evaluated_when_they_change(world: Any) -> None:
+    check = next(c for c in world.defs.asset_checks or [] if SETTINGS_CHECK in {k.name for k in c.check_keys})
+    with dg.DagsterInstance.ephemeral() as stock:
+        outcome = dg.materialize([check], instance=stock, selection=dg.AssetSelection.checks(check))
+        (evaluation,) = outcome.get_asset_check_evaluations()
+        assert not evaluation.passed and evaluation.severity == dg.AssetCheckSeverity.WARN
+        assert "sensors.use_threads" in str(evaluation.description)
+        first = tick(world, "lifecycle_sensor", instance=stock)
+        (event,) = first.asset_events
+        assert (event.asset_key, event.check_name, event.passed) == (SUPERVISORS, SETTINGS_CHECK, False)
+        assert not tick(world, "lifecycle_sensor", first.cursor, instance=stock).asset_events
+    (event,) = tick(world, "lifecycle_sensor", first.cursor).asset_events
+    assert event.passed
+
+
+def remember_elsewhere(instance: dg.DagsterInstance, cursor: str) -> None:
+    """The state of another code location's sensor of the same name, as Dagster's daemon stores it."""
+    origin = RemoteInstigatorOrigin(ELSEWHERE, "lifecycle_sensor")
+    data = SensorInstigatorData(cursor=cursor)
+    instance.add_instigator_state(
+        InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.DECLARED_IN_CODE, data)
+    )
+
+
+@pytest.mark.parametrize(
+    ("alive_there", "dropped"), [(["wc"], False), (["other"], True), ([f"t{n}" for n in range(500)], False)]
+)
+def test_the_key_of_a_topology_that_lives_in_another_cluster_stays(
+    world: Any, alive_there: list[str], dropped: bool
+) -> None:
+    with dg.instance_for_test() as instance:
+        world.instance = instance
+        running(world, "wc")
+        cursor = tick(world, "lifecycle_sensor").cursor
+        # Above 400 topologies all names count as alive there.
+        there = {"cluster": "another", "alive": name_marks(alive_there)}
+        remember_elsewhere(instance, json.dumps(there))
+        # Killed here, by a run and then in the eyes of the sensor.
+        config = {"ops": {"kill_topology_op": {"config": {"name": "wc", "wait_secs": 0}}}}
+        assert world.run("kill_topology", config=config).success
+        assert world.topology("wc") is None
+        assert instance.has_dynamic_partition(PARTITIONS_NAME, "wc") is not dropped
+        instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
+        requests = tick(world, "lifecycle_sensor", cursor).dynamic_partitions_requests
+        assert [list(request.partition_keys) for request in requests] == ([["wc"]] if dropped else [])

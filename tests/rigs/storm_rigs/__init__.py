@@ -1,0 +1,1 @@
+"""Rigs of the tests: daemons, ensembles, faults and generated clusters. Not part of the distribution."""

@@ -1,0 +1,210 @@
+"""What bolts tell Dagster, in the harness: whose ack waits for it, and what is said of what is wrong."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storm_dagster.api import Bolt, Spout, StatefulBolt, Topology, Tuple, Window, WindowedBolt
+from storm_dagster.core.event_outbox import MOST_EVENTS
+from storm_dagster.model.dagster_events import DagsterEvent, decode_event
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.testing.topology_harness import TopologyHarness
+from storm_dagster.testing.waiting import eventually
+
+
+class Hours(Spout):
+    outputs = ["hour"]
+
+
+class Landed(Bolt):
+    """Reports the hours that are full; -1 is none."""
+
+    def initialize(self, conf: Any, context: Any) -> None:
+        self.dagster.observe("lake/clicks", description="a task began")
+
+    def process(self, tup: Tuple) -> None:
+        hour = tup.values[0]
+        if hour >= 0:
+            self.dagster.materialize(
+                "lake/clicks", partition=f"2026-11-21-{hour:02}", metadata={"rows": hour}
+            )
+
+    def process_tick(self, tup: Tuple) -> None:
+        self.dagster.check(["lake", "clicks"], "on_time", passed=np.bool_(True), severity="WARN")
+
+
+class Blocking(Landed):
+    blocking = True
+
+
+class Async(Landed):
+    async def process(self, tup: Tuple) -> None:  # type: ignore[override]
+        Landed.process(self, tup)
+
+
+class Stateful(Landed, StatefulBolt):
+    pass
+
+
+KINDS = [Landed, Blocking, Async, Stateful]
+
+
+def topology(bolt: type[Bolt]) -> type[Topology]:
+    class Lake(Topology):
+        hours = Hours.spec()
+        landed = bolt.spec(inputs=[hours])
+
+    return Lake
+
+
+@pytest.mark.parametrize("bolt", KINDS)
+def test_events_carry_what_was_given_and_go_in_order(bolt: type[Bolt], tmp_path: Any) -> None:
+    with TopologyHarness(topology(bolt), {"hours": [[9], [-1], [10]]}, state_dir=tmp_path) as harness:
+        harness.run()
+        harness.tick("landed")
+        # A tick in a thread holds up no run.
+        eventually(lambda: harness.run() and len(harness.dagster_events) == 4, what="the event of the tick")
+        result = harness.run()
+        assert sorted(result.acked["hours"]) == [0, 1, 2] and result.errors == []
+        began, *hours, check = harness.dagster_events
+        assert (began.kind, began.description) == ("observation", "a task began")
+        assert [(one.kind, one.asset, one.partition, one.metadata) for one in hours] == [
+            ("materialization", "lake/clicks", "2026-11-21-09", {"rows": 9}),
+            ("materialization", "lake/clicks", "2026-11-21-10", {"rows": 10}),
+        ]
+        assert (check.check, check.passed, check.severity) == ("on_time", True, "WARN")
+
+
+@pytest.mark.parametrize("bolt", KINDS)
+def test_without_dagster_only_tuples_with_events_wait(bolt: type[Bolt], tmp_path: Any) -> None:
+    conf = {"topology.message.timeout.secs": 3600}
+    with TopologyHarness(
+        topology(bolt), {"hours": [[-1]]}, conf=conf, simulated=True, state_dir=tmp_path
+    ) as harness:
+        harness.dagster_up = False
+        harness.run()
+        harness.give("hours", [9], [-1], [-1])
+        result = harness.advance(10)
+        assert sorted(result.acked["hours"]) == [0, 2, 3] and result.failed["hours"] == []
+        assert harness.dagster_events == []
+        assert ["wait for Dagster" in str(error) for _, error in result.errors] == [True], (
+            "said once, not each time"
+        )
+        harness.dagster_up = True
+        result = harness.advance(20)
+        assert sorted(result.acked["hours"]) == [0, 1, 2, 3]
+        assert [one.kind for one in harness.dagster_events] == ["observation", "materialization"]
+
+
+def test_a_replay_joins_the_event_that_waits(tmp_path: Any) -> None:
+    conf = {"topology.message.timeout.secs": 10}
+    with TopologyHarness(topology(Landed), {"hours": [[9]]}, conf=conf, replays=9, simulated=True) as harness:
+        harness.dagster_up = False
+        result = harness.advance(45)
+        assert result.acked["hours"] == [] and len(result.failed["hours"]) == 4
+        harness.dagster_up = True
+        result = harness.advance(20)
+        assert result.acked["hours"] == [0]
+        assert [one.kind for one in harness.dagster_events] == ["observation", "materialization"]
+
+
+class Daily(WindowedBolt):
+    window = Window.tumbling(secs=10)
+
+    def process_window(self, window: Any) -> None:
+        self.dagster.materialize("lake/window", metadata={"rows": len(window)})
+
+
+def test_the_tuples_of_a_window_wait_for_its_event() -> None:
+    given = {"hours": [[1], [2]]}
+    with TopologyHarness(topology(Daily), given, simulated=True) as harness:
+        harness.dagster_up = False
+        assert harness.advance(12).acked["hours"] == []
+        harness.dagster_up = True
+        assert sorted(harness.advance(5).acked["hours"]) == [0, 1]
+        assert [one.metadata for one in harness.dagster_events] == [{"rows": 2}]
+
+
+class Flood(Bolt):
+    def initialize(self, conf: Any, context: Any) -> None:
+        for number in range(MOST_EVENTS + 1):
+            self.dagster.observe("lake/clicks", metadata={"number": number})
+
+    def process(self, tup: Tuple) -> None:
+        self.dagster.observe("lake/clicks", metadata={"hour": tup.values[0]})
+
+
+def test_too_many_events_are_reported_and_a_tuple_without_room_fails() -> None:
+    with TopologyHarness(topology(Flood), {"hours": [[1]]}, replays=0, simulated=True) as harness:
+        harness.dagster_up = False
+        result = harness.run()
+        assert result.failed["hours"] == [0]
+        said = [str(error) for _, error in result.errors]
+        assert sum("it is dropped" in text for text in said) == 1
+        assert sum("its tuple fails" in text for text in said) == 1
+    lost = [str(error) for _, error in harness.errors if "is lost" in str(error)]
+    assert len(lost) == MOST_EVENTS, "and what is lost when the worker ends"
+
+
+OF = ("t/c", "materialization", "lake/clicks")
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: DagsterEvent.make("t/c", "observation", ""), "the key must be a text such as"),
+        (lambda: DagsterEvent.make("t/c", "observation", "a//b"), "the key must be"),
+        (lambda: DagsterEvent.make("t/c", "observation", ["a", 1]), "the key must be"),
+        (lambda: DagsterEvent.make("t/c", "observation", 3), "the key must be"),
+        (lambda: DagsterEvent.make("t/c", "observation", "x" * 513), "key must be a text of 1 to 512"),
+        (lambda: DagsterEvent.make(*OF, partition=10), "partition must be a text of 1 to 512 characters"),
+        (lambda: DagsterEvent.make(*OF, partition=""), "partition must be a text"),
+        (lambda: DagsterEvent.make(*OF, partition="a\nb"), "without control characters"),
+        (lambda: DagsterEvent.make(*OF, metadata=[1]), "metadata must be a map"),
+        (lambda: DagsterEvent.make(*OF, metadata={"at": datetime(2026, 1, 1)}), "as .isoformat()"),
+        (lambda: DagsterEvent.make(*OF, metadata={"a": {"b": [1, np.zeros(2)]}}), "metadata['a']['b'][1] is array"),
+        (lambda: DagsterEvent.make(*OF, metadata={"share": float("nan")}), "metadata['share'] is nan"),
+        (lambda: DagsterEvent.make(*OF, metadata={"text": "\ud800"}), "which JSON cannot hold"),
+        (lambda: DagsterEvent.make(*OF, metadata={"text": "x" * 20_000}), "has 20012 bytes, the limit is 16384"),
+        (lambda: DagsterEvent.make("t/c", "check", "a", check="on time", passed=True), "letters, digits and _ only"),
+        (lambda: DagsterEvent.make("t/c", "check", "a", check="on_time", passed=1), "passed must be True or False"),
+        (lambda: DagsterEvent.make("t/c", "check", "a", check="x", passed=True, severity="bad"), "'ERROR' or 'WARN'"),
+        (lambda: decode_event({"kind": "check"}), "this is no event"),
+        (lambda: decode_event({"id": "x", "kind": "observation", "key": ["a"]}), "no id of an event"),
+    ],
+)  # fmt: skip
+def test_what_dagster_would_not_take_is_refused_where_it_is_reported(make: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        make()
+    assert says in refused.value.message
+
+
+def test_scalars_of_numpy_become_numbers_and_equal_events_have_one_id() -> None:
+    one = DagsterEvent.make(
+        *OF, metadata={"rows": np.int64(3), "share": np.float32(0.5), "day": np.str_("mon")}
+    )
+    assert [type(value) for value in one.metadata.values()] == [int, float, str]
+    assert one.id == DagsterEvent.make(*OF, metadata={"day": "mon", "share": 0.5, "rows": 3}).id
+    others = [
+        DagsterEvent.make(*OF, metadata={"rows": 4}),
+        DagsterEvent.make(*OF, partition="a"),
+        DagsterEvent.make("t/other", *OF[1:]),
+    ]
+    assert len({one.id, *(other.id for other in others)}) == 4
+
+
+def test_a_mistake_fails_its_tuple_and_names_the_asset() -> None:
+
+    with TopologyHarness(topology(Mistaken), {"hours": [[1]]}) as harness:
+        result = harness.run()
+        assert result.failed["hours"] == [0]
+        assert "materialization of asset 'lake/clicks': partition must be a text" in str(result.errors[0][1])
+
+
+class Mistaken(Bolt):
+    def process(self, tup: Tuple) -> None:
+        self.dagster.materialize("lake/clicks", partition=tup.values[0])
