@@ -1,6 +1,6 @@
 """Fixtures that several areas share: one real ZooKeeper server for the whole run, a fresh root for each test.
 
-``tests/plugins`` holds what concerns the run as a whole: the cluster that modules share, their order, and the guard
+``tests/plugins`` holds what concerns the run as a whole: the cluster and the Spark server that modules share, their order, and the guard
 against processes that are left behind.
 """
 
@@ -20,7 +20,7 @@ from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
-pytest_plugins = ["shared_cluster", "work_order", "leftover_processes"]
+pytest_plugins = ["shared_cluster", "shared_spark", "work_order", "leftover_processes"]
 
 # `make test` draws the same examples each time, so that it passes or fails for the code alone; `make fuzz` searches at
 # random, keeps what failed in .hypothesis, and prints how to repeat it. Neither measures time: the machine is busy.

@@ -98,9 +98,12 @@ class DagsterPages:
         return self.page.locator("tr, [role=row], [data-index]").filter(has_text=job).first
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """One browser for all tests that look at pages."""
+    """One browser for the tests of a module.
+
+    Playwright keeps an event loop running in this thread. Later modules of the same process start loops of their own.
+    """
     with sync_playwright() as playwright:
         found = next((path for path in map(shutil.which, ON_PATH) if path), None)
         if found is None and not Path(playwright.chromium.executable_path).exists():

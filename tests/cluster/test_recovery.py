@@ -265,6 +265,7 @@ def test_a_frozen_worker_is_replaced(cluster: LocalCluster, expected: Counter[st
     cluster.cli("kill", "hung", "-w", "0")
 
 
+@pytest.mark.chaos
 def test_a_frozen_host_is_healed_once_and_its_workers_end_when_it_wakes(
     cluster: LocalCluster, expected: Counter[str]
 ) -> None:

@@ -189,6 +189,7 @@ def test_worker_by_worker_while_both_versions_count_and_the_leader_dies(
     cluster.cli("kill", "gray", "-w", "0")
 
 
+@pytest.mark.long
 def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     cluster: LocalCluster, code: dict[str, str], expected: Counter[str], tmp_path: Path
 ) -> None:

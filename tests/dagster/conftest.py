@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +22,6 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.operations.context import Planner
 from storm_dagster.operations.staging import upload_key
-from storm_dagster.spark.server import spark_connect_command, spark_environment
-from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.archives import packed
@@ -150,41 +144,6 @@ class World:
         """Newest first."""
         records = self.instance.fetch_materializations(key, limit=50).records
         return [record.asset_materialization for record in records if record.asset_materialization]
-
-
-@pytest.fixture(scope="session")
-def spark_remote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """URL of a real Spark Connect server that lives as long as the tests that use it."""
-    folder = tmp_path_factory.mktemp("spark")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with (folder / "spark.log").open("wb") as log:
-        server = subprocess.Popen(
-            spark_connect_command(port, local_dir=folder),
-            env=spark_environment(),
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def listens() -> bool:
-        assert server.poll() is None, (folder / "spark.log").read_text(encoding="utf-8")[-2000:]
-        with socket.socket() as client:
-            return client.connect_ex(("127.0.0.1", port)) == 0
-
-    try:
-        eventually(listens, timeout=90, what="the Spark Connect server", interval=0.2)
-        yield f"sc://127.0.0.1:{port}"
-    finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        try:
-            server.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
 
 
 @pytest.fixture

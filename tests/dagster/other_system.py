@@ -89,7 +89,9 @@ def ticks() -> dict[str, str]:
                         found[sensor.name] = type(sensor.evaluate_tick(context)).__name__
                 for schedule in repository.schedule_defs:
                     with dg.build_schedule_context(
-                        instance=instance, resources=resources, repository_def=repository,
+                        instance=instance,
+                        resources=resources,
+                        repository_def=repository,
                         scheduled_execution_time=datetime.now(timezone.utc),
                     ) as context:
                         found[schedule.name] = type(schedule.evaluate_tick(context)).__name__

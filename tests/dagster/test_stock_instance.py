@@ -87,6 +87,7 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Any) -
     assert request.tags["dagster/priority"] == "1000"
 
 
+@pytest.mark.long
 def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

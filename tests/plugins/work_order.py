@@ -17,15 +17,26 @@ TOGETHER = {
         *("tests/browser/", "tests/cluster/test_streamparse.py", "tests/cluster/test_faults.py"),
         *("tests/cluster/test_recovery.py", "tests/cluster/test_upgrades.py"),
     ),
-    "a Spark server": ("tests/spark/",),
+    "the shared Spark server": (
+        *("tests/spark/", "tests/dagster/test_spark.py", "tests/dagster/test_streams_and_batch.py"),
+        "tests/dagster/test_postgres.py",
+    ),
     "a Spark server whose jobs are counted": ("tests/spark_components/",),
 }
 """Group -> beginnings of the paths of its modules, in their order."""
 
 FIRST = (
     *TOGETHER["the shared cluster"],
-    *("tests/cluster/", "tests/cli/test_lifecycle.py", "tests/cli/test_dev.py", "tests/operations/"),
-    *("tests/dagster/", "tests/spark_components/", "tests/spark/", "tests/launcher/", "tests/supervisor/"),
+    "tests/cli/test_lifecycle.py",
+    *TOGETHER["the shared Spark server"],
+    *(
+        "tests/cluster/",
+        "tests/cli/test_dev.py",
+        "tests/spark_components/",
+        "tests/dagster/",
+        "tests/operations/",
+    ),
+    *("tests/launcher/", "tests/supervisor/"),
     *("tests/worker/", "tests/nimbus/", "tests/zk/", "tests/security/", "tests/docs/", "tests/distribution/"),
 )
 """Beginnings of paths, the longest runs first; what is not named comes last."""

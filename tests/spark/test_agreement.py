@@ -30,7 +30,7 @@ def session(spark_remote: str) -> Iterator[SparkSession]:
 
 @pytest.mark.timeout(600)
 # An example takes seconds: it is fifty clusters.
-@settings(max_examples=settings().max_examples // 25)
+@settings(max_examples=settings().max_examples // 50)
 @given(seeds=st.lists(st.integers(0, 2**32), min_size=50, max_size=50, unique=True))
 def test_both_planners_agree_on_fifty_generated_clusters(session: SparkSession, seeds: list[int]) -> None:
     batches = [generated_batch(random.Random(seed)) for seed in seeds]

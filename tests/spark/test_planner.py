@@ -210,6 +210,7 @@ def test_through_dagster_pyspark(spark_remote: str) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.chaos
 @pytest.mark.timeout(300)
 def test_a_process_ends_although_its_server_is_gone(tmp_path: Path) -> None:
     """pyspark's exit hook alone would go on asking the dead server for ten minutes."""

@@ -139,6 +139,7 @@ def rig(
     server.stop()
 
 
+@pytest.mark.chaos
 def test_spark_killed_in_the_middle_loses_nothing(rig: tuple[WorkerRig, Server]) -> None:
     workers, server = rig
     expected = set()

@@ -55,11 +55,11 @@ clicks = dg.AssetSpec(
     kinds={"pyspark"},
     description="The hour's page views; made when the hour is complete.",
 )
-def pages_by_hour(context: dg.AssetExecutionContext, spark: SparkResource) -> dg.MaterializeResult:
+def pages_by_hour(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> dg.MaterializeResult:
     """Count the hour's views, each once."""
     begin, end = (int(at.timestamp() * 1000) for at in context.partition_time_window)
     rows = (
-        spark.pyspark()
+        storm_spark.pyspark()
         .spark_session.read.parquet(str(lake() / "clicks" / f"day={context.partition_key[:10]}"))
         .where(f"at >= {begin} and at < {end}")
         .dropDuplicates(["view"])

@@ -53,7 +53,9 @@ class SparkServer:
         return self._process
 
     def start(self, timeout_secs: float = 120.0) -> SparkServer:
-        """Starts it and waits until it listens."""
+        """Start it, unless it runs, and wait until it listens."""
+        if self._process is not None and self._process.poll() is None:
+            return self
         self._folder.mkdir(parents=True, exist_ok=True)
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
         with self._log_path.open("ab") as log:

@@ -1,20 +1,13 @@
-"""One real Spark Connect server for all tests of this folder: a JVM takes seconds and 600 MB."""
+"""One Spark Connect server for all modules of a process that need no other: a JVM takes seconds and 600 MB."""
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 
 import pytest
 
 from storm_rigs.spark_server import SparkServer
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+from storm_rigs.worker_rig import free_port
 
 
 @pytest.fixture(scope="session")
