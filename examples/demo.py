@@ -102,7 +102,7 @@ def submit_wordcount(demo: Demo) -> None:
     demo.say(f"submitting {NAME} on {WORKERS} workers")
     done = demo.cli(
         "submit", str(HERE / "wordcount.py"), "--name", NAME,
-        "--conf", f"topology.workers={WORKERS}", "--conf", "topology.message.timeout.secs=10",
+        "--conf", f"topology.workers={WORKERS}", "--conf", "topology.message.timeout.secs=5",
         "--conf", f"wordcount.files={FILES}", "--conf", f"wordcount.limit={LIMIT}",
         "--conf", f"wordcount.lines.per.second={RATE}",
     )  # fmt: skip

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 WORD = re.compile(r"[A-Za-z_]+")
 KEYWORDS = frozenset(keyword.kwlist)
 # Spark's file sources skip names that begin with an underscore, so the pattern does too.
-PATTERN = "[a-d]*.py"
+PATTERN = "[a-c]*.py"
 
 
 def source_files() -> list[Path]:
@@ -72,7 +72,7 @@ class KeywordBolt(Bolt):
 def pipeline(out: str, checkpoint: str | None = None, pattern: str | None = None) -> TopologyBuilder:
     """The topology. ``out`` is a folder that the Spark server can write; the checkpoint lies beside it."""
     files = pattern or str(Path(sysconfig.get_path("stdlib")) / PATTERN)
-    reading: dict[str, Any] = {"pattern": files, "files_per_batch": 8}
+    reading: dict[str, Any] = {"pattern": files, "files_per_batch": 12}
     builder = TopologyBuilder("keywords")
     builder.set_spout(
         "lines",
