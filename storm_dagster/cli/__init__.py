@@ -1,4 +1,4 @@
-"""The command line, ``storm-dagster VERB`` (design 6.1)."""
+"""The command line, ``storm-dagster VERB``."""
 
 from __future__ import annotations
 

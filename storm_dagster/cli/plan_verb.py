@@ -1,4 +1,4 @@
-"""``plan``: what-if scheduling (design 6.2)."""
+"""``plan``: what-if scheduling."""
 
 from __future__ import annotations
 

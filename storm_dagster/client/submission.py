@@ -28,7 +28,7 @@ from storm_dagster.packaging.describing import DESCRIBING
 __all__ = ["STORM_JAR", "Submission", "submit_target", "submit_topology", "submit_uploaded"]
 
 STORM_JAR = "STORM_JAR"
-"""Environment variable with the archive of the running program, set by ``storm-dagster jar`` (seed 001)."""
+"""Environment variable with the archive of the running program, set by ``storm-dagster jar``; Storm's name for it."""
 
 
 @dataclass(frozen=True)

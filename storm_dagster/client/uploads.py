@@ -1,4 +1,4 @@
-"""Upload sessions: an archive, a conf and a topology, under one opaque handle (design 6.6)."""
+"""Upload sessions: an archive, a conf and a topology, under one opaque handle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what, once callers have proved who they are (Storm's ACL rules; hazards S14-S16).
+"""Authorization of callers that have proved who they are, by the rules of Storm's ACLs.
 
 An absent or empty list means nobody, never everybody. Only administrators may do what is not named here.
 """

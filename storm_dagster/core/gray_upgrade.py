@@ -1,4 +1,4 @@
-"""Gray upgrade: which workers change their code next, and what an upgrade has come to (seed 004, design 8.12, cases G).
+"""Rules of a gray upgrade: the next batch of workers, and the end (``docs/decisions.md#gray-upgrade``).
 
 The topology master picks (:func:`pick`), each supervisor moves its own workers (:func:`next_move`), the leader and
 the sensor end the upgrade (:func:`due`). Every worker is on one version at any instant: :func:`code_for` says on which.
@@ -56,7 +56,7 @@ class Selection:
 
 
 def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
-    """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything else (G17)."""
+    """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything else."""
     if not isinstance(text, str | list | tuple):
         raise InvalidRequest(f"{text!r:.40} names no workers: give HOST:PORT,HOST:PORT")
     parts = text.split(",") if isinstance(text, str) else list(text)
@@ -75,7 +75,7 @@ def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def selection_of_conf(conf: Mapping[str, Any]) -> Selection:
-    """The selection in the keys ``topology.upgrade.workers``, ``.component`` and ``.worker.num`` (seed 004)."""
+    """The selection in the keys ``topology.upgrade.workers``, ``.component`` and ``.worker.num``."""
     return Selection(
         workers=parse_workers(conf.get("topology.upgrade.workers") or ()),
         component=conf.get("topology.upgrade.component") or None,
@@ -89,7 +89,7 @@ def _master_task(table: TaskTable) -> int | None:
 
 
 def check_master_alone(name: str, assignment: Assignment, table: TaskTable) -> None:
-    """:class:`InvalidRequest` unless the topology master has a worker of its own (G2): it drives the upgrade.
+    """:class:`InvalidRequest` unless the topology master has a worker of its own: it drives the upgrade.
 
     It is the assignment that is asked, not the conf: what counts is where the topology master really runs.
     """
@@ -129,7 +129,7 @@ def check_selection(
     table: TaskTable,
     upgraded: Iterable[str] = (),
 ) -> None:
-    """:class:`InvalidRequest` for a selection that names what is not there, or picks nothing (G5, G8, G9)."""
+    """:class:`InvalidRequest` for a selection that names what is not there, or picks nothing."""
     if selection.number < 0:
         raise InvalidRequest(
             f"upgrade of {name!r}: {selection.number} workers cannot be upgraded: give 1 or more"
@@ -184,7 +184,7 @@ def pick(state: UpgradeState, assignment: Assignment, table: TaskTable) -> Pick 
     """The next batch; ``None`` unless one was asked for and none is under way.
 
     Afterwards nothing goes on by itself: ``continue`` is off, the list of workers is cleared, and so is a component
-    of which every worker was taken (G3, G5, G7). A batch may be empty, when what was asked for has gone meanwhile.
+    of which every worker was taken. A batch may be empty, when what was asked for has gone meanwhile.
     """
     record = state.record
     if record is None or record.rollback or not record.continue_ or state.upgrading:
@@ -209,7 +209,7 @@ def code_for(worker: WorkerSlot, assignment: Assignment, state: UpgradeState | N
     """The code that the worker's next process runs, and whether a process that runs other code must go for it.
 
     A worker that an upgrade did not take keeps its process: when the upgrade ends, its next start brings the
-    topology's code of then (seed 004: complete_upgrade for those who want only some workers upgraded).
+    topology's code at that time. So ``complete_upgrade`` serves those who want only some workers upgraded.
     """
     record = state.record if state is not None else None
     taken = (

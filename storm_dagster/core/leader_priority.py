@@ -1,7 +1,7 @@
-"""Who may lead: the priority of nimbuses by the blobs that they miss (design 8.9; seeds 002 and 003).
+"""Priority of nimbuses for leadership, by the blobs that they miss (``docs/decisions.md#leader-election``).
 
-Seed 002: a nimbus may lead when it holds the code of all topologies. Seed 003: failing that, when no other
-nimbus has fewer missing. A topology whose blobs nobody holds is degraded and blocks no one: then all miss it
+A nimbus may lead when it holds the code of all topologies (Storm's rule), or when no other nimbus has fewer
+blobs missing (JStorm's). A topology whose blobs nobody holds is degraded and blocks no one: then all miss it
 alike, and the first to create the leader's node wins.
 """
 

@@ -1,8 +1,8 @@
-"""Who is dead: judged from counters, ephemeral nodes and the observer's own boot clock (design 4, 6.6, 8.7, 8.10).
+"""Detection of dead tasks, workers and hosts: by counters, ephemeral nodes and the observer's own boot clock.
 
 :func:`observe` takes a view and what the observer remembers, and gives causes for a reassignment and the
 next memory. No wall clock enters: a limit starts when this observer first saw the thing as it is, so that
-a new observer (another boot id, a new leader, the end of an outage) grants one full timeout (F4, A13).
+a new observer (another boot id, a new leader, the end of an outage) grants one full timeout.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MASS_LOSS_SUPERVISORS = 3
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The limits, in seconds of silence (design 8.10)."""
+    """The limits, in seconds of silence."""
 
     task_secs: float = 30
     launch_secs: float = 120
@@ -52,11 +52,11 @@ class Observation:
     """Reasons to place tasks anew, in topology id order; empty while frozen."""
     memory: LivenessMemory
     frozen: str | None = None
-    """Why healing pauses, when so many workers vanished at once that the fault is more likely elsewhere (F7)."""
+    """Why healing pauses, when so many workers vanished at once that the fault is more likely elsewhere."""
     silent_supervisors: tuple[str, ...] = ()
     """Supervisors that are registered but whose counter stands still: they get no new work."""
     restarting: tuple[tuple[str, str, int], ...] = ()
-    """(topology id, supervisor id, port) that are restarted in place; recorded, not acted on (8.7)."""
+    """(topology id, supervisor id, port) that are restarted in place; recorded, not acted on."""
     waiting: tuple[str, ...] = ()
     """What is amiss but not judged yet, in words."""
     next_check: float | None = None
@@ -223,7 +223,7 @@ class _Round:
         known: TopologyMemory | None,
         judged: set[tuple[str, int]],
     ) -> dict[str, StartingWorker]:
-        """Workers that are there but have not reported all their tasks within the launch window (design 8.10)."""
+        """Workers that are there but have not reported all their tasks within the launch window."""
         starting: dict[str, StartingWorker] = {}
         for worker in assignment.workers:
             live = topology.live_workers.get(worker.slot)
@@ -299,7 +299,7 @@ class _Round:
         memory: TopologyMemory,
         judged: set[tuple[str, int]],
     ) -> bool:
-        """Whether the topology master's record stands still although its worker lives; its worker goes then (A6)."""
+        """Whether the topology master's record stands still although its worker lives; its worker goes then."""
         part = topology.tasks.components.get(TOPOLOGY_MASTER) if topology.tasks else None
         master = part.ids[0] if part and part.ids else 0
         for worker in assignment.workers:
@@ -326,7 +326,7 @@ class _Round:
         assignment_at: Versioned,
         judged: set[tuple[str, int]],
     ) -> None:
-        """Tasks that the topology master holds to be dead; their whole worker goes (A4)."""
+        """Tasks that the topology master holds to be dead; their whole worker goes."""
         if topology.beats is None or topology.beats_at is None or not topology.beats.dead:
             return
         if topology.beats_at.mzxid <= assignment_at.mzxid:
@@ -337,7 +337,7 @@ class _Round:
                 self._add(topology, assignment_at.version, "dead_task", worker, worker.ids)
 
     def _unassigned(self, topology: TopologyView, assignment: Assignment, generation: int) -> None:
-        """Tasks without a slot, once the cluster has one to give (I1)."""
+        """Tasks without a slot, once the cluster has one to give."""
         if topology.tasks is None:
             return
         placed = {task for worker in assignment.workers for task in worker.ids}

@@ -1,6 +1,6 @@
 """What to place: from a view of the cluster to the planner's input, and from its outcome to an assignment.
 
-Three events (jstorm.md f): ``new`` (a submission), ``monitor`` (tasks judged dead) and ``rebalance``. The
+Three events: ``new`` (a submission), ``monitor`` (tasks judged dead) and ``rebalance``. The
 planner sees only supervisors that may get work; what runs on any other stays where it is (``unstopped``).
 """
 
@@ -58,7 +58,7 @@ def offered_supervisors(
     """Supervisors that may get work: registered, not blacklisted by host, not in ``avoid``.
 
     Ports of topologies outside ``placing`` (topology ids) are taken, and so are ``withheld`` slots: those
-    of dead workers in this round (design 8.7).
+    of workers that are dead in this round.
     """
     used = view.used_ports(without=frozenset(placing))
     for node, port in withheld:
@@ -157,7 +157,7 @@ def monitor_batch(
     withheld = {(cause.node, cause.port) for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
     dead = {task for cause in causes for task in cause.tasks} & table.component_of().keys()
-    # A cause names whole workers, but the assignment decides: a slot in it goes as a whole (case A4).
+    # A cause names whole workers, but the assignment decides: a slot in it goes as a whole.
     if topology.assignment is not None:
         for worker in topology.assignment.workers:
             if worker.slot in withheld:
@@ -240,7 +240,7 @@ def standing_topology(
 
 
 def same_workers(assignment: Assignment | None, placement: TopologyPlacement) -> bool:
-    """Whether the placement is what stands already (design 8.8: then nothing is written)."""
+    """Whether the placement is the current one already; then nothing is written."""
     if assignment is None:
         return False
     old = {worker.slot: frozenset(worker.ids) for worker in assignment.workers}
@@ -260,7 +260,7 @@ def assignment_of(
 ) -> Assignment:
     """The record for a placement.
 
-    A task keeps its start when it stays on its node and port, else it starts now (cases A16 to A18); tasks
+    A task keeps its start when it stays on its node and port, else it starts now; tasks
     in ``restarted`` (judged dead) start now wherever they are. ``node_host`` names only supervisors in use.
     """
     old_slots = previous.task_slots() if previous else {}

@@ -1,4 +1,4 @@
-"""What the cluster's assignments want of one supervisor, slot by slot (cases P5, K8)."""
+"""Desired work of each slot of one supervisor, from the cluster's assignments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def slot_claims(
 
 
 def check_ports(ports: tuple[int, ...]) -> str | None:
-    """Why a supervisor cannot offer these slots, in words, or ``None`` (F17)."""
+    """Why a supervisor cannot offer these slots, in words, or ``None``."""
     if not ports:
         return "supervisor.slots.ports is empty: name at least one port"
     wrong = [port for port in ports if not 1 <= port <= 65535]

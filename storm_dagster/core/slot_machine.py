@@ -1,4 +1,4 @@
-"""The life of one slot (port) of a supervisor, as a pure state machine (Storm 2.x's Slot, cases L1-L9).
+"""State machine of one slot (port) of a supervisor, after Storm 2's ``Slot``. Pure.
 
 ``step(slot, event, now, limits)`` gives the next slot and the instructions that the supervisor has to
 execute; what comes of an instruction comes back as another event. Times are seconds of one monotonic
@@ -54,7 +54,7 @@ SUPERSEDED = 3
 
 
 def crash_delay(crashes: int, limits: SlotLimits) -> float:
-    """Pause before the restart after that many crashes in a row: 0, 1, 2, 4 ... (design 8.7)."""
+    """Pause before the restart after that many crashes in a row: 0, 1, 2, 4 ..."""
     return 0.0 if crashes <= 1 else min(limits.longest_delay, 2.0 ** min(crashes - 2, 30))
 
 
@@ -169,7 +169,7 @@ def _enter_killing(slot: Slot) -> Slot:
 
 
 def _end_process(slot: Slot, now: float) -> _Result:
-    """TERM now, KILL after a while; code that comes next is fetched meanwhile (L5)."""
+    """TERM now, KILL after a while; code that comes next is fetched meanwhile."""
     worker = slot.worker
     assert worker is not None
     slot, fetch = _fetch(replace(_enter_killing(slot), since=now, killed_at=None), now)

@@ -65,11 +65,11 @@ class SlotLimits:
     kill_after: float
     """Between TERM and KILL (``supervisor.worker.shutdown.sleep.secs``)."""
     stable_after: float = 60.0
-    """A process that ran so long starts the back-off anew (design 8.7)."""
+    """A process that ran so long starts the back-off anew."""
     longest_delay: float = 60.0
     """Back-off between restarts: 0, 1, 2, 4 ... up to this."""
     fetch_again_after: float = 3.0
-    """After a fetch that failed and may succeed (Storm L3)."""
+    """After a fetch that failed and may succeed."""
     stopped_delay: float = 1.0
     """After an exit that nobody here ordered and that is no crash: whoever did it gets to say why."""
 

@@ -1,4 +1,4 @@
-"""What a topology may do in which status, and what it becomes (design 8.6, 8.11; storm.md d; cases M).
+"""Table of a topology's statuses and transitions (``docs/decisions.md#transitions``).
 
 Pure: a base and an event give the next base. A transition that is not allowed raises; one that changes
 nothing returns the very same object, so that the caller writes nothing.
@@ -40,7 +40,7 @@ HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "UPGRADING"
 """Statuses in which dead tasks are placed anew. A killed topology goes anyway, a rebalancing one is about to be placed."""
 
 # Status -> event -> next status. "previous" is the status before a rebalance. Absent: not allowed.
-# Unlike JStorm, a kill is allowed in every status (M5) and an inactive topology stays inactive (M4).
+# Unlike JStorm, a kill is allowed in every status and an inactive topology stays inactive.
 _TABLE: Mapping[TopologyStatus, Mapping[Event, TopologyStatus | Literal["previous"]]] = {
     "ACTIVE": {
         "activate": "ACTIVE",
@@ -87,7 +87,7 @@ _REMEDY: Mapping[TopologyStatus, str] = {
 def delay_of(asked: int | None, message_timeout_secs: int) -> int:
     """Seconds between a kill or rebalance and its effect: what was asked, else the message timeout.
 
-    Negative means the default (case M1); 0 is allowed and means at once.
+    Negative means the default, as in Storm; 0 is allowed and means at once.
     """
     return message_timeout_secs if asked is None or asked < 0 else asked
 
@@ -97,7 +97,7 @@ def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None)
 
     ``delay_secs`` goes with ``kill`` and ``rebalance``, and with ``drain``, which silences the spouts of a topology
     that is about to be replaced: when nobody ends it, it becomes ACTIVE again after the delay. Raises :class:`Conflict` when the status does not
-    allow the event. Killing a killed topology stores the new delay (case M2).
+    allow the event. Killing a killed topology stores the new delay.
     """
     target = _TABLE[base.status].get(event)
     if target is None:

@@ -1,4 +1,4 @@
-"""Whether two versions of a topology can run side by side, tuples flowing between them (design 8.12)."""
+"""Whether two versions of a topology can run side by side, tuples flowing between them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who asks, and whether they may: before any route, for every request of a secured cluster (S7, S14-S16).
+"""Authentication of every request of a secured cluster, before any route.
 
 Without ``storm.secret`` and ``storm.tls.*`` nobody is asked anything, and the service is on loopback. With the
 secret, requests carry it (``Authorization: Bearer``, or as the password of Basic, for browsers). With TLS, a
@@ -52,7 +52,7 @@ TopologyConf = Callable[[str], Mapping[str, Any] | None]
 
 
 def groups_of(user: str) -> frozenset[str]:
-    """Groups of a user of this machine, by library calls (never a command: hazard S1); empty for a stranger."""
+    """Groups of a user of this machine, by library calls and never by a command; empty for an unknown user."""
     import grp
     import pwd
 

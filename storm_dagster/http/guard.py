@@ -4,7 +4,7 @@ A page of another site may make a browser send requests here (CSRF), or make its
 (DNS rebinding). So the name in ``Host`` must be ours or an address literal, which no foreign page can forge; the
 ``Origin`` of a page must be this very service; and a browser that says ``Sec-Fetch-Site: cross-site`` may only
 follow a link to a page that changes nothing. No answer carries a CORS header and none is JSONP, so that a
-foreign page reads nothing either (S11).
+foreign page reads nothing either.
 """
 
 from __future__ import annotations

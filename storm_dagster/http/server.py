@@ -1,4 +1,4 @@
-"""Serving an application on an open socket, in a thread, against slow, silent and senseless peers (S10, S12, S23)."""
+"""Serving an application on an open socket, in a thread, against slow, silent and senseless peers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies that are files: sent with ranges, a chunk at a time, and never to a reader that takes nothing (S10)."""
+"""Bodies that are files: sent with ranges, a chunk at a time, and never to a reader that takes nothing."""
 
 from __future__ import annotations
 

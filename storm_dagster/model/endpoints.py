@@ -1,4 +1,4 @@
-"""``HOME/cluster.json``: where the processes of one local cluster listen, and their pids (design 6.1)."""
+"""``HOME/cluster.json``: where the processes of one local cluster listen, and their pids."""
 
 from __future__ import annotations
 

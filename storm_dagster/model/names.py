@@ -1,6 +1,6 @@
 """Grammar of names: topologies, components, streams, blob keys, topology ids.
 
-The rules are JStorm's (cases S1, S8, S11, S12, B7, B8) as design decision 8.13 fixes them. Names travel
+The rules are JStorm's, a little stricter (``docs/decisions.md#ids-and-names``). Names travel
 into ZooKeeper paths, file names, Dagster partition keys and web pages, so everything is an allow-list.
 """
 
@@ -77,7 +77,7 @@ def check_component_id(component_id: object, what: str = "component") -> str:
 
 
 def check_stream_id(stream_id: object) -> str:
-    """A user's stream id, checked by the same rule as component ids (JStorm S12)."""
+    """A user's stream id, checked by the same rule as component ids."""
     return check_component_id(stream_id, "stream")
 
 
@@ -87,7 +87,7 @@ def make_topology_id(name: str, count: int, epoch_secs: int) -> str:
 
 
 def topology_name_of(topology_id: str) -> str:
-    """The name inside a topology id; :class:`InvalidRequest` when it is none (JStorm S8)."""
+    """The name inside a topology id; :class:`InvalidRequest` when it is none."""
     match = _TOPOLOGY_ID.fullmatch(topology_id)
     if not match:
         raise InvalidRequest(f"{topology_id!r} is no topology id of the form <name>-<number>-<seconds>")
@@ -128,14 +128,14 @@ def code_dir_of_blob_key(key: str) -> str | None:
 
 
 def id_of_blob_key(key: str) -> str | None:
-    """The topology id that a blob belongs to, or ``None`` for a blob of another kind (JStorm B7)."""
+    """The topology id that a blob belongs to, or ``None`` for a blob of another kind."""
     code_dir = code_dir_of_blob_key(key)
     match = _CODE_DIR.fullmatch(code_dir) if code_dir is not None else None
     return match["id"] if match else None
 
 
 def check_blob_key(key: object) -> str:
-    """A blob key, checked against Storm's character set (JStorm B8): no path can be expressed in it."""
+    """A blob key, checked against Storm's character set: no path can be expressed in it."""
     if not isinstance(key, str) or not _BLOB_KEY.fullmatch(key) or key in (".", ".."):
         raise InvalidRequest(
             f"blob key {key!r:.80} may hold 1 to 255 letters, digits, blanks and any of ._:- and not be '.' or '..'"

@@ -1,4 +1,4 @@
-"""Every ZooKeeper path, below ``storm.zookeeper.root``, spelled in one place (design 6.3)."""
+"""Every ZooKeeper path, below ``storm.zookeeper.root``, spelled in one place."""
 
 from __future__ import annotations
 

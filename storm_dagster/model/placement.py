@@ -1,6 +1,6 @@
 """Value types that both planners share: what is to be placed, and where it was placed.
 
-The PySpark assignment and its plain-Python twin have nothing in common but these (design 8.15).
+The PySpark assignment and the local planner have nothing in common but these, so that each tests the other.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class TopologyToPlace(_Value):
     tasks: dict[int, str] = {}
     """Task id -> component id, ``__acker`` and ``__topology_master`` included."""
     executors: tuple[tuple[int, ...], ...] = ()
-    """Groups of task ids that stay together (design 8.1); empty: one executor for each task."""
+    """Groups of task ids that stay together; empty: one executor for each task."""
     inputs: dict[str, tuple[str, ...]] = {}
     """Component -> components that it subscribes to (user components only)."""
     parallelism: dict[str, int] = {}

@@ -185,7 +185,7 @@ def differ_node_refusal(name: str, component: str, needed: int, supervisors: int
 
 
 def too_many_wishes_refusal(name: str, wished: int, kept: int, count: int) -> Refusal:
-    """For user-defined workers that do not fit beside the old workers that are kept (JStorm f, item 4)."""
+    """For user-defined workers that do not fit beside the old workers that are kept."""
     message = (
         f"topology {name!r} places {_counted(count, 'worker')}, but use.userdefine.assignment asks for {wished} and "
         f"{_counted(kept, 'old worker')} would be kept beside: raise topology.workers, ask for fewer workers, or "
@@ -195,7 +195,7 @@ def too_many_wishes_refusal(name: str, wished: int, kept: int, count: int) -> Re
 
 
 def dropped_wishes(key: str, wished: int, count: int) -> str:
-    """The warning for wishes that are more than the workers to be placed: none of them is followed (JStorm f)."""
+    """The warning for wishes that are more than the workers to be placed: none of them is followed."""
     return (
         f"{key} asks for {_counted(wished, 'worker')}, {count} can be had: none of them is followed; "
         "raise topology.workers or ask for fewer"

@@ -1,4 +1,4 @@
-"""The what-if scheduling document of ``storm-dagster plan`` (design 6.2), checked and typed."""
+"""The what-if scheduling document of ``storm-dagster plan``, checked and typed."""
 
 from __future__ import annotations
 

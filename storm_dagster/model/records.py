@@ -1,4 +1,4 @@
-"""The records that stand in ZooKeeper: frozen, strictly decoded, bounded in size (design 6.3).
+"""The records that stand in ZooKeeper: frozen, strictly decoded, bounded in size.
 
 Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that a
 node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not exactly such a
@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 MAX_NODE_BYTES = 512 * 1024
-"""No node is larger than this. ZooKeeper drops the whole connection at 1 MiB (hazard K3)."""
+"""No node is larger than this. ZooKeeper drops the whole connection at 1 MiB."""
 
 TopologyStatus = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
 AssignmentType = Literal["Assign", "UpdateTopology", "ScaleTopology"]
@@ -135,7 +135,7 @@ class TaskBeats(Record):
 
 class MetricIds(Record):
     """``/metrics/<id>``: what a topology measures. Written by its topology master once the topology is active
-    (seed 004's start event, which carries the sample rate), and again when a metric gets its id."""
+    (with the sample rate, as JStorm's start event), and again when a metric gets its id."""
 
     sample_rate: float
     """``topology.metric.sample.rate``: the share of tuples whose latency is taken."""
@@ -161,7 +161,7 @@ class SupervisorInfo(Record):
     """Memory that the host offers, in MiB; 0 when not stated."""
     rack: str | None = None
     restarting: tuple[int, ...] = ()
-    """Ports whose worker crashed and is being restarted in place (design 8.7)."""
+    """Ports whose worker crashed and is being restarted in place."""
 
 
 class TaskError(Record):

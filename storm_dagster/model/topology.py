@@ -100,7 +100,7 @@ class ComponentSpec(_Frozen):
 
 
 class TopologySpec(_Frozen):
-    """A topology. The order of spouts and bolts is the declared order; it decides task ids (design 8.3)."""
+    """A topology. The order of spouts and bolts is the declared order; it decides task ids."""
 
     name: str = ""
     spouts: dict[str, ComponentSpec] = Field(default_factory=dict)

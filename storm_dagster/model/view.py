@@ -67,7 +67,7 @@ class TopologyView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The cluster at one moment. ``assignments_version`` is the turnstile of design section 4."""
+    """The cluster at one moment. ``assignments_version`` lets one placement through at a time."""
 
     cluster_id: str
     epoch: int

@@ -1,7 +1,7 @@
-"""Bringing this nimbus's blobs up to date by pulling (seed 002's blob-sync; the push is in ``replication``).
+"""Synchronization of this nimbus's blobs by pulling; ``replication`` pushes.
 
 What is absent here is fetched. What is absent elsewhere is only removed here when a leader of this very cluster
-says so and the blob is old: an emptied or foreign root never costs a blob (hazards J3, F9).
+says so and the blob is old: an emptied or foreign root never costs a blob.
 """
 
 from __future__ import annotations

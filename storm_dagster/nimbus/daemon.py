@@ -1,4 +1,4 @@
-"""The nimbus daemon: what it starts, in which order, and how it ends (seed 003).
+"""The nimbus daemon: what it starts, in which order, and how it ends.
 
 Threads: the election (the caller's thread), the HTTP service, the leader's duties, the blob synchronisation,
 and upkeep. None of them waits for another, so that a slow download never delays leadership.

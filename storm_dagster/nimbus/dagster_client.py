@@ -1,6 +1,6 @@
 """Dagster by plain HTTP: launching runs and reading how they went, without importing dagster.
 
-An answer that does not come within ``timeout`` seconds (5 by design 6.6), or is no answer, is
+An answer that does not come within ``timeout`` seconds (5 in nimbus), or is no answer, is
 :class:`Unavailable`; what Dagster refuses is :class:`InvalidRequest`. Nothing here is retried: the caller knows
 whether there is another way. Where there is none, a launch waits longer for a Dagster that shows within those
 seconds that it lives: on a busy machine it is slow, not away.

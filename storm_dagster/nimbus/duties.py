@@ -1,7 +1,7 @@
 """What the leader does by itself: due transitions, healing when no sensor is armed, cleaning, reporting.
 
 Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader leaves both
-healing and due transitions to them (design 6.6).
+healing and due transitions to them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LeaderDuties:
     """The duties of one nimbus, in one thread; it does nothing while this nimbus does not lead.
 
     Everything that it remembers is forgotten when leadership changes: a new leader grants one full timeout
-    from its own election (hazard F4).
+    from its own election, for it has not seen anything yet.
     """
 
     def __init__(self, nimbus: Nimbus) -> None:

@@ -1,4 +1,4 @@
-"""The loop that makes this nimbus leader or follower (design 8.9; seeds 002 and 003; hazards J1, J2, K1)."""
+"""The loop that makes this nimbus leader or follower (``docs/decisions.md#leader-election``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of transfers in progress, ``HOME/nimbus/<id>/inbox``, and its cleaner (seed 003)."""
+"""The folder of transfers in progress, ``HOME/nimbus/<id>/inbox``, and its cleaner, as in JStorm."""
 
 from __future__ import annotations
 

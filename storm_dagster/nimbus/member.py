@@ -89,8 +89,8 @@ class Nimbus:
     def operations(self, epoch: int) -> OperationsContext:
         """The context for operations that this nimbus does itself, fenced with the epoch it leads in.
 
-        Its planner is the plain-Python twin: nimbus has no Spark, and its own placements are
-        reassignments and due transitions (design 8.2).
+        Its planner is the local one: nimbus has no Spark, and its own placements are
+        reassignments and due transitions.
         """
         return OperationsContext(
             cluster=self.cluster,

@@ -73,7 +73,7 @@ class ClusterReader:
             self._view = None
 
     def list_topologies(self) -> dict[str, Any]:
-        """``list --json``; ``degraded`` marks topologies whose code this nimbus lacks (hazard J4)."""
+        """``list --json``; ``degraded`` marks topologies whose code this nimbus lacks."""
         document = status.list_document(
             self.view(), now_secs=int(time.time()), launch_secs=self._nimbus.conf["nimbus.task.launch.secs"]
         )

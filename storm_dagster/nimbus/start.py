@@ -1,4 +1,4 @@
-"""What is checked and made before a nimbus serves (seeds 002 and 003): mode, addresses, folders, cluster id."""
+"""Checks and preparations before a nimbus serves: mode, addresses, folders, cluster id."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClus
     """The cluster state, its id compared with the one that this nimbus remembers.
 
     Only a nimbus that remembers no id and has no blobs creates a root: for any other, a root that is absent
-    means a wrong path or lost state (hazards J3, K8), and it refuses to start.
+    means a wrong path or lost state, and it refuses to start.
     """
     path = folder / "cluster_id"
     try:

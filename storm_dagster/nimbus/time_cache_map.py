@@ -1,4 +1,4 @@
-"""A map whose entries expire when they are left idle: Storm's TimeCacheMap (cases T1-T9).
+"""A map whose entries expire when they are left idle: Storm's TimeCacheMap.
 
 Entries sit in a few buckets by age. A rotation drops the oldest bucket and pushes an empty one; an entry that
 is put again moves to the newest bucket. With ``n`` buckets and expiry ``E`` there is a rotation every
@@ -26,7 +26,7 @@ class TimeCacheMap(Generic[K, V]):
 
     Nothing runs by itself: the owner calls :meth:`advance` with its monotonic time (each nimbus does so from one
     upkeep thread). ``on_expire(key, value)`` is called there, outside the lock, after the entry has left the map.
-    ``limit`` bounds the number of entries, whatever callers do (hazard S13).
+    ``limit`` bounds the number of entries, whatever callers do.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Upload sessions: three parts under one opaque handle (design 6.6, hazards S3, J9, J10).
+"""Upload sessions: three parts under one opaque handle (``docs/decisions.md#upload-handles``).
 
 A handle is a random word that nimbus made up; no path or key of a caller is ever used. Parts become blobs
 ``upload.<handle>.<part>`` as they arrive, so that a handle survives the leader that gave it out.

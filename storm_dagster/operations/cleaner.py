@@ -1,4 +1,4 @@
-"""What nobody needs any more: decided by a pure function, removed in fenced steps (I3, F9, F10).
+"""Removal of garbage: chosen by a pure function, removed in fenced steps (``docs/decisions.md#garbage``).
 
 Absence is not an order. A key or node is garbage only when the topology that it belongs to has neither a
 base in ZooKeeper nor a token that still counts, it was seen so by this observer for the whole

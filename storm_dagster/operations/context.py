@@ -48,7 +48,7 @@ class OperationsContext:
     sleep: Callable[[float], None] = time.sleep
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("storm_dagster.operations"))
     fallback: Planner = plan_placement
-    """The plain-Python twin: reassignments use it when the planner is out of reach (design 8.2)."""
+    """The local planner: reassignments use it when the planner is out of reach."""
     epoch: int | None = None
     """The leader's own epoch. ``None``: each operation takes the current one when it begins, as a run does."""
     monotonic: Callable[[], float] = time.monotonic
@@ -112,7 +112,7 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
 def load_runnable(ctx: OperationsContext, code_dir: str) -> Runnable:
     """Conf and topology of a running topology from its blobs (:attr:`TopologyView.code_dir` names them).
 
-    :class:`Unavailable` when nobody holds them now (it is degraded, never deleted for that: F9),
+    :class:`Unavailable` when nobody holds them now (it is degraded, never deleted for that),
     :class:`Corrupt` when they are damaged.
     """
     try:

@@ -1,4 +1,4 @@
-"""A topology in the place of another of its name: restart, and hot deploy (JStorm d; J5).
+"""A topology in the place of another of its name: restart, and hot deploy (``docs/decisions.md#hot-deploy``).
 
 The one that runs is touched only when its successor is validated, stored, replicated and planned; then one
 transaction ends the one and publishes the other. There is never a moment without the topology.

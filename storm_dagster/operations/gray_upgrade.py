@@ -1,4 +1,4 @@
-"""Gray upgrade: begin, go on, complete, roll back, and what is due (seed 004, design 8.12, cases G).
+"""Gray upgrade: begin, continue, complete, roll back, expire (``docs/decisions.md#gray-upgrade``).
 
 The new code stands beside the old under a prefix of its own (``<topology id>.<number>``), so that nothing that runs
 is ever overwritten: rolling back is naming the former prefix again. The assignment names the topology's code all the

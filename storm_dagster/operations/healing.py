@@ -1,4 +1,4 @@
-"""Reassignment: tasks that were judged dead get a slot again (design 8.2, 8.7; cases A).
+"""Reassignment: tasks that were judged dead get a slot again.
 
 The causes come from :func:`storm_dagster.core.liveness.observe`, whoever observes: the heartbeat sensor
 through a run, or the leader when no sensor is armed.

@@ -1,4 +1,4 @@
-"""The scheduling plug-in of ``nimbus.inimbus.class`` (Storm's INimbus, seed 003).
+"""The scheduling plug-in of ``nimbus.inimbus.class`` (Storm's INimbus).
 
 It is made and prepared once in each process that publishes assignments: a nimbus, or Dagster's code location.
 """

@@ -1,4 +1,4 @@
-"""``storm-dagster plan``: the placement that a submission, a healing or a rebalance would get (design 6.2).
+"""``storm-dagster plan``: the placement that a submission, a healing or a rebalance would get.
 
 The same normalisation, numbering and planner as the real thing; nothing is written anywhere.
 """
@@ -229,7 +229,7 @@ def _check_tasks(where: str, tasks: list[int], table: TaskTable) -> None:
 
 
 def _numbered(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
-    """The table with the ids that the document gives; the others are numbered by design 8.3 around them."""
+    """The table with the ids that the document gives; the others are numbered around them, in declared order."""
     if not given:
         return table
     unknown = sorted(given.keys() - table.components.keys())

@@ -1,4 +1,4 @@
-"""Rebalance: other parallelism, other spread, on a topology that lives (design 8.1, 8.6; storm.md d).
+"""Rebalance of a running topology: other parallelism, other spread.
 
 Begin: the base becomes REBALANCING with the delay, and what is wanted stands in a node below it, written
 by the same transaction. Finish: plan, then one transaction with tasks, assignment and the former status.

@@ -1,4 +1,4 @@
-"""Assignments and their backups in transactions; large ones are written in parts (design 4)."""
+"""Assignments and their backups in transactions; large ones are written in parts."""
 
 from __future__ import annotations
 

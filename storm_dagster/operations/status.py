@@ -1,4 +1,4 @@
-"""The documents of ``list --json`` and ``show --json`` (design 6.1). Pure: from a view and what was asked of others."""
+"""The documents of ``list --json`` and ``show --json``. Pure: from a view and what was asked of others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The named steps of every operation that takes more than one (hazards 2.7).
+"""The named steps of every operation that takes more than one (``docs/decisions.md#crash-points``).
 
 A step is one thing that lands or does not: a transaction, a blob stored, a blob deleted. Each operation
 declares its steps next to its code with :func:`operation`, so that the list of all crash points is known

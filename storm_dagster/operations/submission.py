@@ -1,4 +1,4 @@
-"""A submission in six stages (design 4, 6.6). Each reads what it needs back from the blob store.
+"""A submission in six stages. Each reads what it needs back from the blob store.
 
 Nothing of a topology is visible before :func:`publish_assignment`; every stage may run again, alone, after
 any crash, and the whole ends in exactly one topology for one client token.
@@ -336,7 +336,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
 
 
 def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksReport:
-    """Stage 3: number the tasks of the topology and its system components (design 8.3)."""
+    """Stage 3: number the tasks of the topology and its system components."""
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     total = total_conf(ctx.values(), conf)

@@ -1,4 +1,4 @@
-"""How an upgrade ends: completed, expired, rolled back; asked for, or due (cases G11 to G15)."""
+"""How an upgrade ends: completed, expired, rolled back; asked for, or due."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FINISH_ROLLBACK = operation("finish_rollback", "finish_rollback")
 
 
 def complete_upgrade(ctx: OperationsContext, name: str) -> UpgradeReport:
-    """End the upgrade here: its code is the topology's from now on, and its record goes (G15).
+    """End the upgrade here: its code is the topology's from now on, and its record goes.
 
     Workers that were not upgraded keep their process and get the new code at their next start. :class:`Conflict` when
     no upgrade is under way, or when it is being rolled back.
@@ -74,7 +74,7 @@ def _end(ctx: OperationsContext, name: str, outcome: str, reason: str) -> Upgrad
 
 
 def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> UpgradeReport:
-    """Take every worker that was picked back to the former code (G13). :func:`advance_upgrades` ends it.
+    """Take every worker that was picked back to the former code. :func:`advance_upgrades` ends it.
 
     Nothing is stored or fetched: the former code was never replaced. Rolling back what is being rolled back changes
     nothing. :class:`Conflict` when no upgrade is under way.
@@ -140,7 +140,7 @@ def _finish_rollback(ctx: OperationsContext, topology_id: str) -> UpgradeReport:
 def roll_back_if_upgraded(
     ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]
 ) -> UpgradeReport | None:
-    """Roll the upgrade back when a worker that it took was judged dead (design 8.12); ``None`` when there is none."""
+    """Roll the upgrade back when a worker that it took was judged dead; ``None`` when there is none."""
     topology = ctx.cluster.load_view().topologies.get(topology_id)
     if topology is None or topology.base.status != "UPGRADING" or topology.assignment is None:
         return None

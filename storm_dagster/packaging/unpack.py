@@ -1,4 +1,4 @@
-"""Unpacking of archives that strangers wrote: zip, jar, whl and tar.gz (hazard S4).
+"""Unpacking of archives that are not trusted: zip, jar, whl and tar.gz.
 
 Nothing that an archive says is trusted: names are checked against one grammar, only plain files and
 folders are taken, and bytes are counted as they come out, not as headers promise. An archive that breaks

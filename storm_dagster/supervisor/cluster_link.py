@@ -256,7 +256,7 @@ class ClusterLink:
         due = self._beat_at is None or now - self._beat_at >= float(
             self._conf["supervisor.heartbeat.frequency.secs"]
         )
-        # A loop that hangs must not look alive: without a completed pass nothing is written (F6).
+        # A loop that hangs must not look alive: without a completed pass nothing is written.
         if passes == self._beat_passes or not (missing or changed or due):
             return
         cluster.supervisor_heartbeat(self._id, info)

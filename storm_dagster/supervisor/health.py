@@ -1,4 +1,4 @@
-"""Health scripts of a host: executables in ``supervisor.health.check.dir`` (Storm h.2, JStorm K3).
+"""Health scripts of a host: executables in ``supervisor.health.check.dir``.
 
 A script that exits with another code than 0, prints a line that starts with ``ERROR``, or runs longer than
 ``storm.health.check.timeout.ms`` says that the host is unfit: its workers are ended and no slot is offered until

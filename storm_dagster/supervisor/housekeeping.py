@@ -115,7 +115,7 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(log, flags), "r+b") as source:
         if numbered:
-            # A planted link is replaced, never written through (hazard S9).
+            # A planted link is replaced, never written through: it could lead anywhere.
             numbered[0].unlink(missing_ok=True)
             sink_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with os.fdopen(os.open(numbered[0], sink_flags, 0o644), "wb") as sink:

@@ -58,7 +58,7 @@ def log_path(home: Path, topology_id: str, port: int) -> Path:
 
 
 def worker_command(conf: Mapping[str, Any], spec: Path) -> list[str]:
-    """Command line of a worker: an argument list, never a shell's (hazard S18)."""
+    """Command line of a worker: an argument list, never a shell's, for conf values stand in it."""
     return [str(conf.get("topology.python") or sys.executable), "-m", WORKER_MODULE, str(spec)]
 
 

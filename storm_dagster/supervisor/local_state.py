@@ -1,7 +1,7 @@
 """What a supervisor remembers over its own death: ``HOME/supervisor/<id>/localstate/state.json``.
 
-Written by rename after fsync, with a checksum. A file that is damaged is put aside and never guessed at
-(hazard F13): its content is rebuilt from the cluster, from the processes that run and from the workers' spec files.
+Written by rename after fsync, with a checksum. A file that is damaged is put aside and never guessed
+at: its content is rebuilt from the cluster, from the processes that run and from the workers' spec files.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Below ``HOME/supervisor/<id>``::
     cache/<sha256>          archives by content: the same archive under another id is not fetched again
     tmp/                    what is under way; emptied at start
 
-A folder in ``stormdist`` appears by one rename, so that it is whole or absent (hazards F11, F14).
+A folder in ``stormdist`` appears by one rename, so that it is whole or absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Storm's multilang protocol: one program, its pipes, its messages (storm.md i).
+"""Storm's multilang protocol: one program, its pipes, its messages.
 
 Each message is JSON text, a newline, ``end``, a newline. Reading and writing have threads of their own, so
 that a program that neither reads nor writes can hold up nobody.
@@ -123,7 +123,7 @@ class ShellProcess:
         self._ended = ended
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._task_ids: deque[bytes] = deque()
-        """Answers to emits, which go out before any tuple that waits (case G2)."""
+        """Answers to emits, which go out before any tuple that waits."""
         try:
             self.process = subprocess.Popen(
                 [_program(command[0]), *command[1:]],

@@ -1,4 +1,4 @@
-"""The topology master's part in a gray upgrade: it picks each batch (seed 004's GrayUpgradeHandler)."""
+"""The topology master's part in a gray upgrade: it picks each batch, as JStorm's GrayUpgradeHandler does."""
 
 from __future__ import annotations
 

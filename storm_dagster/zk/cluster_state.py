@@ -1,4 +1,4 @@
-"""The storage layer below everything that Storm keeps in ZooKeeper (seed 000: ``ClusterState``)."""
+"""The storage layer below everything that Storm keeps in ZooKeeper, its ``ClusterState``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class ZooKeeperClusterState(ClusterState):
         with self._lock:
             callbacks = list(self._callbacks.values())
         for callback in callbacks:
-            # A failing callback is never called again for the same event, and stops no other (hazard K2).
+            # A failing callback is never called again for the same event (kazoo might), and stops no other.
             try:
                 callback(kind, path)
             except Exception:
@@ -275,7 +275,7 @@ class ZooKeeperClusterState(ClusterState):
             raise conflict(f"{path} exists already: read again", path) from None
 
     def create_sequential(self, path: str, data: bytes) -> str:
-        """Create ``path`` + 10 digits; not for what must be unique: a lost answer may leave a node (K4)."""
+        """Create ``path`` + 10 digits; not for what must be unique: a lost answer may leave a node."""
         _check_size(path, data)
         return self._create_with_parents(path, data, sequence=True)
 

@@ -1,7 +1,7 @@
 """Where kazoo's connection is extended: lease arithmetic, the negotiated timeout, short connects.
 
 kazoo tells neither the session timeout that the server granted nor when an answered request had been
-sent. Both are needed to know until when a session certainly lives (design 4, "One owner per task"), and
+sent. Both are needed to know until when a session certainly lives (``docs/decisions.md#one-owner``), and
 both pass through these few methods. Nothing else in the package touches kazoo's private parts.
 """
 

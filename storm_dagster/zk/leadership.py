@@ -1,4 +1,4 @@
-"""Leadership as an epoch: taken in one transaction, given up at the first doubt (design 4, hazard K1).
+"""Leadership as an epoch: taken in one transaction, given up at the first doubt.
 
 The leader holds the ephemeral ``/nimbus_master``; taking it also rewrites ``/epoch``, whose data version
 is the epoch. Every write of a leader checks that version, so a deposed one is ``Fenced`` whatever it

@@ -39,7 +39,7 @@ __all__ = ["LEASE_MARGIN_SECS", "ZkSession"]
 _log = logging.getLogger(__name__)
 
 LEASE_MARGIN_SECS = 0.5
-"""How much earlier than the server a client holds its own session to be over (design 4)."""
+"""How much earlier than the server a client holds its own session to be over."""
 
 _LOST = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError, SessionMovedError)
 # What a request may be answered with; the modules of this package deal with these.

@@ -1,4 +1,4 @@
-"""Records that may be larger than a transaction can carry, in parts (design 4, "Bounded nodes").
+"""Records that may be larger than a transaction can carry, in parts (``docs/decisions.md#bounded-nodes``).
 
 A small record stands in its node. A large one is cut: the parts are written first as children
 ``<generation>-<n>`` that nothing refers to, and the transaction then writes the *head*, which names
@@ -81,7 +81,7 @@ def put_ops(
 
 
 def _write_parts(state: ClusterState, path: str, raw: bytes) -> bytes:
-    # A random name: a part whose answer was lost is never mistaken for one of another writer (K4).
+    # A random name: a part whose answer was lost is never mistaken for one of another writer.
     generation = uuid.uuid4().hex
     count = -(-len(raw) // SHARD_BYTES)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""What a store of cluster state must do (seed 000: the protocol ``ClusterState``)."""
+"""Protocol ``ClusterState``: the operations of a store of cluster state, which are Storm's."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _with_port(server: str, port: int) -> str:
 def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
 
-    With ``storm.zookeeper.auth.payload``, a root that everybody may write is :class:`Conflict` (hazard S20).
+    With ``storm.zookeeper.auth.payload``, a root that everybody may write is :class:`Conflict`.
     """
     given = conf.values if isinstance(conf, ClusterConf) else conf
     full = {**default_conf(), **given}
@@ -94,7 +94,7 @@ def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
 
 
 class StormClusterState(StormOperations):
-    """Everything that Storm keeps in ZooKeeper: seed 000's operations and those of this project's daemons.
+    """Everything that Storm keeps in ZooKeeper: Storm's operations and those of this project's daemons.
 
     ``wake`` arguments are one-shot: called once without arguments, from ZooKeeper's thread, at the next
     change of what is read or when changes may have been missed (every reconnection issues all of them).
@@ -199,7 +199,7 @@ class StormClusterState(StormOperations):
             self._interrupted.set()
         elif self._interrupted.is_set():
             self._interrupted.clear()
-            # Watches die with the connection (hazard K7): whatever they waited for may have happened.
+            # Watches die with the connection: whatever they waited for may have happened.
             self.session.dispatch(self.watches.wake_all)
 
     def _wake(self, path: str, wake: Wake | None) -> bool:

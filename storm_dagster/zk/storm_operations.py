@@ -1,4 +1,4 @@
-"""The operations of seed 000's ``StormClusterState``, each on its path of design 6.3."""
+"""The operations of Storm's ``StormClusterState``, each on its path of this layout."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ATTEMPTS = 20
 
 
 class StormOperations:
-    """Every operation that seed 000 names.
+    """Every operation of Storm's ``StormClusterState``.
 
     A ``callback`` is one-shot: it is called once, at the next change, or when events may have been lost,
     and must be given again with the next read. A later one for the same path replaces it. It runs in

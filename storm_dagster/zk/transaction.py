@@ -27,7 +27,7 @@ from storm_dagster.zk.session import ZkSession
 __all__ = ["MAX_TRANSACTION_BYTES", "Transaction", "conflict"]
 
 MAX_TRANSACTION_BYTES = 768 * 1024
-"""All data and paths of one transaction. ZooKeeper drops the connection at 1 MiB (hazard K3)."""
+"""All data and paths of one transaction. ZooKeeper drops the connection at 1 MiB."""
 
 _OVERHEAD = 64  # bytes of framing for each operation, generously
 

@@ -1,4 +1,4 @@
-"""One-shot callbacks by path, and the way from a watch event to them (seed 000, storm.md b.2)."""
+"""One-shot callbacks by path, and the way from a watch event to them, as in Storm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The invariants I1 to I8 of a cluster (hazards 2.2), asked of what was seen of it. Pure.
+"""The invariants I1 to I8 of a cluster (``docs/decisions.md#invariants``), asked of a snapshot of it. Pure.
 
 Each rule yields one :class:`Violation` for everything that breaks it, and nothing for a sound cluster. What
 was not looked at (``None`` in :class:`Facts`) is not judged. A cluster that is changing may break a rule for

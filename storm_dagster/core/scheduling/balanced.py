@@ -1,4 +1,4 @@
-"""The ``balanced`` strategy: seed 004's assignment, with the decisions of design section 8."""
+"""The ``balanced`` strategy: JStorm's assignment without its quirks (``docs/decisions.md#supervisor-choice``)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def place_balanced(
 ) -> tuple[list[Bin], list[str]]:
     """Workers for all executors that the event places, and warnings; :class:`NoRoom` when they do not fit.
 
-    Slots that are used are taken out of ``offer``. Healing, too, fails when slots are short (design 6.2): nothing is
+    Slots that are used are taken out of ``offer``. Healing, too, fails when slots are short: nothing is
     squeezed into fewer workers than were asked for. The dead tasks wait, ``unassigned`` names them with the
     reason, what lives goes on, and the next attempt places them as soon as there are slots.
     """

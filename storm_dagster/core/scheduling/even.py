@@ -1,4 +1,4 @@
-"""The ``even`` strategy: Storm's even and default schedulers (seed 001, design 8.5)."""
+"""The ``even`` strategy: the rules of Storm's even and default schedulers."""
 
 from __future__ import annotations
 

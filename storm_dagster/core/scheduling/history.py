@@ -34,7 +34,7 @@ class OldWorker:
 
 @dataclass(frozen=True)
 class History:
-    """An event, read for one topology (JStorm cases A1 to A9)."""
+    """An event, read for one topology."""
 
     old: tuple[OldWorker, ...]
     """All workers of the assignment, by supervisor id and port."""
@@ -96,7 +96,7 @@ def read_history(topology: TopologyToPlace, units: tuple[Unit, ...]) -> History:
     kept = tuple(worker for worker in rest if not worker.tasks & dead) if topology.event == "monitor" else ()
     staying = {unit.first for worker in (*kept, *unstopped) for unit in worker.units}
     needed = tuple(unit for unit in units if unit.first not in staying)
-    # Judged dead by nimbus: the port of that worker is not offered in this round (design 8.7).
+    # Judged dead by nimbus: the port of that worker is not offered in this round, for its process may not have ended.
     own = frozenset(worker.slot for worker in rest) if topology.event == "rebalance" else frozenset()
     return History(old, kept, unstopped, needed, own)
 

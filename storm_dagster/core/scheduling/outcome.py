@@ -46,7 +46,7 @@ def staying_bins(topology: TopologyToPlace, history: History) -> list[Bin]:
 def succeeded(
     topology: TopologyToPlace, bins: Iterable[Bin], warnings: Iterable[str] = ()
 ) -> TopologyPlacement:
-    """The outcome ``assigned``, or ``unchanged`` when a live assignment already looks so (design 8.8)."""
+    """The outcome ``assigned``, or ``unchanged`` when a live assignment already looks so."""
     filled = [bin for bin in bins if bin.units]
     held = {(worker.node, worker.port) for worker in topology.old}
     workers = tuple(

@@ -1,4 +1,4 @@
-"""The plain-Python planner: the twin of the PySpark assignment (design 8.2).
+"""Local planner in plain Python, with the rules of the PySpark assignment.
 
 Healing uses it when Spark is out of reach, tests hold the two against each other. They share the value
 types and the vocabulary of ``model``, and nothing else.
@@ -84,7 +84,7 @@ def _bins(
 
 
 def _local(topology: TopologyToPlace, history: History, offer: Offer) -> Bin:
-    """One worker on the only supervisor, at its first free port (JStorm cases L1 to L3)."""
+    """One worker on the only supervisor, at its first free port; JStorm's local mode."""
     if len(offer.hosts) != 1:
         raise NoRoom(local_refusal(topology.name, len(offer.hosts)))
     if not offer.total:

@@ -1,4 +1,4 @@
-"""Fewest moves (design 8.6): which old slots a rebalance keeps, and which executors stay in them."""
+"""Rebalance with the fewest moves: the old slots that it keeps, and the executors that stay in them."""
 
 from __future__ import annotations
 

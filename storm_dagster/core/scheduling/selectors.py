@@ -1,4 +1,4 @@
-"""The choice of a worker for each executor: quotas and the chain of selectors (JStorm f, seed 004)."""
+"""The choice of a worker for each executor: quotas and JStorm's chain of selectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Free slots, and the choice of a supervisor for each new worker (design 8.4, 8.5)."""
+"""Free slots, and the choice of a supervisor for each new worker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storm_dagster.model.placement_reasons import Reason, slot_rival
 __all__ = ["DifferNeed", "Offer", "Pool", "interleaved", "offer_for", "spread_workers"]
 
 Load = tuple[int, int, str]
-"""The order of design 8.4: minus the free ports, used ports, supervisor id; the least is the least loaded."""
+"""Minus the free ports, used ports, supervisor id. The least is the least loaded."""
 
 
 class Pool:
@@ -39,7 +39,7 @@ class Pool:
         self.loads: list[Load] = sorted(map(self.load, self.free))
 
     def load(self, node: str) -> Load:
-        """Where the supervisor stands in the order of design 8.4."""
+        """Where the supervisor stands in the order of load."""
         free = len(self.free[node])
         return (-free, self._ports[node] - free, node)
 
@@ -161,7 +161,7 @@ class DifferNeed:
 def spread_workers(
     offer: Offer, count: int, nodes: list[str], needs: tuple[DifferNeed, ...], alone: bool
 ) -> list[tuple[Slot, Reason, str]]:
-    """``count`` new slots, one at a time, each on the supervisor with the most free ports (design 8.4).
+    """``count`` new slots, one at a time, each on the supervisor with the most free ports.
 
     ``nodes`` are the supervisors that the topology already has workers on in this event. Only when so few
     slots remain to be chosen that a ``task.on.differ.node`` component would be left without enough
@@ -204,7 +204,7 @@ def _least_loaded(offer: Offer) -> tuple[str, Reason, str]:
 
 
 def interleaved(offer: Offer) -> list[Slot]:
-    """Free slots dealt host by host, hosts with more free slots first (design 8.5, seed 001).
+    """Free slots dealt host by host, hosts with more free slots first, as in Storm.
 
     Inside a host its supervisors are dealt the same way. Equal ones go by the lower supervisor id.
     """

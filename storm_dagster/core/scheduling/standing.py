@@ -49,7 +49,7 @@ def isolation_faults(topology: TopologyToPlace, hosts: Collection[str]) -> Itera
 def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
     """Supervisors with two executors of a component that has ``task.on.differ.node``."""
     if topology.strategy == "local":
-        return  # one supervisor takes everything: there is no other node (design 8.14)
+        return  # one supervisor takes everything: there is no other node
     units = units_of(topology)
     for component in sorted(set(topology.differ_node)):
         on_node = Counter(
@@ -64,7 +64,7 @@ def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
 
 
 def move_faults(name: str, moves: Mapping[str, Any], workers: Mapping[str, Collection[int]]) -> Iterator[str]:
-    """A rebalance that moved more tasks than the change of worker sizes makes necessary (design 8.6).
+    """A rebalance that moved more tasks than the change of worker sizes makes necessary.
 
     ``moves`` is what the rebalance recorded: ``before`` (slot -> task ranges) and ``slack`` (tasks that may move
     for other reasons). ``workers`` is what it led to.

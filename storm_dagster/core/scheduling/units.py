@@ -14,7 +14,7 @@ __all__ = ["Unit", "exchanges", "task_count", "units_of", "worker_count"]
 
 @dataclass(frozen=True)
 class Unit:
-    """One executor: tasks of one component that are never separated (design 8.1)."""
+    """One executor: tasks of one component that are never separated."""
 
     component: str
     tasks: tuple[int, ...]
@@ -57,7 +57,7 @@ def task_count(units: Iterable[Unit]) -> int:
 
 
 def exchanges(topology: TopologyToPlace) -> dict[str, frozenset[str]]:
-    """Component -> components that it trades tuples with: a bolt's inputs, a spout's readers (JStorm f)."""
+    """Component -> components that it trades tuples with: a bolt's inputs, a spout's readers."""
     related: dict[str, frozenset[str]] = {}
     for component in {*topology.tasks.values(), *topology.inputs}:
         inputs = topology.inputs.get(component, ())
@@ -70,7 +70,7 @@ def exchanges(topology: TopologyToPlace) -> dict[str, frozenset[str]]:
 def worker_count(workers: int | None, executors: int, single_master: bool | None) -> tuple[int, bool]:
     """How many workers a topology gets, and whether its topology master has one of them for itself.
 
-    ``executors`` is the parallelism of all components but the topology master. JStorm cases W1 to W10:
+    ``executors`` is the parallelism of all components but the topology master. As in JStorm,
     the smaller of the two, and one more for the master when it was asked to be alone, or when nothing was
     said and there are at least ten.
     """

@@ -37,7 +37,7 @@ def claims_of(
     """The wishes that can be granted, and warnings about those that cannot.
 
     All executors of a wish must be to be placed, and nobody took them before. More wishes of one kind than
-    there are workers are dropped together, with a warning (JStorm f); user-defined and old workers that are
+    there are workers are dropped together, with a warning; user-defined and old workers that are
     too many together raise :class:`NoRoom`. With ``alone`` one of the ``capacity`` workers is for the topology
     master, unless a wish names it.
     """

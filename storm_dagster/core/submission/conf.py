@@ -1,4 +1,4 @@
-"""The conf of a topology: checked, then completed with what the system decides (storm.md e.1, jstorm.md e)."""
+"""The conf of a topology: checked, then completed with what the system decides."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ONE_TIME_KEYS = frozenset(
 
 
 def without_nulls(conf: Conf) -> dict[str, Any]:
-    """The conf without null values under known keys that have a default: null there means "not set" (case S10)."""
+    """The conf without null values under known keys that have a default: null there means "not set"."""
     defaults = default_conf()
     return {
         key: value
@@ -115,8 +115,7 @@ def normalize_conf(
     The author's conf, then the submission's, then what the system decides: name and id, the cluster's
     mode, workers, ackers (null becomes 1) and ``topology.max.task.parallelism`` of the merged conf, so
     that a later change of the cluster's conf does not change a running topology. Normalising twice
-    changes nothing. Raises :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's
-    (case S3).
+    changes nothing. Raises :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's.
     """
     own = {**without_nulls(topology.conf), **without_nulls(submitted)}
     given = submitted.get(SUBMITTED_KEYS)

@@ -1,4 +1,4 @@
-"""How many executors and tasks each component gets (design 8.1; cases S15, S16, S17, S22)."""
+"""Numbers of executors and tasks of each component (``docs/decisions.md#executor-unit``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The components that the system adds to every topology (storm.md e.2, jstorm.md e).
+"""The components that the system adds to every topology, as in Storm and JStorm.
 
 The worker runs these ids natively; here they stand as ordinary components, so that task numbering, the
 placement and ``show`` treat them like any other. The stored topology does not contain them.
@@ -45,7 +45,7 @@ def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:
     """The topology with ``__acker``, ``__topology_master`` and ``__system`` appended to its bolts, in this order.
 
     ``conf`` is the total conf. ``__acker`` stands there even with no ackers (then without tasks), is
-    capped by ``topology.max.task.parallelism`` (case S22), and hears every spout's init and every bolt's
+    capped by ``topology.max.task.parallelism``, and hears every spout's init and every bolt's
     ack, fail and reset stream; spouts hear its answers on direct streams. ``__system`` has no tasks.
     """
     ackers = conf.get("topology.acker.executors")

@@ -1,4 +1,4 @@
-"""Task ids, and the executors that group them (design 8.1 and 8.3)."""
+"""Task ids, and the executors that group them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
     """Task ids 1, 2, ... for a normalised topology that has its system components.
 
     Bolts in declared order, then ``__acker``, then ``__topology_master``, then spouts in declared order;
-    one contiguous block each; ``topology.max.task.parallelism`` of the total ``conf`` caps every block
-    (case S22). Components without tasks (``__system``; ``__acker`` without ackers) are not in the table.
+    one contiguous block each; ``topology.max.task.parallelism`` of the total ``conf`` caps every block.
+    Components without tasks (``__system``; ``__acker`` without ackers) are not in the table.
     Raises :class:`InvalidTopology` when there is no task of the user's.
     """
     components: dict[str, ComponentTasks] = {}
@@ -103,7 +103,7 @@ def fixed_task_components(spec: TopologySpec) -> frozenset[str]:
 
 
 def rescale(table: TaskTable, executors: Mapping[str, int], fixed: Collection[str] = ()) -> TaskTable:
-    """The task table for new numbers of executors (design 8.1).
+    """The task table for new numbers of executors.
 
     A component in ``fixed`` keeps its ids, and more executors than tasks are refused; of any other the
     tasks become as many as its executors: new ids above the highest of the topology, in the table's

@@ -1,4 +1,4 @@
-"""What a topology must fulfil before anything of it is stored (cases S1, S9 to S14; storm.md e.2).
+"""Validation of a topology, before anything of it is stored.
 
 Every message names the component, the reason and the remedy, with the closest existing name where a
 name is wrong.

@@ -1,4 +1,4 @@
-"""A log page for browsers. What logs say is escaped and runs nothing (S11)."""
+"""A log page for browsers. What logs say is escaped and runs nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One page of a log, by position and size, whatever the size of the file (S10)."""
+"""One page of a log, by position and size, whatever the size of the file."""
 
 from __future__ import annotations
 

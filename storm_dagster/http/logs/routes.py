@@ -1,4 +1,4 @@
-"""The routes of log files: ``/logview?cmd=...`` (JStorm b) and the pages that Storm's log links lead to (storm.md j)."""
+"""The routes of log files: JStorm's ``/logview?cmd=...`` and the pages that Storm's log links lead to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking for words in a log: plain text, in linear time, with a budget for each request (S10)."""
+"""Looking for words in a log: plain text, in linear time, with a budget for each request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files below one folder, reached by names that come from strangers (S8, S9, J11).
+"""Files below one folder, reached by names that are not trusted.
 
 A name is walked one part at a time with open folders, and no link is ever followed: whatever is swapped
 meanwhile, nothing outside of the folder is opened. A file that does not exist and one that may not be read give

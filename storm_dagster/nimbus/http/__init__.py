@@ -1,1 +1,1 @@
-"""The HTTP service of nimbus (design 6.5)."""
+"""The HTTP service of nimbus."""

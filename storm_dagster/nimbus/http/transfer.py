@@ -1,4 +1,4 @@
-"""Bodies that are files: received with limits, sent with ranges, and never waiting for ever (S10, S12)."""
+"""Bodies that are files: received with limits, sent with ranges, and never waiting for ever."""
 
 from __future__ import annotations
 

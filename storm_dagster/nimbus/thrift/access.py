@@ -1,4 +1,4 @@
-"""Who may call what on the Thrift port of a secured cluster (hazards S7, S14-S16).
+"""Authorization on the Thrift port of a secured cluster.
 
 Nothing is configured by default: the port is on loopback, and everybody who reaches it may call. Thrift's calls have
 no place for a secret, so that with ``storm.secret`` alone every call is refused; with TLS the client's certificate

@@ -1,4 +1,4 @@
-"""Storm's blob methods (storm.md c.2, g). Everybody who reaches the port may use them, as without Storm's security.
+"""Storm's blob methods. Everybody who reaches the port may use them, as without Storm's security.
 
 What belongs to the system is not handed out: uploads (their names are what entitles to use them) and staged
 submissions are neither listed nor read, and the code of a topology that exists is neither replaced nor deleted.
@@ -65,7 +65,7 @@ class Blobs:
         self._uploads.cancel(session)
 
     def meta(self, key: str | None) -> Any:
-        """A ReadableBlobMeta. Everybody may do everything: there are no users (storm-cases O3)."""
+        """A ReadableBlobMeta. Everybody may do everything: there are no users."""
         idl = load_idl()
         checked = _visible(key)
         meta = self._nimbus.blobs.meta(checked)

@@ -1,4 +1,4 @@
-"""The conf keys by which a submission replaces what runs: hot deploy and gray upgrade (seed 004, design 6.4)."""
+"""The conf keys by which a submission replaces what runs: hot deploy and gray upgrade."""
 
 from __future__ import annotations
 

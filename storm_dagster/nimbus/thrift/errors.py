@@ -1,4 +1,4 @@
-"""Our errors as Storm's exceptions (design 5): the one that the method declares where one fits, else a
+"""Our errors as Storm's exceptions: the one that the method declares where one fits, else a
 TApplicationException whose message begins with the name of ours."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a frame must be before anything is made of it (hazards S12, S23).
+"""Checks of a frame, before anything is made of it.
 
 The library decodes what it is told: a container that claims 2^31 elements of an unknown type keeps it busy for
 minutes, and one of 16 million empty structures becomes gigabytes of objects. So a frame is walked over first,

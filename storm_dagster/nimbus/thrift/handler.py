@@ -127,7 +127,7 @@ class NimbusHandler:
         self._act(name, "kill", {})
 
     def killTopologyWithOpts(self, name: str | None, options: Any) -> None:
-        """Kill after ``wait_secs``; a negative number means the message timeout (storm-cases M1)."""
+        """Kill after ``wait_secs``; a negative number means the message timeout, as in Storm."""
         wait = options.wait_secs if options is not None else None
         self._act(name, "kill", {} if wait is None or wait < 0 else {"wait_secs": wait})
 

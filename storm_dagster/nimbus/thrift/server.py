@@ -1,4 +1,4 @@
-"""The port: framed messages from many connections, with bounded memory and threads (hazards S12, S13, S23).
+"""The port: framed messages from many connections, with bounded memory and threads.
 
 Neither Thrift library has a server that survives strangers: each trusts the length in front of a frame, gives every
 connection a thread, or waits for ever. One event loop reads and writes here, calls run in a pool of threads, and

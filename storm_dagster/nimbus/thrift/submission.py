@@ -1,7 +1,7 @@
-"""submitTopology: what a Storm client sends becomes an upload of ours, and a Dagster run (design 6.4, 6.6).
+"""submitTopology: what a Storm client sends becomes an upload of ours, and a Dagster run.
 
 Everything that can be known to be wrong is said before anything is stored. The conf keys of JStorm turn a
-submission over a running topology into a hot deploy or a gray upgrade (seed 004).
+submission over a running topology into a hot deploy or a gray upgrade.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files and blobs in chunks: uploads and downloads that expire when they are left idle (storm.md c.4).
+"""Files and blobs in chunks: uploads and downloads that expire when they are left idle.
 
 A session is a random word; no path or key of a caller is ever a file's name. What an upload has received lies in
 the inbox until it is finished, and becomes a blob then; cancelled, failed and expired ones leave nothing.

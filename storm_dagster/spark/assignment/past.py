@@ -105,7 +105,7 @@ class Past:
 
 
 def worker_need(about: Row) -> tuple[int, bool]:
-    """Workers of a topology, and whether its master is alone in one (cases W1 to W10)."""
+    """Workers of a topology, and whether its master is alone in one."""
     wanted = min(about["workers"], about["executors"])
     alone = about["single_master"]
     if alone is None:

@@ -100,7 +100,7 @@ def _executors(runs: DataFrame, more: Sequence[str]) -> DataFrame:
 
 
 def _plain_demands(topologies: DataFrame) -> DataFrame:
-    """What topologies without assignment and wishes want: arithmetic on columns (JStorm cases W)."""
+    """What topologies without assignment and wishes want: arithmetic on columns."""
     about = topologies["about"]
     wanted = F.least(about["workers"], about["executors"])
     alone = F.coalesce(about["single_master"], wanted >= MASTER_ALONE_FROM)

@@ -51,7 +51,7 @@ class Ports:
             self._nodes_of.setdefault(host, []).append(node)
 
     def load(self, node: str) -> _Load:
-        """The order in which supervisors get workers (design 8.4)."""
+        """The order in which supervisors get workers: most free ports first."""
         free = len(self.free[node])
         return (-free, self._ports[node] - free, node)
 

@@ -1,4 +1,4 @@
-"""Runs in Spark: which old slots a rebalance uses on, so that the fewest tasks move (design 8.6)."""
+"""Runs in Spark: which old slots a rebalance uses on, so that the fewest tasks move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs in Spark: which executors stay in the old slots that a rebalance uses on (design 8.6)."""
+"""Runs in Spark: which executors stay in the old slots that a rebalance uses on."""
 
 from __future__ import annotations
 

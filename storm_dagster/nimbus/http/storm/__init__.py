@@ -1,1 +1,1 @@
-"""Storm's REST under ``/api/v1``: the paths and keys of Storm's UI (storm.md j)."""
+"""Storm's REST under ``/api/v1``: the paths and keys of Storm's UI."""

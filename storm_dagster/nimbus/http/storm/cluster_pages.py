@@ -28,7 +28,7 @@ class ClusterPages:
         self._reader = reader
 
     def configuration(self) -> dict[str, Any]:
-        """The cluster's conf; secrets are hidden (hazard S6)."""
+        """The cluster's conf; secrets are hidden."""
         return public_conf(self._nimbus.conf.values)
 
     def summary(self) -> dict[str, Any]:
