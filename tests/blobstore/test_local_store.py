@@ -1,4 +1,4 @@
-"""The blob stores: atomicity, verification, key grammar, upkeep (cases O1, O2, O4, B7-B9, S3, S17, F3)."""
+"""The blob stores: atomicity, verification, key grammar, upkeep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sequence numbers of blobs (cases O5, O6, O9, B1-B6)."""
+"""Sequence numbers of blobs, by Storm's rules."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_split_at_the_last_dash() -> None:
 @pytest.mark.parametrize(
     ("holders", "maximum", "me", "leader", "expected"),
     [
-        ([], None, "a:1", True, SequenceDecision(1, 1)),  # B4 first creation
-        (["a:1-1"], 1, "a:1", True, SequenceDecision(2, 2)),  # B5 the leader updates what it holds
+        ([], None, "a:1", True, SequenceDecision(1, 1)),  # first creation
+        (["a:1-1"], 1, "a:1", True, SequenceDecision(2, 2)),  # the leader updates what it holds
         (["a:1-1", "b:1-1"], 1, "a:1", True, SequenceDecision(2, 2)),
-        (["a:1-1"], 2, "b:1", False, SequenceDecision(2, 2)),  # B6 the others lag behind the maximum
-        (["a:1-2"], 2, "b:1", False, SequenceDecision(0, 2)),  # B6 the others are newest
+        (["a:1-1"], 2, "b:1", False, SequenceDecision(2, 2)),  # the others lag behind the maximum
+        (["a:1-2"], 2, "b:1", False, SequenceDecision(0, 2)),  # the others are newest
         (["a:1-2"], 2, "b:1", True, SequenceDecision(3, 3)),  # a new leader that was not listed
         ([], 3, "b:1", False, SequenceDecision(3, 3)),  # all nimbuses were down
         ([], 3, "b:1", True, SequenceDecision(3, 3)),
@@ -46,7 +46,7 @@ def test_next_number(
 
 
 def test_two_nimbus_story() -> None:
-    """O9: create, sync, update, sync; the leader updates to 3 and dies before the sync; the old leader returns."""
+    """Create, sync, update, sync; the leader updates to 3 and dies before the sync; the old leader returns."""
     created = next_sequence([], None, me="n1:1", leader=True)
     assert created == SequenceDecision(1, 1)
     updated = next_sequence(["n1:1-1", "n2:1-1"], 1, me="n1:1", leader=True)

@@ -1,5 +1,5 @@
 """Three nimbuses, three ZooKeeper servers, two supervisors with real workers; each is killed, frozen and cut off in turn
-while somebody submits (hazards 2.3 to 2.5, JStorm cases H and B).
+while somebody submits.
 
 The submissions go through the stages that a Dagster run has, in this process; Dagster and Spark take no part.
 """
@@ -318,7 +318,7 @@ def test_a_submission_survives_and_what_runs_does_not_notice(
 
 
 def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: World) -> None:
-    """K1, J1: requests that wait in its socket are answered with an error by the deposed leader."""
+    """Requests that wait in its socket are answered with an error by the deposed leader."""
     daemons = world.daemons
     old = daemons.leader()
     epoch = (daemons.health(old) or {})["epoch"]
@@ -357,7 +357,7 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: World
 
 @pytest.mark.chaos
 def test_copies_come_back_to_a_nimbus_that_lost_its_disk(world: World) -> None:
-    """F9, F15, J3: what it lacks it fetches; nothing is deleted for it."""
+    """What it lacks it fetches; nothing is deleted for it."""
     daemons = world.daemons
     follower = daemons.followers()[0]
     daemons.kill("nimbus", follower)

@@ -1,4 +1,4 @@
-"""Which workers an upgrade takes, what it comes to, and what it refuses (cases G, design 8.12)."""
+"""Which workers an upgrade takes, what it comes to, and what it refuses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from storm_dagster.model.records import (
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import UpgradeState
 
-# The topology master alone; split runs on a:6901, b:6901 and b:6902 (the setup of cases G).
+# The topology master alone; split runs on a:6901, b:6901 and b:6902 in all these tests.
 SLOTS = {"a:6900": "1", "b:6902": "6,9", "a:6902": "5", "b:6901": "4,8", "a:6901": "2-3,7"}
 TABLE = TaskTable(
     components={

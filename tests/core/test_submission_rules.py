@@ -1,4 +1,4 @@
-"""Normalisation, validation and task numbering (jstorm-cases S; design 8.1, 8.3, 8.13)."""
+"""Normalization, validation and task numbering."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ class TestParallelism:
     @pytest.mark.parametrize(
         ("hint", "own", "conf", "executors", "tasks"),
         [
-            (10, {}, {"topology.max.task.parallelism": 4}, 4, 4),  # S15
+            (10, {}, {"topology.max.task.parallelism": 4}, 4, 4),
             (10, {"topology.max.task.parallelism": 2}, {"topology.max.task.parallelism": 4}, 2, 2),
-            (3, {"topology.tasks": 6}, {}, 3, 6),  # 8.1 against S16
+            (3, {"topology.tasks": 6}, {}, 3, 6),  # JStorm would ignore topology.tasks
             (3, {"topology.tasks": 2}, {}, 3, 3),
             (3, {}, {"topology.tasks": 5}, 3, 5),
             (3, {"topology.tasks": 9}, {"topology.max.task.parallelism": 4}, 3, 4),
-            (2, {}, {"topology.bolt.parallelism": {"b": 7, "unknown": 9}}, 7, 7),  # S17
+            (2, {}, {"topology.bolt.parallelism": {"b": 7, "unknown": 9}}, 7, 7),
             (2, {}, {"topology.bolt.parallelism": {"b": 7}, "topology.max.task.parallelism": 5}, 5, 5),
             (2, {}, {"topology.spout.parallelism": {"b": 7}}, 2, 2),
         ],
@@ -198,8 +198,7 @@ class TestValidation:
 
 
 class TestTasks:
-    def test_order_of_ids(self) -> None:
-        """S21 with the order of design 8.3."""
+    def test_ids_follow_the_declared_order(self) -> None:
         spec = topology(
             spouts={"z": component(2), "y": component()},
             bolts={"b": component(2, reads("z")), "a": component(1, reads("b"))},
@@ -268,7 +267,7 @@ def table_of(**counts: int) -> TaskTable:
 
 
 class TestRescale:
-    def test_m7(self) -> None:
+    def test_new_ids_come_above_the_highest_and_go_first(self) -> None:
         table = table_of(split=4, count=2)
         wider = rescale(table, {"split": 6})
         assert wider.components["split"].ids == (1, 2, 3, 4, 7, 8)

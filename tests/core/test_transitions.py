@@ -1,4 +1,4 @@
-"""The table of statuses and events (cases M, storm.md d; design 8.11)."""
+"""The table of statuses and events."""
 
 from __future__ import annotations
 

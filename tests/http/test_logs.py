@@ -1,4 +1,4 @@
-"""Logs over HTTP: pages, rotated files, search, and names that lead elsewhere (S8-S11, JStorm b)."""
+"""Logs over HTTP: pages, rotated files, search, and names that lead elsewhere."""
 
 from __future__ import annotations
 

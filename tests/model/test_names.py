@@ -1,4 +1,4 @@
-"""Grammar of names (JStorm cases S1, S8, S11, S12, B7, B8): what is accepted, and why not."""
+"""Grammar of names: what is accepted, and why not."""
 
 from __future__ import annotations
 

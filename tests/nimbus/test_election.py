@@ -1,4 +1,4 @@
-"""Who leads, and what happens when leading fails (J2, F8, H8, H11)."""
+"""Who leads, and what happens when leading fails."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def acting(nimbuses: list[Any]) -> list[str]:
 
 
 def test_of_three_on_one_host_exactly_one_acts(nimbuses: Any, state: Any) -> None:
-    """Same host, same address: only ports differ (J2). Round after round the leader goes."""
+    """Same host, same address: only ports differ. Round after round the leader goes."""
     running = [nimbuses.start(f"n{number}").await_serving() for number in (1, 2, 3)]
     watcher = state()
     epochs: list[int] = []

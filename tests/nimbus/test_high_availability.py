@@ -1,4 +1,4 @@
-"""Several nimbuses on one root: exactly one acts, blobs are copied, nothing is lost (H1-H12, J1-J4, F8, F9, F15)."""
+"""Several nimbuses on one root: exactly one acts, blobs are copied, nothing is lost."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_a_deletion_reaches_the_followers(nimbuses: Any, state: Any) -> None:
 
 
 def test_the_one_with_all_blobs_leads(nimbuses: Any, state: Any) -> None:
-    """H3: the leader dies; a nimbus that lacks code declines in favour of the one that has it."""
+    """The leader dies; a nimbus that lacks code declines in favour of the one that has it."""
     first = nimbuses.start("n1").await_leading()
     with NimbusBlobClient(first.url) as blobs:
         for key in CODE:
@@ -199,7 +199,7 @@ def test_the_one_with_all_blobs_leads(nimbuses: Any, state: Any) -> None:
 
 
 def test_code_that_nobody_holds_blocks_no_one(nimbuses: Any, state: Any) -> None:
-    """J4, F9, H12: the topology is degraded; it is not deleted, and leadership is not blocked for ever."""
+    """The topology is degraded; it is not deleted, and leadership is not blocked for ever."""
     first = nimbuses.start("n1").await_leading()
     tree = state()
     make_active(tree)
@@ -212,7 +212,7 @@ def test_code_that_nobody_holds_blocks_no_one(nimbuses: Any, state: Any) -> None
 
 
 def test_a_lost_session_ends_leadership_at_once(nimbuses: Any, state: Any) -> None:
-    """J1, K1: somebody removes the leader's node; the leader is deposed, follows, and may lead again."""
+    """Somebody removes the leader's node; the leader is deposed, follows, and may lead again."""
     first = nimbuses.start("n1").await_leading()
     epoch = first.health()["epoch"]
     tree = state()
@@ -256,7 +256,7 @@ def test_shared_store_needs_no_copies(nimbuses: Any, tmp_path: Any) -> None:
 
 
 def test_a_leader_cut_off_from_zookeeper_takes_no_writes(tmp_path: Any, make_nimbuses: Any) -> None:
-    """J1, K1: the server stands still; the leader stops acting before its session ends, and leads again later."""
+    """The server stands still; the leader stops acting before its session ends, and leads again later."""
     with EmbeddedZooKeeper(tmp_path / "zk", durable=False) as server:
         host, _, port = server.address.rpartition(":")
         conf = {

@@ -1,4 +1,4 @@
-"""The HTTP service's blobs and uploads, over real sockets (S3, S8, S10, S12, S17, J9, J10, T7)."""
+"""The HTTP service's blobs and uploads, over real sockets."""
 
 from __future__ import annotations
 

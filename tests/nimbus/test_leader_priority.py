@@ -1,4 +1,4 @@
-"""Who may lead (cases H1-H7, O10, J4)."""
+"""Who may lead, by the blobs that each nimbus misses."""
 
 from __future__ import annotations
 

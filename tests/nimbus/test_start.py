@@ -1,4 +1,4 @@
-"""What a nimbus checks before it serves (seeds 002, 003; hazards J3, K8)."""
+"""Checks of a nimbus before it serves."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_ordered_stop_leaves_nothing(nimbuses: Any) -> None:
 
 @pytest.mark.zookeeper
 def test_an_emptied_root_costs_no_blob(nimbuses: Any, zk_connect: Any) -> None:
-    """J3, K8: the root is wiped; the restarted nimbus refuses, creates nothing, deletes nothing."""
+    """The root is wiped; the restarted nimbus refuses, creates nothing, deletes nothing."""
     nimbus = nimbuses.start().await_leading()
     LocalBlobStore(nimbus.folder / "blobs").put("t-1-100-stormjar.jar", b"code")
     assert nimbus.stop() == 0

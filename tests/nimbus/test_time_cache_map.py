@@ -1,4 +1,4 @@
-"""The expiring map (cases T1-T9), with time as an argument."""
+"""The expiring map, with Storm's figures and time as an argument."""
 
 from __future__ import annotations
 

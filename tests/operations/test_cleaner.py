@@ -1,4 +1,4 @@
-"""Garbage goes, what is referenced stays (I3, F9, F10)."""
+"""Garbage goes, what is referenced stays."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_deposed_cleaner_deletes_nothing(world: Any) -> None:
 
 @pytest.mark.zookeeper
 def test_an_emptied_root_deletes_no_blob(world: Any) -> None:
-    """J3: the wrong root, or a wiped ZooKeeper, is no order to delete code."""
+    """The wrong root, or a wiped ZooKeeper, is no order to delete code."""
     topology_id = world.submit("wc")
     epoch = world.context().current_epoch()
     for child in world.cluster.state.get_children("/"):

@@ -1,4 +1,4 @@
-"""``kill -9`` after every step of every operation: it completes or is undone, and I1 to I8 hold (J6, P1).
+"""``kill -9`` after every step of every operation: it completes or is undone, and I1 to I8 hold.
 
 The list of points is generated from what the operations declare (:mod:`storm_dagster.operations.steps`).
 """
@@ -636,7 +636,7 @@ def test_killed_after_a_step_and_left_to_the_leader(world: Any, operation: str, 
 
 @pytest.mark.parametrize(("operation", "step"), all_in_chaos(DISTINCT))
 def test_deposed_before_a_step_it_writes_nothing_more(world: Any, operation: str, step: str) -> None:
-    """I5: the epoch ends while the process stands before a step. Cluster state stays as the new leader found it."""
+    """The epoch ends while the process stands before a step. Cluster state stays as the new leader found it."""
     scene = scene_of(world, operation, step)
     with act(scene) as actor:
         assert actor.run_to(f"before.{step}")

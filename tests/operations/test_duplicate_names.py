@@ -1,4 +1,4 @@
-"""One name, a hundred clients: exactly one submission wins, and the others are told so (hazard J7)."""
+"""One name, a hundred clients: exactly one submission wins, and the others are told so."""
 
 from __future__ import annotations
 

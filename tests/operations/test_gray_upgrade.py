@@ -1,4 +1,4 @@
-"""Gray upgrades on a real cluster state: begun, continued, completed, expired, rolled back (cases G, design 8.12)."""
+"""Gray upgrades on a real cluster state: begun, continued, completed, expired, rolled back."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_new_code_keeps_the_conf_of_the_submission(topology: Upgraded) -> No
 
 
 def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -> None:
-    """G1, G3, G4: and the record goes, and the new code is the code."""
+    """Then the record goes, and the new code is the code."""
     report = topology.begin()
     new = report.state.record.code_dir
     assert (report.status, report.outcome) == ("UPGRADING", "begun") and new != topology.id
@@ -97,7 +97,7 @@ def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -
 
 
 def test_completing_early_leaves_the_other_workers_alone(topology: Upgraded) -> None:
-    """Seed 004: for those who want only some workers, or one component, upgraded."""
+    """For those who want only some workers, or one component, upgraded."""
     new = topology.begin(Selection(component="split", number=1)).state.record.code_dir
     topology.batch()
     before = dict(topology.runs)
@@ -111,7 +111,6 @@ def test_completing_early_leaves_the_other_workers_alone(topology: Upgraded) -> 
 
 
 def test_rolling_back_brings_back_the_exact_former_code(topology: Upgraded) -> None:
-    """G13."""
     former = {key: topology.world.blobs.meta(key).sha256 for key in topology.world.blobs.keys(topology.id)}
     new = topology.begin(Selection(number=2)).state.record.code_dir
     topology.batch()
@@ -142,7 +141,7 @@ def test_a_picked_batch_is_rolled_back_before_it_started(topology: Upgraded) -> 
 
 
 def test_one_batch_at_a_time_and_one_upgrade_at_a_time(topology: Upgraded) -> None:
-    """G10: and no new code while one is under way."""
+    """And no new code while an upgrade is under way."""
     ctx = topology.world.context()
     with pytest.raises(InvalidRequest, match="not being upgraded"):
         lifecycle.gray_upgrade(ctx, "wc", ONE)
@@ -197,7 +196,7 @@ def test_a_broken_archive_touches_nothing(topology: Upgraded) -> None:
 
 
 def test_the_selection_may_stand_in_the_new_codes_conf(topology: Upgraded) -> None:
-    """Seed 004: topology.upgrade.worker.num and the like; they are not kept."""
+    """The keys topology.upgrade.worker.num and the like; they are not kept."""
     keys = {"topology.upgrade": True, "topology.upgrade.worker.num": 2}
     record = topology.begin(Selection(), conf={**keys, "topology.upgrade.ttl": 60_000}).state.record
     assert (record.number, record.expires - topology.world.time) == (2, 60)
@@ -206,7 +205,7 @@ def test_the_selection_may_stand_in_the_new_codes_conf(topology: Upgraded) -> No
 
 
 def test_only_an_active_topology_with_a_topology_master_on_its_own(world: Any) -> None:
-    """G2, and the statuses."""
+    """In every other status, and with a shared worker, the upgrade is refused."""
     world.submit("shared")
     handle = world.upload("h")
     ctx = world.context()
@@ -238,7 +237,7 @@ def test_meanwhile_no_other_verb_but_kill(topology: Upgraded) -> None:
 
 
 def test_an_upgrade_expires(topology: Upgraded) -> None:
-    """G11: what was upgraded stays so."""
+    """What was upgraded stays so."""
     new = topology.begin(conf={"topology.upgrade.ttl": 60_000}).state.record.code_dir
     topology.batch()
     topology.world.time += 59

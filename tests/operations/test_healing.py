@@ -1,4 +1,4 @@
-"""Dead workers, lost hosts and silent masters on a real cluster state: observed, placed anew, fenced (cases A)."""
+"""Dead workers, lost hosts and silent masters on a real cluster state: observed, placed anew, fenced."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Somebody else kills the topology between any two steps of an operation (F16); and what a submission writes."""
+"""Somebody else kills the topology between any two steps of an operation; and what a submission writes."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class CountingCluster:
 
 @pytest.mark.parametrize("parallelism", [1, 200])
 def test_a_submission_writes_few_nodes_however_many_tasks(world: Any, parallelism: int) -> None:
-    """Design 9: at most 24 nodes in at most 4 transactions."""
+    """At most 24 nodes in at most 4 transactions."""
     topology = {
         "spouts": {
             "s": {

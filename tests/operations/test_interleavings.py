@@ -1,4 +1,4 @@
-"""Two actors operate on one cluster, step by step in any order; they crash, leaders change, hosts go (P3, P4).
+"""Two actors operate on one cluster, step by step in any order; they crash, leaders change, hosts go.
 
 A state machine of hypothesis on real ZooKeeper. After every step the invariants I1 to I8 hold; a deposed
 actor's writes never land; and whatever happened, in the end the leader alone brings everything to rest.
@@ -275,7 +275,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(actor=actors, pinned=st.booleans())
     def clean(self, actor: int, pinned: bool) -> None:
-        # With tokens in their time: a submission in flight is never touched (F10).
+        # With tokens in their time: a submission in flight is never touched.
         self.begin(actor, pinned, lambda ctx: clean(ctx, grace_secs=0))
 
     def causes(self) -> list[Cause]:

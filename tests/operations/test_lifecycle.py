@@ -1,4 +1,4 @@
-"""Activate, deactivate, kill, remove, restart, and what is due (storm.md d; cases M; J5)."""
+"""Activate, deactivate, kill, remove, restart, and what is due."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_deposed_leader_changes_nothing(world: Any) -> None:
 
 
 def test_a_degraded_topology_can_be_killed_and_is_not_deleted_by_itself(world: Any) -> None:
-    """F9: absence is not an order."""
+    """Absence is not an order."""
     topology_id = world.submit("wc")
     for key in world.blobs.keys(topology_id):
         world.blobs.delete(key)
@@ -320,7 +320,7 @@ def test_a_topology_of_an_older_release_is_updated_as_ever(world: Any) -> None:
 def test_a_hot_deploy_that_is_wrong_leaves_the_old_one_running(
     world: Any, topology: Any, conf: Any, archive: bytes | None
 ) -> None:
-    """J5: broken topology, wrong conf, too large, no archive, a broken one, modules that are missing or no Python."""
+    """Broken topology, wrong conf, too large, no archive, a broken one, modules that are missing or no Python."""
     old = world.submit("wc")
     before = world.cluster.load_view().topologies[old]
     options = {} if topology is None else {"topology": topology}

@@ -1,4 +1,4 @@
-"""ZooKeeper's answer to a commit is lost, whether the commit landed or not: nothing is ever doubled (K4, I6)."""
+"""ZooKeeper's answer to a commit is lost, whether the commit landed or not: nothing is ever doubled."""
 
 from __future__ import annotations
 

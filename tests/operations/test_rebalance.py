@@ -1,4 +1,4 @@
-"""Rebalance: parallelism and spread of a living topology (design 8.1, 8.6; cases M4, M5, M7)."""
+"""Rebalance: parallelism and spread of a living topology."""
 
 from __future__ import annotations
 

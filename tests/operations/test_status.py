@@ -1,4 +1,4 @@
-"""`list --json` and `show --json` have exactly the keys of design 6.1."""
+"""`list --json` and `show --json` have exactly the keys that scripts rely on."""
 
 from __future__ import annotations
 

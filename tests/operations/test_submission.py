@@ -1,4 +1,4 @@
-"""Six stages end in one running topology, or in nothing (design 4; cases S, J6, J7)."""
+"""Six stages end in one running topology, or in nothing."""
 
 from __future__ import annotations
 
@@ -285,7 +285,7 @@ def test_a_supervisor_that_went_is_planned_around(world: Any) -> None:
 
 
 def test_many_clients_with_one_name_and_one_wins(world: Any) -> None:
-    """J7: through sessions of their own, at the same time."""
+    """Through sessions of their own, at the same time."""
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     outcomes: list[str] = []
@@ -359,7 +359,7 @@ def test_staged_parts_are_json_and_keep_the_order_of_components(world: Any) -> N
 
 
 def test_a_large_topology_is_published_in_parts_and_removed_whole(world: Any) -> None:
-    """Design 4, bounded nodes: the assignment of 2,500 workers does not fit into one node's share."""
+    """The assignment of 2,500 workers does not fit into one node's share."""
     for number in range(100):
         world.supervisor(f"supervisor-with-a-long-name-{number:03}", ports=tuple(range(6900, 6925)))
     conf = {"topology.workers": 2500, "topology.scheduler.strategy": "even"}

@@ -1,4 +1,4 @@
-"""Archives by strangers: nothing gets outside, nothing is half there (hazard S4)."""
+"""Archives that are not trusted: nothing gets outside, nothing is half there."""
 
 from __future__ import annotations
 

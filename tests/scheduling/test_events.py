@@ -1,4 +1,4 @@
-"""Monitor and rebalance events, wishes, isolation, several topologies (seed 004, jstorm.md f, design 8)."""
+"""Monitor and rebalance events, wishes, isolation, several topologies."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def slots(placement: TopologyPlacement) -> dict[str, list[int]]:
 TWO = (worker(1, 6900, 1, 3, 6, 7), worker(2, 6900, 2, 4, 5))
 
 
-def test_a3_nothing_dead_leaves_all_as_it_is() -> None:
+def test_nothing_dead_leaves_all_as_it_is() -> None:
     placement = place(
         [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(event="monitor", workers=2, old=TWO)
     )
@@ -51,23 +51,23 @@ def test_a3_nothing_dead_leaves_all_as_it_is() -> None:
     assert placement.reasons[2] == "its worker is alive and was left alone"
 
 
-def test_a4_one_dead_task_moves_its_whole_worker_to_another_port() -> None:
+def test_one_dead_task_moves_its_whole_worker_to_another_port() -> None:
     topology = word_count(event="monitor", workers=2, old=TWO, dead=(4,))
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], topology)
-    # The dead worker's port is not offered in this round (design 8.7).
+    # The dead worker's port is not offered in this round.
     assert slots(placement) == {"s1:6900": [1, 3, 6, 7], "s1:6901": [2, 4, 5]}
     assert placement.moved == 3
     assert [worker.kept for worker in placement.workers] == [True, False]
 
 
-def test_a7_unstopped_tasks_stay_although_their_supervisor_is_gone() -> None:
+def test_unstopped_tasks_stay_although_their_supervisor_is_gone() -> None:
     topology = word_count(event="monitor", workers=2, old=TWO, unstopped=(2, 4, 5))
     placement = place([supervisor(1, FOUR)], topology)
     assert placement.status == "unchanged"
     assert placement.reasons[4] == "its worker still beats although its supervisor is gone"
 
 
-def test_a9_a_lost_supervisor_with_dead_tasks() -> None:
+def test_the_dead_tasks_of_a_lost_supervisor_go_to_another() -> None:
     topology = word_count(event="monitor", workers=2, old=TWO, dead=(2, 4, 5))
     placement = place([supervisor(1, FOUR)], topology)
     assert slots(placement) == {"s1:6900": [1, 3, 6, 7], "s1:6901": [2, 4, 5]}

@@ -1,4 +1,4 @@
-"""A rebalance moves as few tasks as the best of all balanced placements, found by trying them all (design 8.6)."""
+"""A rebalance moves as few tasks as the best of all balanced placements, found by trying them all."""
 
 from __future__ import annotations
 

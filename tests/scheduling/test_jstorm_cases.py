@@ -1,4 +1,4 @@
-"""JStorm's placement cases D, W, L and X (quirks that design section 8 drops are not among them)."""
+"""Placements that JStorm's own scheduler gives, without its quirks (``docs/decisions.md#supervisor-choice``)."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ def tasks_by_slot(placement: TopologyPlacement) -> dict[str, list[int]]:
 
 
 def shapes(topology: TopologyToPlace, slots: dict[str, list[int]]) -> tuple[set[str], list[Any]]:
-    """What a case marked [tie] fixes: the slots, and the component counts of the workers."""
+    """What is fixed where several placements are equally good: the slots, and the component counts of the workers."""
     counts = [
         tuple(sorted(Counter(topology.tasks[task] for task in tasks).items())) for tasks in slots.values()
     ]
     return set(slots), sorted(counts)
 
 
-def test_d01_one_worker_on_two_idle_supervisors() -> None:
+def test_one_worker_takes_all_tasks() -> None:
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], small_topology(workers=1, **WORD_COUNT))
     assert tasks_by_slot(placement) == {"s1:6900": [1, 2, 3, 4, 5, 6, 7]}
     assert placement.status == "assigned"
 
 
-def test_d02_two_workers_seven_tasks() -> None:
+def test_two_workers_share_seven_tasks_four_to_three() -> None:
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], small_topology(workers=2, **WORD_COUNT))
     assert tasks_by_slot(placement) == {"s1:6900": [1, 3, 6, 7], "s2:6900": [2, 4, 5]}
     assert placement.reasons[1] == "the first of equally good workers"
@@ -68,7 +68,7 @@ def test_d02_two_workers_seven_tasks() -> None:
     )
 
 
-def test_d03_four_workers_thirteen_tasks() -> None:
+def test_four_workers_share_thirteen_tasks_evenly() -> None:
     topology = small_topology(workers=4, ackers=2, **BIG_COUNT)
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], topology)
     assert tasks_by_slot(placement) == {
@@ -79,7 +79,7 @@ def test_d03_four_workers_thirteen_tasks() -> None:
     }
 
 
-def test_d04_not_enough_free_ports() -> None:
+def test_too_few_free_ports_fail_and_place_nothing() -> None:
     placement = place([supervisor(1, [6900, 6901])], small_topology(workers=4, **BIG_COUNT))
     assert (placement.status, placement.error_type) == ("failed", "Unavailable")
     assert placement.error == (
@@ -89,7 +89,7 @@ def test_d04_not_enough_free_ports() -> None:
     assert set(placement.unassigned) == set(range(1, 13))
 
 
-def test_the_message_of_the_design() -> None:
+def test_the_message_names_the_free_slots_of_each_supervisor() -> None:
     placement = place(
         [supervisor(1, [6900]), supervisor(2, [6900, 6901])], small_topology(workers=4, **BIG_COUNT)
     )
@@ -98,12 +98,12 @@ def test_the_message_of_the_design() -> None:
     )
 
 
-def test_d05_more_workers_than_tasks() -> None:
+def test_there_are_no_more_workers_than_tasks() -> None:
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], fan(2, 1, workers=8))
     assert tasks_by_slot(placement) == {"s1:6900": [1], "s1:6901": [4], "s2:6900": [2, 3]}
 
 
-def test_d06_topology_master_asked_to_be_alone() -> None:
+def test_a_topology_master_asked_to_be_alone_is_alone() -> None:
     topology = small_topology(workers=3, single_master=True, master_memory_bytes=77, **BIG_COUNT)
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], topology)
     assert tasks_by_slot(placement) == {
@@ -117,16 +117,16 @@ def test_d06_topology_master_asked_to_be_alone() -> None:
 
 
 SIX = range(6900, 6906)
-D07 = {
+ALONE_FROM_TEN = {
     "s1:6900": [16], "s1:6901": [2, 12], "s1:6902": [4, 14], "s1:6903": [6, 18], "s1:6904": [8, 20],
     "s1:6905": [10, 21], "s2:6900": [1, 11], "s2:6901": [3, 13], "s2:6902": [5, 15], "s2:6903": [7, 17],
     "s2:6904": [9, 19],
 }  # fmt: skip
-D08 = {
+NOT_ALONE_OF_TEN = {
     "s1:6900": [1, 11, 16], "s1:6901": [3, 13], "s1:6902": [5, 15], "s1:6903": [7, 18], "s1:6904": [9, 20],
     "s2:6900": [2, 12], "s2:6901": [4, 14], "s2:6902": [6, 17], "s2:6903": [8, 19], "s2:6904": [10, 21],
 }  # fmt: skip
-D09 = {
+NOT_ALONE_OF_NINE = {
     "s1:6900": [1, 11, 16], "s1:6901": [3, 13], "s1:6902": [5, 15], "s1:6903": [7, 18], "s1:6904": [9, 19],
     "s2:6900": [2, 10, 20], "s2:6901": [4, 12, 21], "s2:6902": [6, 14], "s2:6903": [8, 17],
 }  # fmt: skip
@@ -134,10 +134,10 @@ D09 = {
 
 @pytest.mark.parametrize(
     ("workers", "single_master", "expected"),
-    [(10, None, D07), (10, False, D08), (9, None, D09)],
-    ids=["d07", "d08", "d09"],
+    [(10, None, ALONE_FROM_TEN), (10, False, NOT_ALONE_OF_TEN), (9, None, NOT_ALONE_OF_NINE)],
+    ids=["ten workers", "ten workers, not alone by conf", "nine workers"],
 )
-def test_the_topology_master_among_many_workers(
+def test_the_topology_master_is_alone_from_ten_workers_on(
     workers: int, single_master: bool | None, expected: dict[str, list[int]]
 ) -> None:
     topology = fan(15, 5, workers=workers, single_master=single_master)
@@ -145,7 +145,7 @@ def test_the_topology_master_among_many_workers(
     assert shapes(topology, tasks_by_slot(placement)) == shapes(topology, expected)
 
 
-def test_d10_a_loaded_supervisor_is_left_alone() -> None:
+def test_a_loaded_supervisor_is_left_alone() -> None:
     eight = range(6900, 6908)
     supervisors = [supervisor(1, eight, used=range(6900, 6906)), supervisor(2, eight), supervisor(3, eight)]
     placement = place(supervisors, fan(6, 2, workers=4))
@@ -154,7 +154,7 @@ def test_d10_a_loaded_supervisor_is_left_alone() -> None:
     }  # fmt: skip
 
 
-def test_d11_a_nearly_full_supervisor_comes_last() -> None:
+def test_a_nearly_full_supervisor_comes_last() -> None:
     topology = fan(6, 2, workers=4)
     placement = place([supervisor(1, FOUR, used=[6900, 6901, 6902]), supervisor(2, FOUR)], topology)
     expected = {"s1:6903": [2, 5, 9], "s2:6900": [1, 6], "s2:6901": [3, 8], "s2:6902": [4, 7]}
@@ -166,7 +166,7 @@ def test_d11_a_nearly_full_supervisor_comes_last() -> None:
     )
 
 
-def test_d12_the_most_free_ports_win_as_design_8_4_decides() -> None:
+def test_the_most_free_ports_win() -> None:
     supervisors = [supervisor(1, [6900, 6901]), supervisor(2, FOUR), supervisor(3, range(6900, 6908))]
     placement = place(supervisors, fan(8, 3, workers=6))
     assert sorted(tasks_by_slot(placement)) == [
@@ -180,7 +180,7 @@ def test_d12_the_most_free_ports_win_as_design_8_4_decides() -> None:
         ((1, 2, 2, 2), ["s1:6900", "s2:6900", "s2:6901", "s3:6900", "s3:6901", "s4:6900"]),
         ((2, 2, 2), ["s1:6900", "s1:6901", "s2:6900", "s2:6901", "s3:6900", "s3:6901"]),
     ],
-    ids=["d13", "d14"],
+    ids=["one has a single port", "every port is used"],
 )
 def test_no_supervisor_is_skipped(ports: tuple[int, ...], slots: list[str]) -> None:
     supervisors = [supervisor(number, range(6900, 6900 + count)) for number, count in enumerate(ports, 1)]
@@ -190,7 +190,7 @@ def test_no_supervisor_is_skipped(ports: tuple[int, ...], slots: list[str]) -> N
     assert sorted(map(len, tasks_by_slot(placement).values())) == [1, 1, 1, 1, 2, 2]
 
 
-def test_d15_reserved_slots_stay_free() -> None:
+def test_reserved_slots_stay_free() -> None:
     supervisors = [supervisor(1, [6900, 6901]), supervisor(2, [6900, 6901])]
     placement = place(supervisors, fan(6, 1, workers=3, reserve=2))
     assert placement.status == "failed"
@@ -200,7 +200,7 @@ def test_d15_reserved_slots_stay_free() -> None:
     )
 
 
-def test_d16_enough_beside_the_reserve() -> None:
+def test_enough_slots_beside_the_reserve_are_used() -> None:
     supervisors = [supervisor(1, [6900, 6901]), supervisor(2, [6900, 6901])]
     placement = place(supervisors, fan(6, 1, workers=3, reserve=1))
     assert tasks_by_slot(placement) == {"s1:6900": [1, 5, 7], "s1:6901": [3, 6], "s2:6900": [2, 4, 8]}
@@ -221,7 +221,7 @@ def test_d16_enough_beside_the_reserve() -> None:
         (20, 10, None, (11, True)),
     ],
 )
-def test_w_number_of_workers(
+def test_the_number_of_workers_and_whether_the_master_is_alone(
     workers: int | None, executors: int, single: bool | None, expected: tuple[int, bool]
 ) -> None:
     assert worker_count(workers, executors, single) == expected
@@ -234,11 +234,13 @@ def test_w_number_of_workers(
         (2, 3, (0, 2)),
     ],
 )  # fmt: skip
-def test_w_average_and_remainder(tasks: int, workers: int, expected: tuple[int, int]) -> None:
+def test_average_and_remainder_of_tasks_over_workers(
+    tasks: int, workers: int, expected: tuple[int, int]
+) -> None:
     assert water_level([0] * workers, tasks) == expected
 
 
-def test_l_local_strategy() -> None:
+def test_the_local_strategy_uses_one_slot_of_the_only_supervisor() -> None:
     topology = small_topology(workers=3, strategy="local", **WORD_COUNT)
     placement = place([supervisor(1, FOUR, used=[6900])], topology)
     assert tasks_by_slot(placement) == {"s1:6901": [1, 2, 3, 4, 5, 6, 7]}
@@ -248,7 +250,7 @@ def test_l_local_strategy() -> None:
     assert (full.status, full.error_type) == ("failed", "Unavailable")
 
 
-def test_a10_no_supervisor_is_alive() -> None:
+def test_without_a_live_supervisor_nothing_is_placed() -> None:
     placement = place([], small_topology(**WORD_COUNT))
     assert placement.error == "topology 'wc' cannot be placed, no supervisor is alive: start one"
 
@@ -258,12 +260,12 @@ def even(tasks: int, **more: Any) -> TopologyToPlace:
     return fan(tasks - 2, 1, strategy="even", **more)
 
 
-def test_x1_more_tasks_than_slots() -> None:
+def test_even_deals_more_tasks_than_slots_round_robin() -> None:
     placement = place([supervisor(1, [1]), supervisor(2, [1])], even(4, workers=2))
     assert tasks_by_slot(placement) == {"s1:1": [1, 3], "s2:1": [2, 4]}
 
 
-def test_x2_fewer_tasks_than_slots_spread_over_hosts_first() -> None:
+def test_even_spreads_fewer_tasks_than_slots_over_hosts_first() -> None:
     placement = place([supervisor(1, [1, 2]), supervisor(2, [1, 2])], even(3, workers=4))
     assert tasks_by_slot(placement) == {"s1:1": [1], "s1:2": [3], "s2:1": [2]}
 

@@ -1,4 +1,4 @@
-"""The input and the output of ``storm-dagster plan`` (design 6.2), over the plain-Python planner."""
+"""The input and the output of ``storm-dagster plan``, over the local planner."""
 
 from __future__ import annotations
 

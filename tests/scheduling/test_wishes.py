@@ -116,7 +116,7 @@ def test_even_says_that_it_leaves_the_backup_aside() -> None:
 
 
 def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
-    """storm.md f.2: nine executors on one slot, two slots appear, then eight more."""
+    """Nine executors on one slot, two slots appear, then eight more."""
     nine = small_topology(
         bolts={"b": (7, ["spout"])},
         spouts={"spout": 1},

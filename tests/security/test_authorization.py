@@ -1,4 +1,4 @@
-"""Who may do what (hazards S14-S16): an empty list means nobody."""
+"""Who may do what: an empty list means nobody."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A nimbus with a secret, with certificates, with users (hazards S6, S7, S14-S16)."""
+"""A nimbus with a secret, with certificates, with users."""
 
 from __future__ import annotations
 

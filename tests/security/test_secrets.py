@@ -1,4 +1,4 @@
-"""Secrets: checked when they are read, never shown, and readable by their owner only (hazard S6)."""
+"""Secrets: checked when they are read, never shown, and readable by their owner only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ZooKeeper's nodes belong to the cluster alone when it has a user there (hazard S20)."""
+"""ZooKeeper's nodes belong to the cluster alone when it has a user there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The slot state machine: Storm's cases L1-L9, back-off, and what holds after any events at all."""
+"""The slot state machine: Storm's transitions, back-off, and what holds after any events at all."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Driver:
         return worker
 
 
-def test_l1_empty_stays_empty() -> None:
+def test_an_empty_slot_without_work_stays_empty() -> None:
     driver = Driver()
     for _ in range(3):
         assert driver.send(Tick(), after=1) == ()
@@ -75,7 +75,7 @@ def test_l1_empty_stays_empty() -> None:
     assert driver.send(Assigned(None)) == ()
 
 
-def test_l2_from_empty_to_running() -> None:
+def test_work_takes_an_empty_slot_to_running() -> None:
     driver = Driver()
     assert driver.send(Assigned(A)) == (Fetch("a-1-1"),)
     assert driver.slot.state == "waiting-for-code"
@@ -93,7 +93,7 @@ def test_l2_from_empty_to_running() -> None:
         assert driver.slot.state == "running"
 
 
-def test_l3_a_failed_fetch_is_tried_again_after_three_seconds_or_dropped() -> None:
+def test_a_failed_fetch_is_tried_again_after_three_seconds_or_dropped() -> None:
     driver = Driver()
     driver.send(Assigned(A))
     assert driver.send(CodeFailed("a-1-1", "no nimbus answers")) == ()
@@ -118,7 +118,7 @@ def test_a_lasting_failure_is_reported_once_and_tried_again_slowly() -> None:
     assert driver.send(Assigned(B)) == (Fetch("b-2-1"),)
 
 
-def test_l4_a_crashed_worker_is_restarted_at_once() -> None:
+def test_a_crashed_worker_is_restarted_at_once() -> None:
     driver = Driver()
     worker = driver.run()
     instructions = driver.send(Exited(worker, -9), after=1)
@@ -175,7 +175,7 @@ def test_a_failed_launch_backs_off_and_is_reported_once() -> None:
     assert driver.slot.state == "waiting-for-code"
 
 
-def test_l5_another_topology_ends_the_process_and_fetches_meanwhile() -> None:
+def test_another_topology_ends_the_process_and_fetches_meanwhile() -> None:
     driver = Driver()
     worker = driver.run()
     assert driver.send(Assigned(B)) == (Terminate(worker), Fetch("b-2-1"))
@@ -192,7 +192,7 @@ def test_l5_another_topology_ends_the_process_and_fetches_meanwhile() -> None:
     assert driver.slot.crashes == 0
 
 
-def test_l6_nothing_wanted_ends_the_process() -> None:
+def test_nothing_wanted_ends_the_process() -> None:
     driver = Driver()
     worker = driver.run()
     assert driver.send(Assigned(None)) == (Terminate(worker),)
@@ -201,7 +201,7 @@ def test_l6_nothing_wanted_ends_the_process() -> None:
     assert driver.slot.state == "empty"
 
 
-def test_l7_new_code_is_fetched_while_the_old_runs() -> None:
+def test_new_code_is_fetched_while_the_old_runs() -> None:
     driver = Driver()
     worker = driver.run()
     assert driver.send(Assigned(A2)) == (Fetch("a-1-1-v2"),)
@@ -237,7 +237,7 @@ def test_a_crash_while_new_code_is_fetched_starts_the_new_code() -> None:
     assert driver.send(CodeReady("a-1-1-v2")) == (Launch(A2),)
 
 
-def test_l9_the_same_work_changes_nothing() -> None:
+def test_the_same_work_changes_nothing() -> None:
     driver = Driver()
     driver.run()
     before = driver.slot

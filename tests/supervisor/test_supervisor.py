@@ -242,7 +242,7 @@ def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Rig) -
     eventually(
         lambda: (info := rig.info()) is not None and info.restarting == (), what="the end of the listing"
     )
-    assert rig.blobs.gets("wc-1-1-stormjar.jar") == 1  # no crash fetches code again (F14)
+    assert rig.blobs.gets("wc-1-1-stormjar.jar") == 1  # no crash fetches code again
     errors = eventually(lambda: rig.cluster.errors("wc-1-1"), what="the report")
     assert {error.error for error in errors} == {"its worker was ended by signal 9"}
 

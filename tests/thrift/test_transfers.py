@@ -116,7 +116,7 @@ def get(client, key: str) -> bytes:
 
 def test_blobs_by_storm_s_rules(nimbus) -> None:
     client = nimbus.client()
-    # O1: created, deleted, created again, updated; an update that is not finished is not seen.
+    # Created, deleted, created again, updated; an update that is not finished is not seen.
     put(client, "test", b"1")
     assert "test" in client.listBlobs("").keys and get(client, "test") == b"1"
     client.deleteBlob("test")
@@ -137,7 +137,7 @@ def test_blobs_by_storm_s_rules(nimbus) -> None:
     client.cancelBlobUpload(abandoned)
     assert get(client, "test") == b"3" and leftovers(nimbus) == []
 
-    # O3, O4: without users everybody may do everything; keys that are taken or missing.
+    # Without users everybody may do everything; keys that are taken or missing.
     (entry,) = client.getBlobMeta("test").settable.acl
     assert (entry.type, entry.access) == (storm.AccessControlType.OTHER, 7)
     client.setBlobMeta("test", storm.SettableBlobMeta(acl=[entry]))

@@ -1,4 +1,4 @@
-"""The storage layer on a real server: Storm's cases C1 to C9, and the races that they leave out."""
+"""The storage layer on a real server: what Storm's own tests ask of it, and the races that they leave out."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_it_is_a_cluster_state(zk_state: ZooKeeperClusterState) -> None:
     assert isinstance(zk_state, ClusterState)
 
 
-def test_c1_basics(zk_state: ZooKeeperClusterState) -> None:
+def test_what_is_written_is_read_and_parents_and_children_follow(zk_state: ZooKeeperClusterState) -> None:
     zk_state.set_data("/root", b"\x01\x02\x03")
     assert zk_state.get_data("/root") == b"\x01\x02\x03"
     assert zk_state.get_data("/a") is None
@@ -82,7 +82,9 @@ def test_c1_basics(zk_state: ZooKeeperClusterState) -> None:
     assert missing.value.path == "/a"
 
 
-def test_c2_two_clients(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_two_clients_see_each_others_writes_and_deletions(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     zk_state.set_data("/root", b"\x01")
     assert other.get_data("/root") == b"\x01"
     other.set_data("/a", b"\x02")
@@ -91,7 +93,7 @@ def test_c2_two_clients(zk_state: ZooKeeperClusterState, other: ZooKeeperCluster
     assert other.get_data("/a") is None
 
 
-def test_c3_ephemeral(
+def test_an_ephemeral_node_goes_with_its_owner_only(
     zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState, third: ZooKeeperClusterState
 ) -> None:
     zk_state.set_ephemeral_node("/a", b"\x01")
@@ -103,7 +105,7 @@ def test_c3_ephemeral(
     assert other.get_data("/a") is None
 
 
-def test_c4_watch_is_one_shot(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_a_watch_is_one_shot(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
     first, second = Events(zk_state), Events(other)
     zk_state.set_data("/root", b"\x01")
     other.get_data("/root", watch=True)
@@ -115,7 +117,9 @@ def test_c4_watch_is_one_shot(zk_state: ZooKeeperClusterState, other: ZooKeeperC
     assert first.seen == []
 
 
-def test_c5_deleted_and_created(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_a_watch_tells_of_deletion_and_creation(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     events = Events(other)
     zk_state.set_data("/root", b"\x01")
     other.get_data("/root", watch=True)
@@ -127,7 +131,9 @@ def test_c5_deleted_and_created(zk_state: ZooKeeperClusterState, other: ZooKeepe
     assert events.take() == [("created", "/root")]
 
 
-def test_c6_children_changed(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_a_watch_on_children_tells_of_a_new_child(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     first, second = Events(zk_state), Events(other)
     assert zk_state.get_children("/", watch=True) == []
     other.set_data("/a", b"\x01")
@@ -136,7 +142,9 @@ def test_c6_children_changed(zk_state: ZooKeeperClusterState, other: ZooKeeperCl
     assert second.seen == []
 
 
-def test_c7_ephemeral_written_again(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_an_ephemeral_node_written_again_is_a_change(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     events = Events(other)
     zk_state.set_ephemeral_node("/root", b"\x01")
     other.get_data("/root", watch=True)
@@ -145,7 +153,9 @@ def test_c7_ephemeral_written_again(zk_state: ZooKeeperClusterState, other: ZooK
     assert other.get_data("/root") == b"\x02"
 
 
-def test_c8_child_and_data_watch(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_a_creation_reaches_the_watch_on_the_node_and_on_its_parent(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     first, second = Events(zk_state), Events(other)
     zk_state.mkdirs("/ccc")
     zk_state.get_children("/ccc", watch=True)
@@ -155,7 +165,9 @@ def test_c8_child_and_data_watch(zk_state: ZooKeeperClusterState, other: ZooKeep
     assert first.take() == [("children-changed", "/ccc")]
 
 
-def test_c9_owner_closes(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_the_end_of_an_owner_deletes_its_node_for_watchers(
+    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
+) -> None:
     events = Events(other)
     zk_state.set_ephemeral_node("/root", b"\x01")
     other.get_data("/root", watch=True)
@@ -176,7 +188,7 @@ def test_deletion_of_a_node_watched_twice_is_one_event(zk_state: ZooKeeperCluste
     assert events.take() == [("deleted", "/both")]
 
 
-def test_k2_a_raising_callback_is_called_once_and_stops_no_other(zk_state: ZooKeeperClusterState) -> None:
+def test_a_raising_callback_is_called_once_and_stops_no_other(zk_state: ZooKeeperClusterState) -> None:
     calls: list[str] = []
 
     def raising(kind: str, path: str) -> None:
@@ -243,7 +255,7 @@ def test_many_race_for_one_ephemeral_node(zk_state: ZooKeeperClusterState, zk_co
     assert owner.get_data("/healer") == b"x"
 
 
-def test_k6_compare_and_set_with_version_zero(
+def test_compare_and_set_holds_for_version_zero(
     zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
 ) -> None:
     zk_state.create_node("/fresh", b"a")
@@ -259,7 +271,7 @@ def test_k6_compare_and_set_with_version_zero(
         zk_state.create_node("/fresh")
 
 
-def test_k6_counter_under_contention_loses_no_increment(
+def test_a_counter_under_contention_loses_no_increment(
     zk_state: ZooKeeperClusterState, zk_connect: Connect
 ) -> None:
     zk_state.create_node("/counter", b"0")
@@ -305,7 +317,7 @@ def test_sequential_nodes(zk_state: ZooKeeperClusterState) -> None:
     assert [zk_state.get_data(path) for path in made] == [b"0", b"1", b"2"]
 
 
-def test_k3_a_node_over_the_limit_is_refused_before_it_is_sent(zk_state: ZooKeeperClusterState) -> None:
+def test_a_node_over_the_limit_is_refused_before_it_is_sent(zk_state: ZooKeeperClusterState) -> None:
     zk_state.set_data("/big", b"x" * MAX_NODE_BYTES)
     for size in (MAX_NODE_BYTES + 1, 1024 * 1024 - 1, 1024 * 1024 + 1, 2 * 1024 * 1024):
         with pytest.raises(InvalidRequest):

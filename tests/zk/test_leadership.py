@@ -1,4 +1,4 @@
-"""Leadership epochs on a real server: one leader, told of its end, fenced whatever it believes (hazard K1)."""
+"""Leadership epochs on a real server: one leader, told of its end, fenced whatever it believes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_resigning_lets_the_next_one_lead_in_a_higher_epoch(nimbus: Callable[[],
         cluster.fenced(1).create("/topology/x-1-1").commit()
 
 
-def test_k1_killed_session_no_write_of_the_deposed_leader_lands(
+def test_no_write_of_a_deposed_leader_lands_after_its_session_was_killed(
     nimbus: Callable[[], Nimbus], zk_expire: Expire
 ) -> None:
     (cluster_a, a), (cluster_b, b) = nimbus(), nimbus()

@@ -1,4 +1,4 @@
-"""Absence is not an order: what is done, and mostly not done, with a missing or foreign root (hazard K8)."""
+"""Absence is not an order: what is done, and mostly not done, with a missing or foreign root."""
 
 from __future__ import annotations
 

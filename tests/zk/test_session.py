@@ -1,4 +1,4 @@
-"""Sessions on a real server: deadlines, leases, interruptions, the end (hazards K7 to K11)."""
+"""Sessions on a real server: deadlines, leases, interruptions, the end."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_calls_while_disconnected_are_refused_and_later_ones_work(own_server: Em
     assert session.close()
 
 
-def test_k7_cut_link_resumes_the_session(zk_connect: Connect) -> None:
+def test_a_session_goes_on_after_a_cut_link(zk_connect: Connect) -> None:
     session = zk_connect()
     states = listen(session)
     held = session.session_id
@@ -175,7 +175,7 @@ def test_expired_session_gets_another_id(zk_connect: Connect, zk_expire: Callabl
     assert session.lease_valid(session.session_id)
 
 
-def test_k10_ephemerals_come_back_through_the_loop(
+def test_ephemerals_come_back_through_the_loop(
     zk_session: ZkSession, zk_expire: Callable[[ZkSession], None]
 ) -> None:
     state = ZooKeeperClusterState(zk_session)
@@ -202,7 +202,7 @@ def test_a_raising_listener_disturbs_no_other(zk_connect: Connect) -> None:
     session.remove_listener(raising)
 
 
-def test_k9_close_during_a_dead_connection_has_a_deadline(own_server: EmbeddedZooKeeper) -> None:
+def test_close_during_a_dead_connection_has_a_deadline(own_server: EmbeddedZooKeeper) -> None:
     session = ZkSession.connect(own_server.address, root="/", session_timeout_ms=20_000)
     os.kill(own_server.pid, signal.SIGSTOP)
     closed: list[bool] = []
@@ -232,7 +232,7 @@ def test_close_twice_and_from_a_watch_callback(zk_session: ZkSession) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_k11_a_forked_child_is_refused(zk_connect: Connect) -> None:
+def test_a_forked_child_is_refused(zk_connect: Connect) -> None:
     session = zk_connect()
     reader, writer = os.pipe()
     child = os.fork()

@@ -1,4 +1,4 @@
-"""The operations of seed 000 on a real server: Storm's cases C10 to C13, merges, callbacks."""
+"""The operations of Storm's ``StormClusterState`` on a real server: records, merges, callbacks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def other(zk_cluster: StormClusterState, zk_conf: dict[str, object]) -> Iterator
     cluster.disconnect()
 
 
-def test_c10_assignments(zk_cluster: StormClusterState) -> None:
+def test_assignments_are_kept_by_topology_and_raise_the_version(zk_cluster: StormClusterState) -> None:
     first, second, third = assignment("storm1", 1), assignment("storm1", 1, 2), assignment("storm3", 3)
     assert zk_cluster.assignments() == []
     assert zk_cluster.set_assignment("storm1", first) == 0
@@ -79,7 +79,7 @@ def test_c10_assignments(zk_cluster: StormClusterState) -> None:
     assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == 3, "every write raises the turnstile"
 
 
-def test_c11_topologies(zk_cluster: StormClusterState) -> None:
+def test_a_removed_topology_is_active_no_more(zk_cluster: StormClusterState) -> None:
     assert zk_cluster.active_storms() == []
     zk_cluster.activate_storm("storm1", base("one"))
     zk_cluster.activate_storm("storm2", base("two"))
@@ -91,7 +91,7 @@ def test_c11_topologies(zk_cluster: StormClusterState) -> None:
     assert zk_cluster.storm_base("storm2") == base("two")
 
 
-def test_c12_errors(zk_cluster: StormClusterState) -> None:
+def test_the_ten_newest_errors_of_each_component_stay(zk_cluster: StormClusterState) -> None:
     now = 1000
 
     def report(component: str, task: int, text: str) -> None:
@@ -125,7 +125,9 @@ def test_c12_errors(zk_cluster: StormClusterState) -> None:
     assert zk_cluster.error_topologies() == []
 
 
-def test_c13_supervisors(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_supervisors_are_listed_until_their_session_ends(
+    zk_cluster: StormClusterState, other: StormClusterState
+) -> None:
     assert zk_cluster.supervisors() == []
     other.supervisor_heartbeat("2", supervisor("two"))
     zk_cluster.supervisor_heartbeat("1", supervisor("one"))
@@ -381,7 +383,7 @@ def test_unknown_subtrees(zk_cluster: StormClusterState) -> None:
     assert event.wait(30)
 
 
-def test_k7_a_reconnection_issues_every_callback(
+def test_a_reconnection_issues_every_callback(
     zk_cluster: StormClusterState, other: StormClusterState, zk_expire: Callable[[ZkSession], None]
 ) -> None:
     interruptions = (lambda: zk_cluster.session.drop_link(), lambda: zk_expire(zk_cluster.session))

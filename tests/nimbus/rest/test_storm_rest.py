@@ -1,4 +1,4 @@
-"""Storm's REST as its users know it: paths, keys, types and formats, filled by real workers (storm.md j)."""
+"""Storm's REST as its users know it: paths, keys, types and formats, filled by real workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads against peers that cancel, stall, lie, babble or come in crowds (S3, S10, S12, S23, T7, F15)."""
+"""Uploads against peers that cancel, stall, lie, babble or come in crowds."""
 
 from __future__ import annotations
 

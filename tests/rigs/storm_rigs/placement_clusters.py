@@ -32,7 +32,7 @@ def small_topology(
     ackers: int = 1,
     **more: Any,
 ) -> TopologyToPlace:
-    """A topology of one-task executors, numbered by design 8.3: ``bolts`` maps id to (tasks, inputs)."""
+    """A topology of one-task executors, numbered as at a submission: ``bolts`` maps id to (tasks, inputs)."""
     counts = {
         **{bolt: count for bolt, (count, _) in bolts.items()},
         ACKER: ackers,
