@@ -1,4 +1,4 @@
-"""Storm's sequence numbers of blobs, as pure functions.
+"""Storm's sequence numbers of blobs, as pure functions (``docs/decisions.md#blob-ownership``).
 
 Each nimbus that holds a blob has an ephemeral child ``<host:port>-<number>`` below ``/blobstore/<key>``;
 ``/blobstoremaxkeysequencenumber/<key>`` keeps the highest number that the content ever had. Whoever shows the

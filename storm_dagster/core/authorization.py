@@ -1,6 +1,6 @@
 """Authorization of callers that have proved who they are, by the rules of Storm's ACLs.
 
-An absent or empty list means nobody, never everybody. Only administrators may do what is not named here.
+An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``). Only administrators may do the rest.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Detection of dead tasks, workers and hosts: by counters, ephemeral nodes and the observer's own boot clock.
+"""Detection of dead tasks, workers and hosts by counters and the observer's own clock (``docs/decisions.md#liveness``).
 
 :func:`observe` takes a view and what the observer remembers, and gives causes for a reassignment and the
 next memory. No wall clock enters: a limit starts when this observer first saw the thing as it is, so that
@@ -52,7 +52,7 @@ class Observation:
     """Reasons to place tasks anew, in topology id order; empty while frozen."""
     memory: LivenessMemory
     frozen: str | None = None
-    """Why healing pauses, when so many workers vanished at once that the fault is more likely elsewhere."""
+    """Why healing pauses: so many workers vanished at once (``docs/decisions.md#mass-loss``)."""
     silent_supervisors: tuple[str, ...] = ()
     """Supervisors that are registered but whose counter stands still: they get no new work."""
     restarting: tuple[tuple[str, str, int], ...] = ()

@@ -1,4 +1,4 @@
-"""State machine of one slot (port) of a supervisor, after Storm 2's ``Slot``. Pure.
+"""Pure state machine of one slot (port) of a supervisor, after Storm 2's ``Slot`` (``docs/decisions.md#slot-machine``).
 
 ``step(slot, event, now, limits)`` gives the next slot and the instructions that the supervisor has to
 execute; what comes of an instruction comes back as another event. Times are seconds of one monotonic
@@ -54,7 +54,7 @@ SUPERSEDED = 3
 
 
 def crash_delay(crashes: int, limits: SlotLimits) -> float:
-    """Pause before the restart after that many crashes in a row: 0, 1, 2, 4 ..."""
+    """Pause before a restart, by crashes in a row: 0, 1, 2, 4 ... (``docs/decisions.md#restart-in-place``)."""
     return 0.0 if crashes <= 1 else min(limits.longest_delay, 2.0 ** min(crashes - 2, 30))
 
 

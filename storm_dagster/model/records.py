@@ -1,4 +1,4 @@
-"""The records that stand in ZooKeeper: frozen, strictly decoded, bounded in size.
+"""The records that stand in ZooKeeper: frozen, strictly decoded, bounded in size (``docs/decisions.md#typed-records``).
 
 Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that a
 node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not exactly such a

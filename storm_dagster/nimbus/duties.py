@@ -1,7 +1,7 @@
 """What the leader does by itself: due transitions, healing when no sensor is armed, cleaning, reporting.
 
 Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader leaves both
-healing and due transitions to them.
+healing and due transitions to them (``docs/decisions.md#healing-sensor``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies of blobs on the other nimbuses: pushed by the leader, confirmed before a write is acknowledged.
+"""Copies of blobs on other nimbuses, confirmed before a write is acknowledged (``docs/decisions.md#push-replication``).
 
 A copy is first offered by its hash alone: a follower that has the content already, under whatever key,
 stores it without a transfer.

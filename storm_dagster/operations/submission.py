@@ -1,4 +1,4 @@
-"""A submission in six stages. Each reads what it needs back from the blob store.
+"""A submission in six stages (``docs/decisions.md#two-phase-publication``). Each reads its input from the blob store.
 
 Nothing of a topology is visible before :func:`publish_assignment`; every stage may run again, alone, after
 any crash, and the whole ends in exactly one topology for one client token.

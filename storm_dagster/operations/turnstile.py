@@ -1,4 +1,4 @@
-"""Fenced transactions: the only way in which operations write cluster state.
+"""Fenced transactions: the only way in which operations write cluster state (``docs/decisions.md#fenced-writes``).
 
 Every transaction checks the version of ``/epoch``. One that changes an assignment also checks and raises the version of
 ``/assignments``, the turnstile that lets one placement through at a time; whoever loses re-reads

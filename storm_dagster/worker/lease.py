@@ -1,4 +1,4 @@
-"""The worker's right to run its tasks: as long as its ZooKeeper session certainly lives.
+"""The worker's right to run its tasks, while its ZooKeeper session certainly lives (``docs/decisions.md#one-owner``).
 
 Once it has been seen to end it stays ended until the keeper has read the assignment again and grants it anew,
 even when the session survived: a worker that was cut off or frozen looks before it goes on.

@@ -1,4 +1,4 @@
-"""Leadership as an epoch: taken in one transaction, given up at the first doubt.
+"""Leadership as an epoch: taken in one transaction, given up at the first doubt (``docs/decisions.md#fenced-writes``).
 
 The leader holds the ephemeral ``/nimbus_master``; taking it also rewrites ``/epoch``, whose data version
 is the epoch. Every write of a leader checks that version, so a deposed one is ``Fenced`` whatever it

@@ -1,6 +1,6 @@
 """Creating the cluster's root, and refusing one that is absent or another cluster's.
 
-Absence is not an order: a root that is missing, or that has no cluster id, means a wrong path,
+Absence is not an order (``docs/decisions.md#absence-is-not-an-order``): a missing root or cluster id means a wrong path,
 a wrong ensemble or wiped state, and never that there is nothing to run. Only who was told to creates it.
 """
 

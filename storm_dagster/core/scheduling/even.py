@@ -1,4 +1,4 @@
-"""The ``even`` strategy: the rules of Storm's even and default schedulers."""
+"""The ``even`` strategy: the rules of Storm's even and default schedulers (``docs/decisions.md#even-strategy``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Local planner in plain Python, with the rules of the PySpark assignment.
+"""Local planner, with the rules of the PySpark assignment (``docs/decisions.md#placement-on-spark``).
 
 Healing uses it when Spark is out of reach, tests hold the two against each other. They share the value
 types and the vocabulary of ``model``, and nothing else.

@@ -1,4 +1,4 @@
-"""Rebalance with the fewest moves: the old slots that it keeps, and the executors that stay in them."""
+"""Rebalance with the fewest moves: kept slots, and executors that stay in them (``docs/decisions.md#fewest-moves``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of a worker for each executor: quotas and JStorm's chain of selectors."""
+"""The choice of a worker for each executor: quotas and JStorm's selectors (``docs/decisions.md#task-choice``)."""
 
 from __future__ import annotations
 

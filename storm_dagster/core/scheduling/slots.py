@@ -1,4 +1,4 @@
-"""Free slots, and the choice of a supervisor for each new worker."""
+"""Free slots, and the choice of a supervisor for each new worker (``docs/decisions.md#supervisor-choice``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task ids, and the executors that group them."""
+"""Task ids, and the executors that group them (``docs/decisions.md#task-numbering``)."""
 
 from __future__ import annotations
 

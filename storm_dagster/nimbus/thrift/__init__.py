@@ -1,1 +1,1 @@
-"""Storm's Nimbus service over Thrift: for the ``storm`` command line, streamparse, and other clients."""
+"""Storm's Nimbus service over Thrift, for the ``storm`` command and streamparse (``docs/decisions.md#storm-compatibility``)."""
