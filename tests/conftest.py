@@ -22,6 +22,9 @@ from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
 pytest_plugins = ["shared_cluster", "shared_spark", "work_order", "leftover_processes"]
 
+# A JVM of a test lives for minutes: what its optimizing compiler would do costs more than it brings.
+os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
+
 # `make test` draws the same examples each time, so that it passes or fails for the code alone; `make fuzz` searches at
 # random, keeps what failed in .hypothesis, and prints how to repeat it. Neither measures time: the machine is busy.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
