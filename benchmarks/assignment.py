@@ -30,7 +30,7 @@ import psutil
 
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
-from storm_dagster.operations.plan_file import parse_plans
+from storm_dagster.operations.read.plan_file import parse_plans
 from storm_dagster.spark.pinned import FixedSessionIds
 from storm_dagster.spark.planner import ConnectPlanner
 

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     )
     from storm_dagster.client import submit_topology
     from storm_dagster.defs import build_storm_defs
-    from storm_dagster.defs.alerts import Alert, build_alert_sensor
     from storm_dagster.defs.build import build_storm_resources
-    from storm_dagster.defs.component import StormTopologyComponent
-    from storm_dagster.defs.heartbeat_sensor import build_heartbeat_sensor
-    from storm_dagster.defs.reassign_job import build_reassign_job
-    from storm_dagster.defs.rebalance_schedule import build_rebalance_schedule
+    from storm_dagster.defs.declared.component import StormTopologyComponent
+    from storm_dagster.defs.healing.heartbeat_sensor import build_heartbeat_sensor
+    from storm_dagster.defs.healing.reassign_job import build_reassign_job
+    from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
+    from storm_dagster.defs.observe.alerts import Alert, build_alert_sensor
     from storm_dagster.defs.translator import StormAsset, StormTranslator
     from storm_dagster.defs.zookeeper_sensor import ZooKeeperChange, build_zookeeper_sensor
 
 _PUBLIC = {
-    "Alert": "storm_dagster.defs.alerts",
+    "Alert": "storm_dagster.defs.observe.alerts",
     "BatchingBolt": "storm_dagster.api",
     "Bolt": "storm_dagster.api",
     "Grouping": "storm_dagster.api",
@@ -51,7 +51,7 @@ _PUBLIC = {
     "SparkSpout": "storm_dagster.api",
     "Spout": "storm_dagster.api",
     "StormAsset": "storm_dagster.defs.translator",
-    "StormTopologyComponent": "storm_dagster.defs.component",
+    "StormTopologyComponent": "storm_dagster.defs.declared.component",
     "StormTranslator": "storm_dagster.defs.translator",
     "Stream": "storm_dagster.api",
     "TicklessBatchingBolt": "storm_dagster.api",
@@ -59,10 +59,10 @@ _PUBLIC = {
     "TopologyBuilder": "storm_dagster.api",
     "Tuple": "storm_dagster.api",
     "ZooKeeperChange": "storm_dagster.defs.zookeeper_sensor",
-    "build_alert_sensor": "storm_dagster.defs.alerts",
-    "build_heartbeat_sensor": "storm_dagster.defs.heartbeat_sensor",
-    "build_reassign_job": "storm_dagster.defs.reassign_job",
-    "build_rebalance_schedule": "storm_dagster.defs.rebalance_schedule",
+    "build_alert_sensor": "storm_dagster.defs.observe.alerts",
+    "build_heartbeat_sensor": "storm_dagster.defs.healing.heartbeat_sensor",
+    "build_reassign_job": "storm_dagster.defs.healing.reassign_job",
+    "build_rebalance_schedule": "storm_dagster.defs.lifecycle.rebalance_schedule",
     "build_storm_defs": "storm_dagster.defs",
     "build_storm_resources": "storm_dagster.defs.build",
     "build_zookeeper_sensor": "storm_dagster.defs.zookeeper_sensor",

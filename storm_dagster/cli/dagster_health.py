@@ -10,9 +10,9 @@ import yaml
 from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_trouble
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
-from storm_dagster.nimbus.dagster_client import location_trouble
-from storm_dagster.nimbus.dagster_queries import LOCATIONS
-from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
+from storm_dagster.nimbus.dagster.client import location_trouble
+from storm_dagster.nimbus.dagster.queries import LOCATIONS
+from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 
 __all__ = ["DagsterFinding", "look_at_dagster"]
 

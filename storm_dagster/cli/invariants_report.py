@@ -22,7 +22,7 @@ def report_invariants(invocation: Invocation, settle_secs: float) -> int:
     from storm_dagster.blobstore.client import NimbusBlobClient
     from storm_dagster.core.invariants import RULES
     from storm_dagster.operations.context import OperationsContext
-    from storm_dagster.operations.inspection import inspect_cluster
+    from storm_dagster.operations.read.inspection import inspect_cluster
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     local = ClusterFile.read(invocation.home) is not None and invocation.conf_dir is None

@@ -55,7 +55,7 @@ def _show(document: dict[str, Any]) -> None:
 def plan(invocation: Invocation, file: str) -> None:
     """Place the topologies of FILE (YAML or JSON, - for standard input) as a submission would; touches nothing."""
     text = _read(file)
-    from storm_dagster.operations.plan_file import plan_text
+    from storm_dagster.operations.read.plan_file import plan_text
 
     documents = plan_text(text, conf=invocation.conf, say=say)
     if invocation.json:

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.core.causes import Cause
-from storm_dagster.core.liveness import unstopped_tasks
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.detection import unstopped_tasks
 from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.placement import (

@@ -10,8 +10,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.handles import ClusterHandle
-from storm_dagster.defs.operating import Handles
+from storm_dagster.defs.resources.handles import ClusterHandle
+from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
 
 __all__ = ["bind", "cluster_key", "op_job"]

@@ -8,14 +8,8 @@ from typing import Any, Literal
 import dagster as dg
 
 from storm_dagster.defs.binding import cluster_key
-from storm_dagster.defs.checks import build_checks
-from storm_dagster.defs.cluster_assets import build_cluster_assets
-from storm_dagster.defs.cluster_jobs import build_cluster_jobs
-from storm_dagster.defs.cluster_resources import SupervisorsResource, WorkersResource
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
-from storm_dagster.defs.heartbeat_sensor import build_heartbeat_sensor
-from storm_dagster.defs.history import build_prune_history
-from storm_dagster.defs.inbox_cleanup import build_inbox_cleanup
+from storm_dagster.defs.healing.heartbeat_sensor import build_heartbeat_sensor
+from storm_dagster.defs.healing.reassign_job import build_reassign_job
 from storm_dagster.defs.keys import (
     ASSIGNMENT,
     PUBLISHED_ASSIGNMENT,
@@ -24,17 +18,23 @@ from storm_dagster.defs.keys import (
     SUBMIT_JOB,
     TOPOLOGY_STATS,
 )
-from storm_dagster.defs.lifecycle_jobs import build_lifecycle_jobs
-from storm_dagster.defs.lifecycle_sensor import build_lifecycle_sensor
-from storm_dagster.defs.metrics_rollup import ROLLUP_JOB, build_metrics_rollup
-from storm_dagster.defs.nimbus_resource import NimbusResource
-from storm_dagster.defs.observation_sensors import build_observation_sensors
-from storm_dagster.defs.reassign_job import build_reassign_job
-from storm_dagster.defs.rebalance_schedule import build_rebalance_schedule
-from storm_dagster.defs.spark_resource import SparkResource
-from storm_dagster.defs.submission_assets import build_submission_assets
+from storm_dagster.defs.lifecycle.cluster_jobs import build_cluster_jobs
+from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
+from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_schedule
+from storm_dagster.defs.lifecycle.sensor import build_lifecycle_sensor
+from storm_dagster.defs.lifecycle.upgrade_jobs import build_upgrade_jobs
+from storm_dagster.defs.observe.checks import build_checks
+from storm_dagster.defs.observe.cluster_assets import build_cluster_assets
+from storm_dagster.defs.observe.history import build_prune_history
+from storm_dagster.defs.observe.inbox_cleanup import build_inbox_cleanup
+from storm_dagster.defs.observe.metrics_rollup import ROLLUP_JOB, build_metrics_rollup
+from storm_dagster.defs.observe.sensors import build_observation_sensors
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.processes import SupervisorsResource, WorkersResource
+from storm_dagster.defs.resources.spark import SparkResource
+from storm_dagster.defs.submission.assets import build_submission_assets
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
-from storm_dagster.defs.upgrade_jobs import build_upgrade_jobs
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.handles import ZooKeeperResource
 from storm_dagster.defs.instance_settings import tick_limit
+from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.zk.path_watch import NodeState, PathWatch
 

@@ -22,21 +22,18 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
-from storm_dagster.nimbus.action_listener import ActionNotifier
-from storm_dagster.nimbus.blob_registry import BlobRegistry
-from storm_dagster.nimbus.blob_sync import BlobSync
-from storm_dagster.nimbus.dagster_client import DagsterClient
-from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
-from storm_dagster.nimbus.duties import LeaderDuties
-from storm_dagster.nimbus.election import Election
+from storm_dagster.nimbus.blobs.registry import BlobRegistry
+from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
+from storm_dagster.nimbus.blobs.replication import Peer, Replicator
+from storm_dagster.nimbus.blobs.sync import BlobSync
+from storm_dagster.nimbus.blobs.uploads import Uploads
+from storm_dagster.nimbus.dagster.client import DagsterClient
+from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.nimbus.http.service import HttpService, build_app
-from storm_dagster.nimbus.inbox import clean_inbox
 from storm_dagster.nimbus.leader_status import LeaderStatus
-from storm_dagster.nimbus.member import Identity, Nimbus
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.replicated_store import BaseStore, NimbusBlobStore
-from storm_dagster.nimbus.replication import Peer, Replicator
-from storm_dagster.nimbus.start import (
+from storm_dagster.nimbus.leadership.duties import LeaderDuties
+from storm_dagster.nimbus.leadership.election import Election
+from storm_dagster.nimbus.leadership.start import (
     check_bind,
     check_mode,
     container_heartbeat,
@@ -46,11 +43,14 @@ from storm_dagster.nimbus.start import (
     open_reads,
     thrift_host,
 )
-from storm_dagster.nimbus.submitting import Submissions
+from storm_dagster.nimbus.member import Identity, Nimbus
+from storm_dagster.nimbus.requests.action_listener import ActionNotifier
+from storm_dagster.nimbus.requests.inbox import clean_inbox
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.submitting import Submissions
+from storm_dagster.nimbus.requests.topology_stats import TopologyStats
+from storm_dagster.nimbus.requests.unreported import Unreported
 from storm_dagster.nimbus.thrift.service import ThriftService
-from storm_dagster.nimbus.topology_stats import TopologyStats
-from storm_dagster.nimbus.unreported import Unreported
-from storm_dagster.nimbus.uploads import Uploads
 from storm_dagster.operations.inimbus import load_inimbus
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState

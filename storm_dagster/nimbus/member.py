@@ -10,12 +10,12 @@ from pathlib import Path
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.view import ClusterView
-from storm_dagster.nimbus.dagster_client import DagsterClient
+from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
+from storm_dagster.nimbus.blobs.replication import Peer
+from storm_dagster.nimbus.blobs.uploads import Uploads
+from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.leader_status import LeaderStatus
-from storm_dagster.nimbus.replicated_store import NimbusBlobStore
-from storm_dagster.nimbus.replication import Peer
-from storm_dagster.nimbus.unreported import Unreported
-from storm_dagster.nimbus.uploads import Uploads
+from storm_dagster.nimbus.requests.unreported import Unreported
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import INimbus
 from storm_dagster.zk.cached_state import CachedReads

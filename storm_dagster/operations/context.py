@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.core.liveness import LivenessLimits
+from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.submission import total_conf

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from storm_dagster.core.slot_model import Work
+from storm_dagster.core.slots.model import Work
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.worker_spec import WorkerSpec, worker_processes

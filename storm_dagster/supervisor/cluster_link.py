@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from storm_dagster.core.slot_claims import SlotClaims, slot_claims
+from storm_dagster.core.slots.claims import SlotClaims, slot_claims
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable

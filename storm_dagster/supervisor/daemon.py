@@ -18,8 +18,8 @@ from pathlib import Path
 
 import storm_dagster
 from storm_dagster.core.gray_upgrade import SlotRun
-from storm_dagster.core.slot_claims import SlotClaims, check_ports
-from storm_dagster.core.slot_model import SlotLimits, Work
+from storm_dagster.core.slots.claims import SlotClaims, check_ports
+from storm_dagster.core.slots.model import SlotLimits, Work
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.daemon_folder import hold_folder

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import storm_dagster
-from storm_dagster.core.slot_model import Work
+from storm_dagster.core.slots.model import Work
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Corrupt, InvalidTopology, Unavailable
 from storm_dagster.model.processes import start_ticks
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.model.worker_spec import WORKER_MODULE, WorkerSpec
-from storm_dagster.operations.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import WorkerProcess

@@ -164,7 +164,7 @@ class LogService:
 
     def _stacks(self, port: int) -> str:
         # A worker speaks over sockets that this process loads only now.
-        from storm_dagster.operations.worker_requests import ask_worker
+        from storm_dagster.operations.live.worker_requests import ask_worker
 
         blocks: list[str] = []
         for live in self._at(port):

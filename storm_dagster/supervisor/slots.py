@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from storm_dagster.core.slot_claims import SlotClaims
-from storm_dagster.core.slot_machine import forgive, is_restarting, step
-from storm_dagster.core.slot_model import (
+from storm_dagster.core.slots.claims import SlotClaims
+from storm_dagster.core.slots.machine import forgive, is_restarting, step
+from storm_dagster.core.slots.model import (
     Assigned,
     Beat,
     Clean,

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
 from storm_dagster.core.gray_upgrade import Move, SlotRun, early_failure, next_move
-from storm_dagster.core.slot_model import Work
+from storm_dagster.core.slots.model import Work
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import Assignment

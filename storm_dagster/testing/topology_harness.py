@@ -24,10 +24,10 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
-from storm_dagster.worker.contract import Placement
-from storm_dagster.worker.engine import NativeEngine
-from storm_dagster.worker.runner import TICK_DUE, Shared
-from storm_dagster.worker.spouts import SpoutBase
+from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.engine.native import NativeEngine
+from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
+from storm_dagster.worker.tasks.spouts import SpoutBase
 
 __all__ = ["GivenSpout", "HarnessResult", "Recorder", "TopologyHarness", "run_topology"]
 

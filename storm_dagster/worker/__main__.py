@@ -16,7 +16,7 @@ from storm_dagster.model.host import needs  # noqa: E402
 
 try:
     with needs("a worker"):
-        from storm_dagster.worker.process import run_worker
+        from storm_dagster.worker.runtime.process import run_worker
 except MissingPart as missing:
     sys.exit(f"MissingPart: {missing.message}")
 

@@ -22,7 +22,7 @@ from storm_dagster.api import (
 from storm_dagster.core.groupings import stable_hash
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
-from storm_dagster.worker import stateful
+from storm_dagster.worker.tasks import stateful
 
 WORDS = [f"word{n}" for n in range(40)]
 
@@ -285,7 +285,7 @@ def test_state_that_would_stay_behind_on_its_host_is_refused(tmp_path: Path) -> 
 def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_path: Path) -> None:
     from storm_dagster.core.keyed_state import Division, Record, encode_value
     from storm_dagster.model.errors import Unavailable
-    from storm_dagster.worker.state_log import StateLog
+    from storm_dagster.worker.tasks.state_log import StateLog
 
     owns = [True]
     whole = Division(1, True)
@@ -318,7 +318,7 @@ def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_p
 
 def test_long_logs_are_rewritten(tmp_path: Path) -> None:
     from storm_dagster.core.keyed_state import Division, Record, encode_value
-    from storm_dagster.worker.state_log import StateLog
+    from storm_dagster.worker.tasks.state_log import StateLog
 
     def opened() -> StateLog:
         return StateLog(tmp_path, Division(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True)

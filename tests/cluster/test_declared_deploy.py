@@ -13,7 +13,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from storm_dagster.defs import declared_sensor
+from storm_dagster.defs.declared import sensor as declared_sensor
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually

@@ -23,7 +23,7 @@ from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.names import code_key, conf_key, jar_key
-from storm_dagster.operations import lifecycle
+from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.daemons import Daemons
 from storm_rigs.ensemble import ZooKeeperEnsemble

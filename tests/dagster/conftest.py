@@ -16,12 +16,12 @@ from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.keys import TOKEN_TAG
-from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.operations.context import Planner
-from storm_dagster.operations.staging import upload_key
+from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.archives import packed

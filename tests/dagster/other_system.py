@@ -130,7 +130,7 @@ def refusals() -> dict[str, tuple[int, str]]:
             code, _, error = call(verb, "--home", str(home / verb))
             said[verb] = (code, error.strip().splitlines()[-1])
         from storm_dagster.model.errors import StormDagsterError
-        from storm_dagster.worker.process import run_worker
+        from storm_dagster.worker.runtime.process import run_worker
 
         try:
             run_worker(home / "SPEC.json")

@@ -16,8 +16,8 @@ import dagster as dg
 import pytest
 
 from storm_dagster import Alert, build_alert_sensor
-from storm_dagster.defs.alerts import alerts_to_send
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
+from storm_dagster.defs.observe.alerts import alerts_to_send
 
 pytestmark = pytest.mark.dagster
 PAGE = Path(__file__).parents[2] / "docs" / "alerts.md"

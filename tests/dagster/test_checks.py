@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 
 from storm_dagster.core.invariants import RULES, Facts
-from storm_dagster.defs.checks import CHECK_ASSETS, view_findings
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK
-from storm_dagster.defs.placement_checks import PLACEMENT_CHECKS
+from storm_dagster.defs.observe.checks import CHECK_ASSETS, view_findings
+from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS
 from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment

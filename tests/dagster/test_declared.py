@@ -11,12 +11,12 @@ import dagster as dg
 import pytest
 import yaml
 
-from storm_dagster.defs.component_attributes import TopologyAlerts
-from storm_dagster.defs.declared import Actual, Declaration, Described, differences
-from storm_dagster.defs.declared_checks import verdicts
-from storm_dagster.defs.declared_deploy import read_actual
-from storm_dagster.defs.declared_metadata import workers_markdown
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.declared.attributes import TopologyAlerts
+from storm_dagster.defs.declared.checks import verdicts
+from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
+from storm_dagster.defs.declared.deploy import read_actual
+from storm_dagster.defs.declared.metadata import workers_markdown
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 
 pytestmark = pytest.mark.dagster
 

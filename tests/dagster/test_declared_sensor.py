@@ -15,19 +15,19 @@ from typing import Any, ClassVar
 import dagster as dg
 import pytest
 
-from storm_dagster.defs import declared_sensor
-from storm_dagster.defs.component_attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
-from storm_dagster.defs.declared import Declaration, LoadedFiles, describe_declared
-from storm_dagster.defs.declared_assets import topology_assets
-from storm_dagster.defs.declared_deploy import alone
-from storm_dagster.defs.declared_runs import topology_definitions
-from storm_dagster.defs.declared_sensor import DECLARED_TAG, shared_definitions
-from storm_dagster.defs.declared_topology import DeclaredTopology
-from storm_dagster.defs.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.declared import sensor as declared_sensor
+from storm_dagster.defs.declared.assets import topology_assets
+from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
+from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
+from storm_dagster.defs.declared.deploy import alone
+from storm_dagster.defs.declared.runs import topology_definitions
+from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
+from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import PARTITIONS_NAME
-from storm_dagster.defs.nimbus_resource import NimbusResource
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.model.errors import NotAlive
-from storm_dagster.operations.status import show_document
+from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from storm_dagster.defs import build_storm_defs
-from storm_dagster.defs.history import OWN_CLOCKS, OWN_JOBS
 from storm_dagster.defs.keys import STAGES
+from storm_dagster.defs.observe.history import OWN_CLOCKS, OWN_JOBS
 
 pytestmark = pytest.mark.dagster
 

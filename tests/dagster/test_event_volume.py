@@ -8,11 +8,11 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from storm_dagster.core.liveness import LivenessLimits, observe
-from storm_dagster.defs.healing_memory import HealingCursor, HealingMemory, restarts
+from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory, restarts
+from storm_dagster.defs.healing.recoveries import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
-from storm_dagster.defs.observation_sensors import cluster_events
-from storm_dagster.defs.recoveries import recoveries
+from storm_dagster.defs.observe.sensors import cluster_events
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,

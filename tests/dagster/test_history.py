@@ -22,8 +22,9 @@ from dagster._core.scheduler.instigation import (
 )
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from storm_dagster.defs import build_storm_defs, history
-from storm_dagster.defs.history import prune_runs, prune_ticks
+from storm_dagster.defs import build_storm_defs
+from storm_dagster.defs.observe import history
+from storm_dagster.defs.observe.history import prune_runs, prune_ticks
 from storm_dagster.model.dagster_names import DagsterNames
 
 pytestmark = pytest.mark.dagster

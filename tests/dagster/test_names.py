@@ -15,9 +15,9 @@ import pytest
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs import defs as own_location
 from storm_dagster.defs.binding import bind
-from storm_dagster.defs.handles import ZooKeeperResource
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PARTITIONS_NAME, STAGES
-from storm_dagster.defs.operating import Handles
+from storm_dagster.defs.resources.handles import ZooKeeperResource
+from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 

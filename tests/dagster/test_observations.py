@@ -11,9 +11,9 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from storm_dagster.defs.cluster_picture import DrawnSlot, DrawnSupervisor, cluster_picture
+from storm_dagster.defs.healing.recoveries import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
-from storm_dagster.defs.recoveries import recoveries
+from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.model import paths
 
 pytestmark = pytest.mark.dagster

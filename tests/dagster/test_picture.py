@@ -8,7 +8,7 @@ import xml.dom.minidom
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.defs.picture import SlotTasks, data_uri, slots_picture
+from storm_dagster.defs.pictures.placement import SlotTasks, data_uri, slots_picture
 
 SLOTS = [
     SlotTasks("s1", "h1", 6900, (1, 2, 3)),

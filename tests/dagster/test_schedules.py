@@ -6,9 +6,9 @@ import dagster as dg
 import pytest
 
 from storm_dagster.defs import keys
-from storm_dagster.defs.inbox_cleanup import remembered
 from storm_dagster.defs.keys import PARTITIONS_NAME
-from storm_dagster.defs.metrics_rollup import samples_of
+from storm_dagster.defs.observe.inbox_cleanup import remembered
+from storm_dagster.defs.observe.metrics_rollup import samples_of
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -80,7 +80,7 @@ def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world) -> 
 
 
 def test_cleaning_removes_what_was_garbage_for_its_time(world) -> None:
-    from storm_dagster.defs.inbox_cleanup import observation
+    from storm_dagster.defs.observe.inbox_cleanup import observation
     from storm_dagster.model.clock import boot_clock
 
     world.upload("forgotten")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from storm_dagster.defs import build_storm_defs, keys
-from storm_dagster.defs.healing_memory import HealingCursor
+from storm_dagster.defs.healing.memory import HealingCursor
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.model import paths
 from storm_dagster.model.records import encode_record
@@ -293,7 +293,7 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path) -> None:
         "storm.zookeeper.port: 9\nstorm.zookeeper.connection.timeout: 200\nnimbus.seeds: ['127.0.0.1:9']\n",
         encoding="utf-8",
     )
-    from storm_dagster.defs.nimbus_resource import NimbusResource
+    from storm_dagster.defs.resources.nimbus import NimbusResource
 
     nimbus = NimbusResource(home=str(tmp_path), patience_secs=0.0)
     defs = build_storm_defs(home=str(tmp_path), tick_secs=0.0, resources={"nimbus": nimbus})
@@ -318,8 +318,8 @@ def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world) -> No
     first = evaluate(world, "lifecycle_sensor")
     from storm_dagster.core.scheduling import plan_placement
     from storm_dagster.model.home_conf import cluster_conf
-    from storm_dagster.operations import lifecycle
     from storm_dagster.operations.context import OperationsContext
+    from storm_dagster.operations.live import lifecycle
 
     ops = OperationsContext(
         cluster=world.cluster, blobs=world.blobs, conf=cluster_conf(world.home), planner=plan_placement
@@ -346,8 +346,8 @@ def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world) -> None:
     handle = world.upload("h")
     from storm_dagster.core.scheduling import plan_placement
     from storm_dagster.model.home_conf import cluster_conf
-    from storm_dagster.operations import submission
     from storm_dagster.operations.context import OperationsContext
+    from storm_dagster.operations.submit import submission
 
     ops = OperationsContext(
         cluster=world.cluster, blobs=world.blobs, conf=cluster_conf(world.home), planner=plan_placement

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from storm_dagster.defs import build_storm_defs, keys
-from storm_dagster.defs.handles import ZooKeeperResource
-from storm_dagster.defs.metrics_rollup import drop_older, roll_up_hour
-from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.observe.metrics_rollup import drop_older, roll_up_hour
+from storm_dagster.defs.resources.handles import ZooKeeperResource
+from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.errors import Unavailable
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]

@@ -22,7 +22,7 @@ from storm_dagster.core.invariants import RULES, violations
 from storm_dagster.defs.keys import STAGES, TOKEN_TAG
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.inspection import look
+from storm_dagster.operations.read.inspection import look
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -30,8 +30,9 @@ RUNS = r"""
 import functools, json, os, signal, sys, traceback
 import dagster as dg
 from storm_dagster.core.scheduling import plan_placement
-from storm_dagster.defs import build_storm_defs, operating
-from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.resources import operating
+from storm_dagster.defs import build_storm_defs
+from storm_dagster.defs.resources.spark import SparkResource
 
 class PlainPlanner(SparkResource):
     def planner(self, cluster):

@@ -19,10 +19,11 @@ from dagster._core.remote_origin import (
 )
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
 
-from storm_dagster.defs import build_storm_defs, heartbeat_sensor
+from storm_dagster.defs import build_storm_defs
+from storm_dagster.defs.healing import heartbeat_sensor
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, read_settings
 from storm_dagster.defs.keys import PARTITIONS_NAME, SUPERVISORS
-from storm_dagster.defs.lifecycle_sensor import name_marks
+from storm_dagster.defs.lifecycle.sensor import name_marks
 from storm_dagster.model import paths
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.testing.waiting import eventually

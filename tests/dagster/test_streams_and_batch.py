@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storm_dagster.defs.nimbus_resource import NimbusResource
-from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.spark import SparkResource
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
 

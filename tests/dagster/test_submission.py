@@ -177,7 +177,7 @@ def test_an_inactive_submission_stays_inactive(world) -> None:
 
 
 def test_a_replanned_publication_shows_the_newer_assignment(world, monkeypatch) -> None:
-    from storm_dagster.operations import submission as stages
+    from storm_dagster.operations.submit import submission as stages
 
     plan = stages.stage_assignment
 

@@ -18,7 +18,7 @@ from storm_dagster.model.plan_document import (
     PlanSupervisor,
     PlanTopology,
 )
-from storm_dagster.operations.plan_file import plan_documents
+from storm_dagster.operations.read.plan_file import plan_documents
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
 EXAMPLES = list(

@@ -17,8 +17,8 @@ import pytest
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.security import HIDDEN, public_conf
-from storm_dagster.nimbus.dagster_client import DagsterClient
-from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
+from storm_dagster.nimbus.dagster.client import DagsterClient
+from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 
 pytestmark = pytest.mark.dagster
 PASSWORD = "pa/ss@word-4711"

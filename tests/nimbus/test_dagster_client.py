@@ -14,8 +14,8 @@ from storm_dagster.model.dagster_errors import storage_trouble
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
-from storm_dagster.nimbus.dagster_client import DagsterClient, location_trouble, run_document
-from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
+from storm_dagster.nimbus.dagster.client import DagsterClient, location_trouble, run_document
+from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.testing.waiting import eventually
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.nimbus import blob_sync
+from storm_dagster.nimbus.blobs import sync as blob_sync
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.leadership import LeadershipSession

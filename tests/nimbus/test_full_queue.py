@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 import yaml
 
-from storm_dagster.defs import declared_deploy
+from storm_dagster.defs.declared import deploy as declared_deploy
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper, pytest.mark.timeout(300)]
 

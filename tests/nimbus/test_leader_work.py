@@ -15,10 +15,10 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.records import StormBase, SupervisorInfo, WorkerNode, encode_record
-from storm_dagster.nimbus.dagster_client import DagsterClient
-from storm_dagster.nimbus.dagster_transport import DagsterAccess, DagsterTransport
-from storm_dagster.operations import publishing, submission
+from storm_dagster.nimbus.dagster.client import DagsterClient
+from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.submit import publishing, submission
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 

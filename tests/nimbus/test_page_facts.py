@@ -14,10 +14,10 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
-from storm_dagster.nimbus.page_facts import topology_facts
-from storm_dagster.nimbus.window_stats import WINDOWS, check_window, split_input, task_windows
-from storm_dagster.worker.master import TopologyMasterTable
-from storm_dagster.worker.stats import TaskStats
+from storm_dagster.nimbus.requests.page_facts import topology_facts
+from storm_dagster.nimbus.requests.window_stats import WINDOWS, check_window, split_input, task_windows
+from storm_dagster.worker.engine.master import TopologyMasterTable
+from storm_dagster.worker.tasks.stats import TaskStats
 
 
 class OneRoute:

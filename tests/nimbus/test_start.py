@@ -18,13 +18,13 @@ from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.nimbus.daemon import run
-from storm_dagster.nimbus.inbox import clean_inbox
-from storm_dagster.nimbus.start import (
+from storm_dagster.nimbus.leadership.start import (
     check_bind,
     check_mode,
     listen,
     open_blob_store,
 )
+from storm_dagster.nimbus.requests.inbox import clean_inbox
 from storm_dagster.testing.waiting import eventually
 
 

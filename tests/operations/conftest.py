@@ -16,9 +16,9 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
-from storm_dagster.operations import submission
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.staging import upload_key
+from storm_dagster.operations.submit import submission
+from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.archives import packed
 

@@ -9,8 +9,9 @@ import pytest
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable
 from storm_dagster.model.records import TokenRecord
-from storm_dagster.operations import lifecycle, submission
-from storm_dagster.operations.cleaner import Inventory, clean, find_garbage
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.cleaner import Inventory, clean, find_garbage
+from storm_dagster.operations.submit import submission
 
 LIMITS = {"grace_secs": 60.0, "token_secs": 3600.0, "upload_secs": 3600.0}
 

@@ -17,9 +17,9 @@ from storm_dagster.model.errors import (
     StormDagsterError,
     Unavailable,
 )
-from storm_dagster.operations import lifecycle
-from storm_dagster.operations.blacklist import change_blacklist
-from storm_dagster.operations.rebalance import finish_rebalance, rebalance
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.blacklist import change_blacklist
+from storm_dagster.operations.live.rebalance import finish_rebalance, rebalance
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 pytestmark = pytest.mark.zookeeper

@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 
 import storm_dagster.operations
-from storm_dagster.core.causes import Cause
 from storm_dagster.core.gray_upgrade import Move, Selection
 from storm_dagster.core.invariants import RULES, violations
+from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, NotAlive
 from storm_dagster.model.names import jar_key
 from storm_dagster.model.records import GrayWorker
-from storm_dagster.operations import healing, lifecycle
-from storm_dagster.operations.cleaner import clean
-from storm_dagster.operations.draining import drain, undo_drain
-from storm_dagster.operations.inspection import look
-from storm_dagster.operations.publishing import ACTIVATE_TOPOLOGY
-from storm_dagster.operations.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, rebalance
+from storm_dagster.operations.live import healing, lifecycle
+from storm_dagster.operations.live.cleaner import clean
+from storm_dagster.operations.live.draining import drain, undo_drain
+from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, rebalance
+from storm_dagster.operations.read.inspection import look
 from storm_dagster.operations.steps import all_operations, no_observer
-from storm_dagster.operations.upgrade_ending import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
+from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY
+from storm_dagster.operations.upgrade.ending import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
 from storm_dagster.zk.gray_upgrades import write_move
 from storm_rigs.acting import Actor, finish_due, log_level, submit, upgrade
 from storm_rigs.archives import packed
@@ -36,7 +36,7 @@ from storm_rigs.upgrades import UpgradeStandIns
 
 pytestmark = pytest.mark.zookeeper
 
-LIFECYCLE = "storm_dagster.operations.lifecycle"
+LIFECYCLE = "storm_dagster.operations.live.lifecycle"
 
 
 @dataclass
@@ -163,7 +163,7 @@ def rebalancing(world: Any) -> Scene:
 
     return Scene(
         world,
-        "storm_dagster.operations.rebalance:rebalance",
+        "storm_dagster.operations.live.rebalance:rebalance",
         {"name": "wc", **wish},
         again=lambda ctx: rebalance(ctx, "wc", **wish),
         begun=lambda: (named(world).base.status, named(world).base.workers) != ("ACTIVE", 2),
@@ -260,7 +260,7 @@ def cleaning(world: Any) -> Scene:
     now = {"grace_secs": 0, "token_secs": 0}
     return Scene(
         world,
-        "storm_dagster.operations.cleaner:clean",
+        "storm_dagster.operations.live.cleaner:clean",
         now,
         again=lambda ctx: clean(ctx, **now),
         begun=lambda: True,
@@ -270,7 +270,7 @@ def cleaning(world: Any) -> Scene:
 
 
 def blacklisting(world: Any) -> Scene:
-    from storm_dagster.operations.blacklist import change_blacklist
+    from storm_dagster.operations.live.blacklist import change_blacklist
 
     world.submit("wc", "t")
 
@@ -279,7 +279,7 @@ def blacklisting(world: Any) -> Scene:
 
     return Scene(
         world,
-        "storm_dagster.operations.blacklist:change_blacklist",
+        "storm_dagster.operations.live.blacklist:change_blacklist",
         {"add": ["s2"]},
         again=lambda ctx: change_blacklist(ctx, add=["s2"]),
         begun=lambda: bool(world.cluster.load_view().blacklist),
@@ -511,7 +511,7 @@ def draining(undo: bool) -> Callable[[Any], Scene]:
         # The leader lets it go on in any case, once its time has passed.
         return Scene(
             world,
-            f"storm_dagster.operations.draining:{operate.__name__}",
+            f"storm_dagster.operations.live.draining:{operate.__name__}",
             arguments,
             again=lambda ctx: operate(ctx, **arguments),
             begun=lambda: True,
@@ -679,7 +679,7 @@ def test_every_step_in_the_code_belongs_to_an_operation() -> None:
     """Steps on paths that no scene takes are found in the source."""
     declared = {step for each in all_operations().values() for step in each.steps}
     named_in_code = set()
-    for path in Path(storm_dagster.operations.__path__[0]).glob("*.py"):
+    for path in Path(storm_dagster.operations.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 at = {"step": 1, "commit": 2, "delete_tree": 3}.get(node.func.id)

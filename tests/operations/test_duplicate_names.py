@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.model.errors import AlreadyAlive, StormDagsterError
-from storm_dagster.operations import submission
+from storm_dagster.operations.submit import submission
 
 pytestmark = pytest.mark.zookeeper
 

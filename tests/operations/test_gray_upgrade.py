@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.causes import Cause
 from storm_dagster.core.gray_upgrade import Move, Selection, code_for, pick
+from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, NotAlive
 from storm_dagster.model.names import conf_key, jar_key
 from storm_dagster.model.records import GrayWorker
-from storm_dagster.operations import healing, lifecycle
-from storm_dagster.operations.cleaner import clean
-from storm_dagster.operations.gray_upgrade import check_request
-from storm_dagster.operations.rebalance import rebalance
-from storm_dagster.operations.upgrade_ending import advance_upgrades
+from storm_dagster.operations.live import healing, lifecycle
+from storm_dagster.operations.live.cleaner import clean
+from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.upgrade.ending import advance_upgrades
+from storm_dagster.operations.upgrade.start import check_request
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.archives import packed
 from storm_rigs.upgrades import UpgradeStandIns

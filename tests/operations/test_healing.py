@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.causes import Cause
-from storm_dagster.core.liveness import LivenessLimits, observe
-from storm_dagster.core.liveness_memory import LivenessMemory
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable
 from storm_dagster.model.records import encode_record
-from storm_dagster.operations import lifecycle
-from storm_dagster.operations.healing import reassign
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.healing import reassign
 
 pytestmark = pytest.mark.zookeeper
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.causes import Cause
+from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.operations import lifecycle
-from storm_dagster.operations.cleaner import clean
-from storm_dagster.operations.healing import reassign
-from storm_dagster.operations.rebalance import rebalance
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.cleaner import clean
+from storm_dagster.operations.live.healing import reassign
+from storm_dagster.operations.live.rebalance import rebalance
 
 pytestmark = pytest.mark.zookeeper
 

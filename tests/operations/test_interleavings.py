@@ -28,14 +28,14 @@ from hypothesis.stateful import (
 )
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.causes import Cause
 from storm_dagster.core.invariants import RULES, Facts, violations
+from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.operations import healing, lifecycle
-from storm_dagster.operations.cleaner import clean
-from storm_dagster.operations.inspection import look
-from storm_dagster.operations.rebalance import rebalance
+from storm_dagster.operations.live import healing, lifecycle
+from storm_dagster.operations.live.cleaner import clean
+from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.read.inspection import look
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import finish_due, submit, upgrade
 from storm_rigs.archives import packed

@@ -19,9 +19,9 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import conf_key, jar_key
-from storm_dagster.operations import lifecycle, rebalance
-from storm_dagster.operations.staging import upload_key
-from storm_dagster.operations.submission import update_differences
+from storm_dagster.operations.live import lifecycle, rebalance
+from storm_dagster.operations.submit.staging import upload_key
+from storm_dagster.operations.submit.submission import update_differences
 from storm_rigs.archives import packed
 
 pytestmark = pytest.mark.zookeeper

@@ -12,9 +12,9 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, NotAlive
 from storm_dagster.model.log_levels import level_in_force
 from storm_dagster.model.wire import LevelChange
-from storm_dagster.operations import lifecycle
-from storm_dagster.operations.inspection import look
-from storm_dagster.operations.log_levels import keep_log_levels, level_change
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
+from storm_dagster.operations.read.inspection import look
 
 pytestmark = pytest.mark.zookeeper
 

@@ -9,7 +9,7 @@ import pytest
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.operations import lifecycle
+from storm_dagster.operations.live import lifecycle
 from storm_dagster.zk.transaction import Transaction
 
 pytestmark = pytest.mark.zookeeper

@@ -8,8 +8,8 @@ import pytest
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
-from storm_dagster.operations import lifecycle
-from storm_dagster.operations.rebalance import finish_rebalance, rebalance
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.rebalance import finish_rebalance, rebalance
 
 pytestmark = pytest.mark.zookeeper
 

@@ -8,9 +8,9 @@ import pytest
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import NotAlive
-from storm_dagster.operations import status
 from storm_dagster.operations.context import load_runnable
-from storm_dagster.operations.explaining import problems
+from storm_dagster.operations.read import status
+from storm_dagster.operations.read.explaining import problems
 
 pytestmark = pytest.mark.zookeeper
 

@@ -19,8 +19,9 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.model.names import jar_key
-from storm_dagster.operations import lifecycle, submission
-from storm_dagster.operations.staging import read_token
+from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.submit import submission
+from storm_dagster.operations.submit.staging import read_token
 from storm_rigs.archives import packed
 
 pytestmark = pytest.mark.zookeeper

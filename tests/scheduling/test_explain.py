@@ -11,7 +11,7 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.scheduling.explain import Alternative, choice_of
 from storm_dagster.model.placement import PlacementBatch
 from storm_dagster.model.placement_reasons import Reason, reason_of
-from storm_dagster.operations.explaining import choice_document, moves_document
+from storm_dagster.operations.read.explaining import choice_document, moves_document
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 
 WORD_COUNT = small_topology(

@@ -10,7 +10,7 @@ import yaml
 
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.operations.plan_file import parse_plans, plan_documents
+from storm_dagster.operations.read.plan_file import parse_plans, plan_documents
 
 WORD_COUNT: dict[str, Any] = {
     "name": "wc",

@@ -17,7 +17,7 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model import paths
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.errors import Corrupt, Unavailable
-from storm_dagster.operations.plan_file import plan_text
+from storm_dagster.operations.read.plan_file import plan_text
 from storm_dagster.spark.pinned import (
     ClusterSessionIds,
     FixedSessionIds,

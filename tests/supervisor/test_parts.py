@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.slot_claims import check_ports, slot_claims
-from storm_dagster.core.slot_model import Work
+from storm_dagster.core.slots.claims import check_ports, slot_claims
+from storm_dagster.core.slots.model import Work
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology

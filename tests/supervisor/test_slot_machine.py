@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from storm_dagster.core.slot_machine import crash_delay, is_restarting, step
-from storm_dagster.core.slot_model import (
+from storm_dagster.core.slots.machine import crash_delay, is_restarting, step
+from storm_dagster.core.slots.model import (
     Assigned,
     Beat,
     Clean,

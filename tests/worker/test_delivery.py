@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder, Tuple
-from storm_dagster.operations.worker_requests import ask_worker
+from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.topology_harness import run_topology
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.worker_rig import WorkerRig, free_port

@@ -8,10 +8,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storm_dagster.model.wire import decode_frame
-from storm_dagster.worker.routes import RemoteLink
-from storm_dagster.worker.sending import remote
-from storm_dagster.worker.transport import Peer
-from storm_dagster.worker.tree import Tree
+from storm_dagster.worker.dataplane.routes import RemoteLink
+from storm_dagster.worker.dataplane.sending import remote
+from storm_dagster.worker.dataplane.transport import Peer
+from storm_dagster.worker.dataplane.tree import Tree
 
 
 def unexpected(link: Any, bundle: Any, error: Exception) -> None:

@@ -11,8 +11,8 @@ import pytest
 from storm_dagster.api import TaskState
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.worker.errors import ErrorReporter
-from storm_dagster.worker.lease import Lease
+from storm_dagster.worker.runtime.errors import ErrorReporter
+from storm_dagster.worker.runtime.lease import Lease
 
 
 class Session:
@@ -86,7 +86,7 @@ def test_state_is_saved_whole_or_not_at_all(tmp_path: Path) -> None:
 
 def test_a_worker_imports_no_heavy_package() -> None:
     code = (
-        "import sys, storm_dagster.worker.__main__, storm_dagster.worker.thread_bolts, storm_dagster.worker.thread_spouts, storm_dagster.worker.shells\n"
+        "import sys, storm_dagster.worker.__main__, storm_dagster.worker.tasks.thread_bolts, storm_dagster.worker.tasks.thread_spouts, storm_dagster.worker.tasks.shells\n"
         "bad = {'dagster', 'pyspark', 'pandas', 'pyarrow', 'numpy', 'httpx', 'grpc'} & set(sys.modules)\n"
         "assert not bad, bad"
     )
@@ -97,7 +97,7 @@ def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_o
     None
 ):
     from storm_dagster.model.wire import TaskReport, WorkerReport
-    from storm_dagster.worker.master import TopologyMasterTable
+    from storm_dagster.worker.engine.master import TopologyMasterTable
 
     def report(*tasks: int) -> WorkerReport:
         return WorkerReport(

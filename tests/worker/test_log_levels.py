@@ -10,7 +10,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.log_levels import check_level
 from storm_dagster.model.records import KeptLevel, KeptLevels
 from storm_dagster.model.wire import LevelChange
-from storm_dagster.worker.log_levels import LogLevels
+from storm_dagster.worker.runtime.log_levels import LogLevels
 
 
 @pytest.fixture

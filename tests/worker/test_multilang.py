@@ -14,7 +14,7 @@ import pytest
 from storm_dagster.api import Bolt, Grouping, ShellBolt, ShellSpout, Spout, Stream, Topology, Tuple
 from storm_dagster.testing.topology_harness import TopologyHarness
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.multilang import ShellProcess, read_message
+from storm_dagster.worker.tasks.multilang import ShellProcess, read_message
 
 SPLIT = """
 from pystorm import Bolt

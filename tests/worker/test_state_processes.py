@@ -17,9 +17,9 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
 from storm_dagster.model.security import Security
 from storm_dagster.model.wire import StateQuestion
-from storm_dagster.nimbus.keyed_state import read_state
+from storm_dagster.nimbus.requests.keyed_state import read_state
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.worker.stateful import KeyedState
+from storm_dagster.worker.tasks.stateful import KeyedState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.worker_rig import WorkerRig, free_port
 

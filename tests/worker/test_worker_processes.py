@@ -17,7 +17,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
-from storm_dagster.operations.worker_requests import ask_worker
+from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.worker_rig import WorkerRig, free_port
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.nimbus_resource import NimbusResource
-from storm_dagster.defs.spark_resource import SparkResource
+from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.errors import StormDagsterError
 
 DAYS = dg.DailyPartitionsDefinition(start_date="2025-01-01", end_offset=1)

@@ -38,7 +38,7 @@ METRICS_TICK = "__metrics_tick"
 
 _BY_ID = GroupingSpec(type="fields", fields=("id",))
 _DIRECT = GroupingSpec(type="direct")
-_MODULE = "storm_dagster.worker.system"
+_MODULE = "storm_dagster.worker.engine.system"
 
 
 def with_system_components(spec: TopologySpec, conf: Conf) -> TopologySpec:

@@ -18,9 +18,9 @@ from storm_dagster.http.schemas import Digest, UploadHandle, closed, extensible
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key
+from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.http.transfer import BlobResponse, receive_file
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.replicated_store import WriteTerms
 
 __all__ = ["blob_operations"]
 

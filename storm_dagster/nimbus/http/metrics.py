@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.page_facts import TopologyFacts
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.window_stats import ALL_TIME
+from storm_dagster.nimbus.requests.page_facts import TopologyFacts
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
 __all__ = ["Metrics"]
 

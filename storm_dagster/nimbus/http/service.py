@@ -18,10 +18,10 @@ from storm_dagster.nimbus.http.metrics import Metrics
 from storm_dagster.nimbus.http.storm.routes import storm_operations
 from storm_dagster.nimbus.http.topology_routes import topology_operations
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.submitting import Submissions
-from storm_dagster.nimbus.topology_access import topology_conf_reader
-from storm_dagster.nimbus.worker_stacks import stacks_at
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.submitting import Submissions
+from storm_dagster.nimbus.requests.topology_access import topology_conf_reader
+from storm_dagster.nimbus.requests.worker_stacks import stacks_at
 
 __all__ = ["HttpService", "build_app"]
 

@@ -15,11 +15,11 @@ from storm_dagster.http.schemas import choice
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.nimbus.http import schemas
 from storm_dagster.nimbus.http.metrics import Metrics
-from storm_dagster.nimbus.lifecycle_requests import VERBS, LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.submitting import Submissions
-from storm_dagster.operations.blacklist import change_blacklist
+from storm_dagster.nimbus.requests.lifecycle import VERBS, LifecycleRequests
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.submitting import Submissions
+from storm_dagster.operations.live.blacklist import change_blacklist
 
 __all__ = ["topology_operations"]
 

@@ -16,7 +16,7 @@ from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
 from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, Unavailable
-from storm_dagster.nimbus.inbox import new_inbox_file
+from storm_dagster.nimbus.requests.inbox import new_inbox_file
 
 __all__ = ["BlobResponse", "Received", "receive_file"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from storm_dagster.core.gray_upgrade import Selection, selection_of_conf
-from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 
 __all__ = ["Deploy", "deploy_of"]
 

@@ -19,9 +19,10 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import TopologyView
-from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
 from storm_dagster.nimbus.thrift.blobs import Blobs
 from storm_dagster.nimbus.thrift.errors import Refused
 from storm_dagster.nimbus.thrift.idl import load_idl
@@ -32,7 +33,6 @@ from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.to_storm import topology_struct
 from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
 from storm_dagster.nimbus.thrift.workers import WorkerLogLevels
-from storm_dagster.nimbus.worker_levels import WorkerLevels
 from storm_dagster.operations.context import topology_by_name
 
 __all__ = ["REFUSED", "NimbusHandler"]

@@ -11,11 +11,14 @@ from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import TopologyView
-from storm_dagster.nimbus.page_facts import ComponentFacts, ExecutorFacts, TopologyFacts, supervisors_of
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
-from storm_dagster.nimbus.thrift.summaries import Summaries, i32, resources, worker_summary
-from storm_dagster.nimbus.window_stats import (
+from storm_dagster.nimbus.requests.page_facts import (
+    ComponentFacts,
+    ExecutorFacts,
+    TopologyFacts,
+    supervisors_of,
+)
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.window_stats import (
     WINDOWS,
     Totals,
     WindowStats,
@@ -23,6 +26,8 @@ from storm_dagster.nimbus.window_stats import (
     is_system_name,
     split_input,
 )
+from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
+from storm_dagster.nimbus.thrift.summaries import Summaries, i32, resources, worker_summary
 
 __all__ = ["Pages"]
 

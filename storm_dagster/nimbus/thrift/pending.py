@@ -22,7 +22,7 @@ from storm_dagster.model.errors import (
     Unavailable,
 )
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.submitting import Submissions
+from storm_dagster.nimbus.requests.submitting import Submissions
 
 __all__ = ["Pending", "PendingSubmissions"]
 

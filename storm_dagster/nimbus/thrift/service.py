@@ -9,14 +9,14 @@ import threading
 from storm_dagster.http.authentication import groups_of
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.submitting import Submissions
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.submitting import Submissions
+from storm_dagster.nimbus.requests.topology_access import topology_conf_reader
 from storm_dagster.nimbus.thrift.access import Access
 from storm_dagster.nimbus.thrift.dispatch import Dispatcher
 from storm_dagster.nimbus.thrift.handler import REFUSED, NimbusHandler
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
-from storm_dagster.nimbus.topology_access import topology_conf_reader
 
 __all__ = ["ThriftService"]
 

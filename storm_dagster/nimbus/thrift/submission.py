@@ -34,15 +34,15 @@ from storm_dagster.model.errors import (
 )
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.topology import TopologySpec
-from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
+from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.replicated_store import WriteTerms
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.thrift.deploying import Deploy, deploy_of
 from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import Pending, PendingSubmissions
 from storm_dagster.operations.documents import encode_json
-from storm_dagster.operations.staging import read_token
+from storm_dagster.operations.submit.staging import read_token
 
 __all__ = ["ANSWER_SECS", "Late", "TopologySubmission", "within"]
 

@@ -10,10 +10,10 @@ from storm_dagster.core.submission import executors_of
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.nimbus.blob_registry import BlobRegistry
+from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
-from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.requests.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
+from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
 __all__ = ["Summaries", "i32", "resources", "version_number", "worker_summary"]

@@ -8,9 +8,9 @@ from typing import Any
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import LevelChange
+from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
 from storm_dagster.nimbus.thrift.idl import load_idl
-from storm_dagster.nimbus.worker_levels import WorkerLevels
-from storm_dagster.operations.log_levels import level_change
+from storm_dagster.operations.live.log_levels import level_change
 
 __all__ = ["WorkerLogLevels"]
 

@@ -126,9 +126,11 @@ def test_metrics_lag_and_graph(stage: Any) -> None:
 def test_stacks_of_a_worker(stage: Any) -> None:
     port = stage.get(f"/topology-workers/{stage.id}")["hostPortList"][0]["port"]
     answer = stage.get(f"/topology/{stage.id}/profiling/dumpjstack/127.0.0.1:{port}")
-    assert answer["status"] == "ok" and any("worker/loop.py" in "".join(s) for s in answer["stacks"].values())
+    assert answer["status"] == "ok" and any(
+        "worker/runtime/loop.py" in "".join(s) for s in answer["stacks"].values()
+    )
     text = stage.http.get("/logview", params={"cmd": "jstack", "workerPort": port}).text
-    assert f"pid {stage.rig.processes[('s1', port)].pid}" in text and "worker/loop.py" in text
+    assert f"pid {stage.rig.processes[('s1', port)].pid}" in text and "worker/runtime/loop.py" in text
     assert stage.http.get("/logview", params={"cmd": "jstack", "workerPort": 1}).status_code == 404
     assert stage.get(f"/topology/{stage.id}/profiling/dumpheap/127.0.0.1:{port}")["status"] == "disabled"
 

@@ -2,7 +2,7 @@
 
 ::
 
-    with Actor(conf, blob_dir, "storm_dagster.operations.lifecycle:kill", {"name": "wc", "wait_secs": 0}) as actor:
+    with Actor(conf, blob_dir, "storm_dagster.operations.live.lifecycle:kill", {"name": "wc", "wait_secs": 0}) as actor:
         assert actor.run_to("after.unassign")
         actor.kill()  # kill -9
 
@@ -25,14 +25,15 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.causes import Cause
 from storm_dagster.core.gray_upgrade import Selection
+from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
-from storm_dagster.operations import healing, lifecycle, submission
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.log_levels import keep_log_levels, level_change
+from storm_dagster.operations.live import healing, lifecycle
+from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
+from storm_dagster.operations.submit import submission
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["Actor", "finish_due", "log_level", "reassign", "submit", "upgrade"]

@@ -30,7 +30,7 @@ from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagst
 from storm_dagster.model.records import WorkerNode
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.inspection import Inspection, inspect_cluster
+from storm_dagster.operations.read.inspection import Inspection, inspect_cluster
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState

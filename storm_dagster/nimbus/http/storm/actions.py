@@ -11,12 +11,12 @@ from urllib.parse import quote
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.http.storm.formats import Links
-from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.worker_levels import WorkerLevels
-from storm_dagster.nimbus.worker_stacks import stacks_of_worker
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
+from storm_dagster.nimbus.requests.worker_stacks import stacks_of_worker
 from storm_dagster.operations.context import topology_by_name
-from storm_dagster.operations.log_levels import level_change
+from storm_dagster.operations.live.log_levels import level_change
 
 __all__ = ["TopologyActions"]
 

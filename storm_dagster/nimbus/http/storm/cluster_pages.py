@@ -11,8 +11,8 @@ from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encoded, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
-from storm_dagster.nimbus.reading import ClusterReader
+from storm_dagster.nimbus.requests.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
+from storm_dagster.nimbus.requests.reading import ClusterReader
 
 __all__ = ["ClusterPages", "worker_row"]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from storm_dagster.nimbus.window_stats import ALL_TIME
+from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
 __all__ = ["Links", "encoded", "fixed", "pretty_secs", "short_error", "window_hint"]
 

@@ -19,11 +19,11 @@ from storm_dagster.nimbus.http.storm.actions import TopologyActions
 from storm_dagster.nimbus.http.storm.cluster_pages import ClusterPages
 from storm_dagster.nimbus.http.storm.topology_pages import TopologyPages
 from storm_dagster.nimbus.http.storm.visualization import visualization, visualization_table
-from storm_dagster.nimbus.lifecycle_requests import LifecycleRequests
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.window_stats import check_window
-from storm_dagster.nimbus.worker_levels import WorkerLevels
+from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.window_stats import check_window
+from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
 
 __all__ = ["storm_operations"]
 

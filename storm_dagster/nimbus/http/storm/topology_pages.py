@@ -19,9 +19,9 @@ from storm_dagster.nimbus.http.storm.formats import (
     window_hint,
 )
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.page_facts import ComponentFacts, ExecutorFacts, TopologyFacts
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.window_stats import (
+from storm_dagster.nimbus.requests.page_facts import ComponentFacts, ExecutorFacts, TopologyFacts
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.window_stats import (
     WINDOWS,
     Totals,
     WindowStats,

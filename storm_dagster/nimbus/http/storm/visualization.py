@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import quote
 
 from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.nimbus.page_facts import ComponentFacts
-from storm_dagster.nimbus.reading import ClusterReader
-from storm_dagster.nimbus.window_stats import WINDOWS, is_system_name
+from storm_dagster.nimbus.requests.page_facts import ComponentFacts
+from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.window_stats import WINDOWS, is_system_name
 
 __all__ = ["visualization", "visualization_table"]
 

@@ -1,0 +1,1 @@
+"""Detection of dead tasks and the causes for healing."""

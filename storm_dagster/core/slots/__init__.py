@@ -1,0 +1,1 @@
+"""State machine of a supervisor slot."""

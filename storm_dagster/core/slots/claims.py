@@ -1,0 +1,65 @@
+"""Desired work of each slot of one supervisor, from the cluster's assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from storm_dagster.core.gray_upgrade import code_for
+from storm_dagster.core.slots.model import Work
+from storm_dagster.model.records import Assignment
+from storm_dagster.model.view import UpgradeState
+
+__all__ = ["SlotClaims", "check_ports", "slot_claims"]
+
+
+@dataclass(frozen=True)
+class SlotClaims:
+    """The work of each slot, and the slots that several topologies claim."""
+
+    work: Mapping[int, Work]
+    contested: Mapping[int, tuple[str, ...]]
+    """Port -> topology ids, ascending. Such a slot keeps what runs in it; nothing new is started there."""
+    lazy: frozenset[int] = frozenset()
+    """Ports whose process may go on with other code of the same topology: the work is for its next start."""
+
+
+def slot_claims(
+    assignments: Mapping[str, Assignment],
+    supervisor_id: str,
+    upgrades: Mapping[str, UpgradeState] | None = None,
+) -> SlotClaims:
+    """The slots of ``supervisor_id`` in ``assignments``; both maps are by topology id."""
+    claims: dict[int, set[Work]] = {}
+    lazy: set[int] = set()
+    for topology_id, assignment in assignments.items():
+        upgrade = (upgrades or {}).get(topology_id)
+        for worker in assignment.workers:
+            if worker.node == supervisor_id:
+                code_dir, hurry = code_for(worker, assignment, upgrade)
+                claims.setdefault(worker.port, set()).add(Work(topology_id, code_dir))
+                if not hurry:
+                    lazy.add(worker.port)
+    work = {port: next(iter(works)) for port, works in claims.items() if len(works) == 1}
+    return SlotClaims(
+        work=work,
+        lazy=frozenset(lazy & work.keys()),
+        contested={
+            port: tuple(sorted(work.topology_id for work in works))
+            for port, works in claims.items()
+            if len(works) > 1
+        },
+    )
+
+
+def check_ports(ports: tuple[int, ...]) -> str | None:
+    """Why a supervisor cannot offer these slots, in words, or ``None``."""
+    if not ports:
+        return "supervisor.slots.ports is empty: name at least one port"
+    wrong = [port for port in ports if not 1 <= port <= 65535]
+    if wrong:
+        return f"supervisor.slots.ports holds {wrong[0]}: ports are 1 to 65535"
+    twice = sorted({port for port in ports if ports.count(port) > 1})
+    if twice:
+        return f"supervisor.slots.ports names {twice[0]} twice: name each port once"
+    return None

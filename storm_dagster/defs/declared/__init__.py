@@ -1,0 +1,1 @@
+"""Topologies declared in `defs.yaml`: their component, assets, checks, deploys and sensor."""

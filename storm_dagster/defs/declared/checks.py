@@ -1,0 +1,159 @@
+"""What is asked of a declared topology: that it runs, that it is as declared, and that it keeps its limits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, TypeVar
+
+import dagster as dg
+
+from storm_dagster.defs.declared.attributes import FreshnessAttributes, TopologyAlerts
+from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
+from storm_dagster.defs.declared.metadata import spout_figures
+from storm_dagster.defs.pictures.metadata import table
+
+__all__ = ["LAST_UPDATED", "Verdict", "fresh", "verdicts", "wanted_checks"]
+
+LAST_UPDATED = "dagster/last_updated_timestamp"
+"""Dagster's metadata key for the time of which an observation speaks."""
+
+_ALWAYS = {
+    "all_tasks_run": "Every task of the topology runs.",
+    "as_declared": "What ZooKeeper and nimbus say of the topology is what defs.yaml declares.",
+    "fresh": "All tasks of the topology were seen running within the minutes of freshness.",
+}
+_LIMITS = {
+    "latency_within_limit": ("complete_ms", "Spouts' tuples complete within alerts.complete_ms on average."),
+    "failures_within_limit": ("failed_ratio", "No more of the spouts' tuples fail than alerts.failed_ratio."),
+    "errors_within_limit": ("errors", "Components have reported no more errors than alerts.errors."),
+}
+
+
+_Event = TypeVar("_Event", dg.AssetCheckResult, dg.AssetCheckEvaluation)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of one check."""
+
+    passed: bool
+    words: str
+    severity: dg.AssetCheckSeverity = dg.AssetCheckSeverity.ERROR
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def event(self, kind: type[_Event], key: dg.AssetKey, name: str) -> _Event:
+        """As the result or evaluation of the check of that name of an asset."""
+        return kind(
+            passed=self.passed,
+            asset_key=key,
+            check_name=name,
+            severity=self.severity,
+            description=self.words,
+            metadata=dict(self.metadata),
+        )
+
+
+def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
+    """Check name -> what it asks; of the limits only those that are set."""
+    return _ALWAYS | {
+        name: text for name, (limit, text) in _LIMITS.items() if getattr(alerts, limit) is not None
+    }
+
+
+def verdicts(
+    declaration: Declaration,
+    described: Described,
+    actual: Actual | None,
+    document: Mapping[str, Any] | None,
+    alerts: TopologyAlerts,
+    *,
+    newer: bool = False,
+    measured: bool = True,
+) -> dict[str, Verdict]:
+    """Every wanted check's outcome, but for `fresh`. ``document`` is `show`, ``None`` when nothing runs.
+
+    With ``newer`` the files on disk are not those of the declaration. Without ``measured`` the document has no
+    statistics, and limits are not judged.
+    """
+    if actual is None or actual.status == "KILLED":
+        document = None
+    found = {
+        "all_tasks_run": _all_tasks_run(declaration.name, document),
+        "as_declared": _as_declared(declaration, described, actual, newer),
+    }
+    if document is not None and not measured:
+        return found
+    latency, ratio = spout_figures(document)
+    values = {
+        "complete_ms": latency,
+        "failed_ratio": ratio,
+        "errors": float(len((document or {}).get("errors", ()))),
+    }
+    for name in wanted_checks(alerts):
+        if name in _LIMITS:
+            limit_name = _LIMITS[name][0]
+            limit, value = float(getattr(alerts, limit_name)), values[limit_name]
+            found[name] = Verdict(
+                passed=document is not None and value <= limit,
+                words=f"{limit_name} is {value:g}, the limit is {limit:g}"
+                if document is not None
+                else f"topology {declaration.name!r} does not run",
+                severity=dg.AssetCheckSeverity.WARN,
+                metadata={limit_name: value, "limit": limit},
+            )
+    return found
+
+
+def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> Verdict:
+    if document is None:
+        return Verdict(False, f"topology {name!r} does not run")
+    tasks = document["tasks"]
+    waiting = [task["id"] for task in tasks if task["status"] != "running"]
+    words = (
+        f"{len(waiting)} of {len(tasks)} tasks of {document['id']} do not run"
+        if waiting or not tasks
+        else f"all {len(tasks)} tasks of {document['id']} run"
+    )
+    return Verdict(
+        passed=bool(tasks) and not waiting,
+        words=words,
+        metadata={"topology_id": str(document["id"]), "not_running": len(waiting), "tasks": len(tasks)},
+    )
+
+
+def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> Verdict:
+    """Whether all tasks were seen running lately; ``seen`` is the last time that they were, in epoch seconds."""
+    age = math.inf if seen is None else max(0.0, now - seen) / 60
+    return Verdict(
+        passed=age <= limits.warn_minutes,
+        words=f"all tasks were last seen running {datetime.fromtimestamp(seen, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+        if seen is not None
+        else "all tasks were never seen running",
+        severity=dg.AssetCheckSeverity.ERROR if age > limits.fail_minutes else dg.AssetCheckSeverity.WARN,
+        metadata={} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)},
+    )
+
+
+def _as_declared(
+    declaration: Declaration, described: Described, actual: Actual | None, newer: bool
+) -> Verdict:
+    differ = differences(declaration, described, actual)
+    if newer:
+        differ["disk"] = "the code on disk is newer than this code location: reload definitions"
+    # Changed code that waits for somebody to reload or deploy it, or an upgrade under way, is no fault.
+    heavy = [part for part in differ if part not in ("code", "disk") and not part.startswith("conf.")]
+    return Verdict(
+        passed=not differ,
+        words="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",
+        severity=dg.AssetCheckSeverity.ERROR if heavy else dg.AssetCheckSeverity.WARN,
+        metadata={
+            "drift": table(
+                [("what", "string"), ("how", "string")],
+                [{"what": part, "how": text} for part, text in differ.items()],
+            ),
+            "differences": len(differ),
+        },
+    )

@@ -1,0 +1,267 @@
+"""``storm_dagster.StormTopologyComponent``: a topology declared in ``defs.yaml``.
+
+.. code-block:: yaml
+
+    type: storm_dagster.StormTopologyComponent
+    attributes:
+      name: word-count
+      target: word_count.py:WordCount
+      workers: 2
+      parallelism: {count: 4}
+      deploy: hot
+      alerts: {complete_ms: 500}
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import zlib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import dagster as dg
+from dagster.components import ComponentTypeSpec, scaffold_with
+from pydantic import ConfigDict, Field
+
+from storm_dagster.defs.declared.assets import topology_assets
+from storm_dagster.defs.declared.attributes import (
+    FreshnessAttributes,
+    GrayAttributes,
+    ScheduleAttributes,
+    TopologyAlerts,
+)
+from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
+from storm_dagster.defs.declared.runs import topology_definitions
+from storm_dagster.defs.declared.scaffolder import StormTopologyScaffolder
+from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
+from storm_dagster.defs.declared.topology import DeclaredTopology
+from storm_dagster.defs.keys import OWNER
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
+from storm_dagster.model.conf import validate_conf
+from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.model.names import check_topology_name
+
+__all__ = ["StormTopologyComponent"]
+
+_FEW = 20
+"""Up to so many declared topologies of a project have jobs of their own: three hundred jobs help nobody."""
+
+
+_loaded: tuple[Any, dict[str, DeclaredTopology]] = (None, {})
+
+
+def _topologies_of(tree: Any) -> dict[str, DeclaredTopology]:
+    """What the project that is being loaded has declared so far; each load has a component tree of its own."""
+    global _loaded
+    if _loaded[0] is not tree:
+        _loaded = (tree, {})
+    return _loaded[1]
+
+
+@scaffold_with(StormTopologyScaffolder)
+class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
+    """A topology that is to run.
+
+    Yields the asset ``topologies/<name>`` (materializing it brings about what is declared), an asset for each
+    spout and bolt, checks that all tasks run and that what runs is what is declared, and the jobs ``submit_<name>``,
+    ``deploy_<name>`` and ``kill_<name>``. The first one of a project also yields what they share: the sensor
+    ``declared_topologies_sensor`` and the jobs ``deploy_declared``, ``kill_declared`` and ``rebalance_declared``.
+    Changes are runs in the code location of the cluster. Loading connects to nothing; a target that cannot be
+    imported is shown as such.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    name: str = Field(description="Name of the topology.", examples=["word-count"])
+    target: str = Field(
+        description="What to submit: 'file.py[:Name]' (relative to this defs.yaml), 'package.module[:Name]' or "
+        "'archive.zip::module[:Name]'.",
+        examples=["word_count.py:WordCount"],
+    )
+    args: list[str] = Field(default_factory=list, description="Arguments of a target that is a callable.")
+    conf: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Topology conf that overrides the topology's own.",
+        examples=[{"topology.max.spout.pending": 1000}],
+    )
+    workers: int | None = Field(
+        default=None, ge=1, description="Worker processes. Empty: topology.workers of the conf."
+    )
+    parallelism: dict[str, int] = Field(
+        default_factory=dict,
+        description="Component -> executors, where the topology's own numbers are not wanted.",
+        examples=[{"count": 4}],
+    )
+    inactive: bool = Field(default=False, description="Keep it INACTIVE: its spouts stay silent.")
+    deploy: Literal["hot", "gray", "manual"] = Field(
+        default="manual",
+        description="What happens when the declared code differs from what runs: a hot deploy, a gray upgrade "
+        "(some workers first), both by themselves; or nothing until somebody launches deploy_NAME.",
+    )
+    gray: GrayAttributes = Field(
+        default_factory=GrayAttributes, description="Batches of a gray upgrade.", examples=[{"number": 1}]
+    )
+    schedule: ScheduleAttributes = Field(
+        default_factory=ScheduleAttributes,
+        description="Cron expressions.",
+        examples=[{"deploy": "*/10 * * * *"}],
+    )
+    alerts: TopologyAlerts = Field(
+        default_factory=TopologyAlerts, description="Limits, each a check.", examples=[{"complete_ms": 500.0}]
+    )
+    freshness: FreshnessAttributes = Field(
+        default_factory=FreshnessAttributes,
+        description="Freshness of the asset.",
+        examples=[{"fail_minutes": 20}],
+    )
+    home: str | None = Field(
+        default=None, description="State folder of the local cluster. Empty: STORM_DAGSTER_HOME."
+    )
+    conf_dir: str | None = Field(default=None, description="Folder whose storm.yaml names the cluster.")
+    key_prefix: list[str] = Field(
+        default_factory=lambda: ["topologies"],
+        description="Prefix of the keys of all assets of the topology.",
+    )
+    group: str = Field(default="topologies", description="Group of the assets.")
+    description: str | None = Field(default=None, description="What the topology does.")
+    owners: list[str] = Field(default_factory=lambda: [OWNER], description="Owners of the assets.")
+    tags: dict[str, str] = Field(default_factory=dict, description="Tags of the assets.")
+    kinds: list[str] = Field(
+        default_factory=lambda: ["storm", "python"], description="Kinds of the topology's asset."
+    )
+    deps: list[str] = Field(
+        default_factory=list,
+        description="Keys of the assets that the topology reads.",
+        examples=[["lake/prices"]],
+    )
+    automation_condition: Annotated[
+        dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)
+    ] = Field(
+        default=None,
+        description="When Dagster materializes the topology's asset by itself. It brings back no ended topology.",
+        examples=["{{ dg.AutomationCondition.eager() }}"],
+    )
+    own_jobs: bool | None = Field(
+        default=None,
+        description="Whether it has the jobs submit_NAME, deploy_NAME and kill_NAME. Empty: where the project "
+        f"declares at most {_FEW} topologies; the jobs that all share are always there.",
+    )
+
+    @classmethod
+    def get_spec(cls) -> ComponentTypeSpec:
+        """What `dg docs` and `dg list components` say."""
+        return ComponentTypeSpec(
+            description="A Storm topology that is to run: submitted by materializing its asset.",
+            owners=[OWNER],
+            tags=["storm", "streaming"],
+        )
+
+    def get_translator(self) -> StormTranslator:
+        """Override it to rename or annotate the assets of the topology, its spouts and its bolts."""
+        return StormTranslator()
+
+    def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
+        """The spec of one asset of the topology. Override it, or :meth:`get_translator`."""
+        return self.get_translator().get_asset_spec(asset)
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The definitions.
+
+        A wrong name, an unknown conf key (with the nearest known one), and a name that another ``defs.yaml``
+        of the project declares are errors; a target that cannot be described and a cluster out of reach are not.
+        """
+        check_topology_name(self.name)
+        place = context.path / "defs.yaml"
+        conf, _ = validate_conf(self.conf, source=f"conf of {self.name} in {place}")
+        topologies = _topologies_of(context.component_tree)
+        other = topologies[self.name].declaration.declared_in if self.name in topologies else None
+        if other not in (None, place):
+            raise Conflict(
+                f"topology {self.name!r} is declared twice: in {other} and in {place}: rename one of them, or remove it"
+            )
+        if self.workers is not None and "topology.workers" in self.conf:
+            raise InvalidRequest(f"{place} names topology.workers in conf and workers: leave one of them out")
+        chosen = {key: value for key, value in conf.items() if key in self.conf and key != "topology.workers"}
+        if self.deploy == "gray":
+            # Workers are upgraded one by one under a topology master that shares a worker with nobody.
+            chosen.setdefault("topology.master.single.worker", True)
+        declaration = Declaration(
+            name=self.name,
+            target=_absolute_target(self.target, context.path),
+            args=tuple(self.args),
+            conf=chosen,
+            workers=self.workers if self.workers is not None else self.conf.get("topology.workers"),
+            parallelism=dict(self.parallelism),
+            inactive=self.inactive,
+            home=self.home,
+            declared_in=place,
+        )
+        described = describe_declared(declaration)
+        if described.problem is not None:
+            # The location loads all the same; `dg check defs` and its log are where people look first.
+            logging.getLogger("dagster.storm_dagster").warning(
+                f"topology {self.name!r} of {place} cannot be deployed: {described.problem}"
+            )
+        assets = topology_assets(
+            declaration,
+            described,
+            prefix=self.key_prefix,
+            group=self.group,
+            owners=self.owners,
+            tags=self.tags,
+            description=self.description,
+            kinds=self.kinds,
+            deps=self.deps,
+            automation_condition=self.automation_condition,
+        )
+        translation = translate(_ByComponent(self), assets)
+        cluster: dict[str, Any] = {"home": self.home, "conf_dir": self.conf_dir}
+        specs = [translation.specs[asset.spec.key] for asset in assets]
+        topology = topologies[self.name] = DeclaredTopology(
+            declaration=declaration,
+            described=described,
+            files=LoadedFiles(declaration, described),
+            identifier=_identifier(self.name),
+            specs=[specs[0].merge_attributes(tags=DECLARED_TAG), *specs[1:]],
+            components={
+                asset.component: translation.key(asset.spec.key) for asset in assets if asset.component
+            },
+            policy=self.deploy,
+            batch=self.gray.model_dump(exclude_none=True),
+            alerts=self.alerts,
+            freshness=self.freshness,
+            schedule=self.schedule,
+            zookeeper=ZooKeeperResource(**cluster),
+            blobstore=BlobStoreResource(**cluster),
+            nimbus=NimbusResource(**cluster),
+        )
+        few = len(context.component_tree.get_all_components(StormTopologyComponent)) <= _FEW
+        own = topology_definitions(topology, own_jobs=few if self.own_jobs is None else self.own_jobs)
+        first = next(iter(topologies)) == self.name
+        return dg.Definitions.merge(own, shared_definitions(topologies)) if first else own
+
+
+class _ByComponent(StormTranslator):
+    def __init__(self, component: StormTopologyComponent) -> None:
+        self._component = component
+
+    def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
+        return self._component.get_asset_spec(asset)
+
+
+def _identifier(name: str) -> str:
+    """The name as a Dagster identifier; a short hash keeps ``a-b`` and ``a.b`` apart."""
+    plain = re.sub(r"[^A-Za-z0-9_]", "_", name)
+    return plain if plain == name else f"{plain}_{zlib.crc32(name.encode()):08x}"
+
+
+def _absolute_target(target: str, folder: Path) -> str:
+    """A file beside the ``defs.yaml`` by its absolute path; anything else as it is."""
+    for separator in ("::", ":"):
+        file, found, rest = target.partition(separator)
+        if file.endswith((".py", ".zip", ".jar", ".whl", ".tar.gz")) and not Path(file).is_absolute():
+            return f"{(folder / file).absolute()}{found}{rest}"
+    return target

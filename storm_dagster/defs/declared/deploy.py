@@ -1,0 +1,266 @@
+"""Bringing about what is declared: submit, hot deploy, gray upgrade, rebalance, activate, each through nimbus.
+
+Every change is a run in the code location of the cluster, as from the command line; nothing here writes
+cluster state.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.client import NimbusClient, submit_uploaded, upload, wait_for_run, wait_for_tasks
+from storm_dagster.defs.declared.declaration import (
+    CODE_VERSION_KEY,
+    Actual,
+    Declaration,
+    Described,
+    differences,
+    with_parallelism,
+)
+from storm_dagster.defs.declared.upgrade import upgrade_all_workers
+from storm_dagster.model import paths
+from storm_dagster.model.endpoints import home_dir
+from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, StormDagsterError
+from storm_dagster.model.names import conf_key
+from storm_dagster.model.view import ClusterView, UpgradeState
+from storm_dagster.packaging.bundle import bundle_target
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["DeployPolicy", "LeftToQueue", "alone", "bring_about", "read_actual"]
+
+DeployPolicy = Literal["hot", "gray", "manual"]
+_WAIT_SECS = 300.0
+_PAUSE_SECS = 1.0
+_QUEUED_SECS = 15.0
+"""A queue with room starts a run sooner, stock settings included."""
+
+Say = Callable[[str], None]
+Change = Callable[[str, Mapping[str, Any]], str | None]
+
+
+class LeftToQueue(Exception):
+    """The change is a queued run of the instance of this very run, whose slot it may be waiting for."""
+
+
+def read_actual(
+    cluster: StormClusterState, blobs: BlobStore, name: str, view: ClusterView | None = None
+) -> Actual | None:
+    """The running topology as ZooKeeper (``view``, else read now) and its stored conf have it; ``None`` when there
+    is none.
+
+    :class:`Unavailable` when the cluster is out of reach.
+    """
+    topology = (view or cluster.load_view()).topology_named(name)
+    if topology is None:
+        return None
+    base, upgrade = topology.base, UpgradeState()
+    if base.status == "UPGRADING":
+        upgrade = cluster.read_upgrade(topology.id)
+    record = upgrade.record
+    brings = None if record is None or record.rollback else record.code_dir
+    conf = _stored_conf(blobs, topology.code_dir)
+    return Actual(
+        topology.id,
+        base.status,
+        base.workers,
+        dict(base.executors),
+        _version_in(conf),
+        conf=conf,
+        code_dir=topology.code_dir,
+        upgrading_to=None if brings is None else _version_in(_stored_conf(blobs, brings)),
+        upgraded=len(upgrade.upgraded),
+    )
+
+
+@contextmanager
+def alone(
+    cluster: StormClusterState, name: str, version: str | None, run_id: str, say: Say
+) -> Iterator[bool]:
+    """One deploy of a declared topology at a time, whatever started it and wherever it runs.
+
+    Waits while a run deploys another version; ``False`` at once while one deploys this very version: there is
+    nothing to do. :class:`Conflict` after five minutes.
+    """
+    path, deadline = paths.deploy(name), time.monotonic() + _WAIT_SECS
+    mine = json.dumps({"run": run_id, "version": version}).encode()
+    while not cluster.state.claim_ephemeral_node(path, mine):
+        other = json.loads(cluster.state.get_data(path) or b"{}")
+        if version is not None and other.get("version") == version:
+            say(f"run {other['run']} deploys version {version} of {name} now: it is left to that run")
+            yield False
+            return
+        if time.monotonic() >= deadline:
+            raise Conflict(
+                f"run {other.get('run')} has been deploying {name!r} for {_WAIT_SECS:g} s: launch this again when it has "
+                "finished, or cancel it"
+            )
+        time.sleep(_PAUSE_SECS)
+    try:
+        yield True
+    finally:
+        # Without ZooKeeper the session ends, and the node with it.
+        with suppress(StormDagsterError):
+            cluster.state.delete_node(path)
+
+
+def _stored_conf(blobs: BlobStore, code_dir: str) -> dict[str, Any]:
+    """Empty when the blob is gone, as of a topology that somebody just replaced."""
+    try:
+        conf = json.loads(blobs.read(conf_key(code_dir)))
+    except (KeyNotFound, ValueError):
+        return {}
+    return conf if isinstance(conf, dict) else {}
+
+
+def _version_in(conf: Mapping[str, Any]) -> str | None:
+    return str(conf[CODE_VERSION_KEY]) if CODE_VERSION_KEY in conf else None
+
+
+def _upload(nimbus: NimbusClient, declaration: Declaration, described: Described) -> Any:
+    if described.spec is None or described.problem is not None or described.code_version is None:
+        raise InvalidTopology(f"{declaration.name!r} cannot be deployed: {described.problem}")
+    # A declaration is the whole conf: a key that is gone from it is gone from the topology.
+    whole = {"topology.update.keep.conf": False}
+    conf = {**declaration.submitted_conf, **whole, CODE_VERSION_KEY: described.code_version}
+    with tempfile.TemporaryDirectory(prefix="storm-dagster-deploy-") as folder:
+        bundle = bundle_target(
+            declaration.target, declaration.args, folder=Path(folder), home=home_dir(declaration.home)
+        )
+        spec = with_parallelism(bundle.topology, declaration.parallelism)
+        return upload(nimbus, archive=bundle.archive, conf=conf, topology=spec, name=declaration.name)
+
+
+def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any]], None]:
+    """Raises :class:`LeftToQueue` for a run that has been queued for long in the queue of this run."""
+    until = time.monotonic() + _QUEUED_SECS
+
+    def look(run: Mapping[str, Any]) -> None:
+        if run["status"] == "QUEUED" and time.monotonic() > until and shares_queue(run["run_id"]):
+            raise LeftToQueue(
+                f"run {run['run_id']} is queued: this run makes room for it, and declared_topologies_sensor records what it "
+                "deploys (concurrency.runs.max_concurrent_runs says how many run at once)"
+            )
+
+    return look
+
+
+def _deploy_code(
+    nimbus: NimbusClient,
+    declaration: Declaration,
+    described: Described,
+    actual: Actual,
+    *,
+    gray: bool,
+    batch: Mapping[str, Any],
+    token: str,
+    say: Say,
+    change: Change,
+) -> str:
+    """The declared code in the place of what runs; what was done, in words."""
+    name = declaration.name
+    under_way = actual.status == "UPGRADING"
+    if gray and not under_way and (why_not := _needs_hot_deploy(actual)):
+        say(f"{why_not}: a hot deploy instead of a gray upgrade")
+        gray = False
+    if gray:
+        handle = None if under_way else _upload(nimbus, declaration, described).handle
+        upgrade_all_workers(nimbus, name, handle, batch, token=token, change=change)
+        return f"gray upgrade to {described.code_version}"
+    uploaded = _upload(nimbus, declaration, described)
+    change("update", {"handle": uploaded.handle, "token": token})
+    wait_for_tasks(nimbus, name, deadline=time.monotonic() + _WAIT_SECS)
+    return f"hot deploy of {described.code_version}"
+
+
+def _needs_hot_deploy(actual: Actual) -> str | None:
+    """Why what runs cannot be upgraded worker by worker; ``None`` when it can."""
+    if actual.workers < 2:
+        return f"{actual.topology_id} has one worker"
+    if actual.conf.get("topology.master.single.worker") is not True:
+        return f"the topology master of {actual.topology_id} shares its worker"
+    return None
+
+
+def bring_about(
+    nimbus: NimbusClient,
+    declaration: Declaration,
+    described: Described,
+    actual: Actual | None,
+    *,
+    policy: DeployPolicy,
+    batch: Mapping[str, Any],
+    token: str,
+    say: Say,
+    shares_queue: Callable[[str], bool],
+    only_submit: bool = False,
+    may_submit: bool = True,
+) -> list[str]:
+    """Change what differs from the declaration; what was done, in words.
+
+    With ``only_submit`` a topology that runs is left alone, without ``may_submit`` one that does not run. With policy
+    ``manual`` its code is. Raises the typed error of whatever refuses, and :class:`LeftToQueue` where ``shares_queue``
+    says of a run of nimbus that it waits in the caller's queue.
+    """
+    name, done = declaration.name, list[str]()
+
+    def change(verb: str, body: Mapping[str, Any]) -> str | None:
+        run_id = nimbus.post(f"/v1/topologies/{name}/{verb}", dict(body), repeat=False).get("run_id")
+        say(f"{verb}: run {run_id or 'none, the leader did it itself'}")
+        if run_id:
+            deadline = time.monotonic() + _WAIT_SECS
+            wait_for_run(nimbus, run_id, deadline=deadline, look=_patience(shares_queue))
+        return run_id
+
+    differ = differences(declaration, described, actual)
+    if "running" in differ and not may_submit:
+        say(f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand")
+        return []
+    if "running" in differ:
+        uploaded = _upload(nimbus, declaration, described)
+        submission = submit_uploaded(
+            nimbus,
+            uploaded,
+            name=name,
+            token=token,
+            inactive=declaration.inactive,
+            progress=lambda step, state: say(f"{step}: {state}"),
+            look=_patience(shares_queue),
+        )
+        return [f"submitted as {submission.id} (run {submission.run_id})"]
+    if only_submit or actual is None:
+        return []
+    going_on = actual.status == "UPGRADING" and actual.upgrading_to == described.code_version is not None
+    if actual.status not in ("ACTIVE", "INACTIVE") and not going_on:
+        say(f"{name} is {actual.status}: it is left alone until that is over")
+        return []
+    if "code" in differ:
+        if policy == "manual" and not going_on:
+            say(f"{differ['code']}: deploy is manual, the code is left alone")
+        else:
+            gray = going_on or (policy == "gray" and actual.status == "ACTIVE")
+            deploy = {"gray": gray, "batch": batch, "token": token, "say": say, "change": change}
+            done.append(_deploy_code(nimbus, declaration, described, actual, **deploy))
+    spread = {
+        component: count
+        for component, count in sorted(declaration.parallelism.items())
+        if f"parallelism.{component}" in differ and component in actual.executors
+    }
+    more_or_fewer = {"workers": declaration.workers} if "workers" in differ else {}
+    # A hot deploy has brought workers and parallelism about already.
+    if (spread or more_or_fewer) and not any(text.startswith("hot") for text in done):
+        executors = {"executors": spread} if spread else {}
+        change("rebalance", {"wait_secs": 0, **more_or_fewer, **executors})
+        done.append(
+            "rebalanced: " + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items())
+        )
+    if "status" in differ:
+        change("deactivate" if declaration.inactive else "activate", {})
+        done.append("deactivated" if declaration.inactive else "activated")
+    return done

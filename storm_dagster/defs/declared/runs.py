@@ -1,0 +1,240 @@
+"""What a declared topology does in Dagster by itself: its asset, its checks, its jobs and its schedules."""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import dagster as dg
+from pydantic import Field
+
+from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
+from storm_dagster.defs.declared.declaration import Actual, describe_declared, differences
+from storm_dagster.defs.declared.deploy import LeftToQueue, alone, bring_about, read_actual
+from storm_dagster.defs.declared.requests import (
+    DEPLOY_JOB,
+    by_hand,
+    mark_final_failure,
+    newest_observation,
+    under_way,
+)
+from storm_dagster.defs.declared.topology import DeclaredTopology, newest_version
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.keys import topology_tags
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+
+__all__ = ["DEPLOY_TAG", "REBALANCE_JOB", "ask_job", "topology_definitions"]
+
+REBALANCE_JOB = "rebalance_declared"
+"""The job that rebalances a declared topology."""
+DEPLOY_TAG = {"storm/deploy": "declared"}
+"""Tag of our jobs that deploy: their runs materialize nothing when no version changed. Other runs always do."""
+
+
+class DeployConfig(dg.Config):
+    """What materializing the asset does."""
+
+    only_submit: bool = Field(
+        default=False,
+        description="Submit the topology when it does not run, and leave it alone when it does.",
+    )
+    deploy_code: bool = Field(
+        default=False,
+        description="Deploy changed code even though the deploy policy is manual: a hot deploy.",
+    )
+
+
+class AskConfig(dg.Config):
+    """Which topology, and how."""
+
+    name: str | None = Field(
+        default=None, description="The declared topology; empty where there is only one."
+    )
+    wait_secs: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds between the spouts' silence and the change. Empty: the topology's message timeout.",
+    )
+
+
+def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.Definitions:
+    """All of them; ``own_jobs`` are `submit_NAME`, `deploy_NAME` and `kill_NAME`."""
+    return dg.Definitions(
+        assets=[_asset(topology), *topology.specs[1:]],
+        asset_checks=[_checks(topology)],
+        jobs=_jobs(topology) if own_jobs else [],
+        schedules=_schedules(topology),
+    )
+
+
+def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
+    name, key = topology.name, topology.key
+
+    @dg.multi_asset(name=f"deploy_{topology.identifier}_op", specs=[topology.specs[0]])
+    def deploy(context: dg.AssetExecutionContext, config: DeployConfig) -> Iterable[dg.MaterializeResult]:
+        # Not as this process loaded it: the version must be that of the files that travel.
+        described = describe_declared(topology.declaration)
+        run, hand = context.run, by_hand(context.run.tags)
+        newest, say = newest_version(context.instance, key), context.log.info
+        wants_code = config.deploy_code or (hand and run.job_name == DEPLOY_JOB)
+        policy = "hot" if wants_code and topology.policy == "manual" else topology.policy
+        done: list[str] = []
+        with step_errors(), mark_final_failure(context), topology.connected() as (cluster, blobs):
+            with alone(cluster, name, described.code_version, run.run_id, say) as mine:
+                if mine:
+                    try:
+                        with topology.nimbus.client() as nimbus:
+                            done = bring_about(
+                                nimbus,
+                                topology.declaration,
+                                described,
+                                read_actual(cluster, blobs, name),
+                                policy=policy,
+                                batch=topology.batch,
+                                token=f"{run.run_id}-{topology.identifier}"[:200],
+                                say=say,
+                                shares_queue=context.instance.has_run,
+                                only_submit=config.only_submit,
+                                may_submit=hand or newest is None,
+                            )
+                    except LeftToQueue as left:
+                        mine, done = False, [str(left)]
+            look = topology.look(cluster, blobs, cluster.load_view())
+        for line in done or [f"{name}: nothing was changed"]:
+            say(line)
+        quiet, actual = DEPLOY_TAG.items() <= run.tags.items(), look.actual
+        if not mine or actual is None or (quiet and newest == actual.data_version):
+            return
+        left = differences(topology.declaration, described, actual)
+        yield dg.MaterializeResult(
+            asset_key=key,
+            metadata={
+                **look.metadata,
+                **look.details,
+                "done": "; ".join(done) or "nothing",
+                "drift": "; ".join(f"{part}: {text}" for part, text in left.items()) or "none",
+            },
+            data_version=dg.DataVersion(actual.data_version),
+            tags=actual.version_tags,
+        )
+
+    return deploy
+
+
+def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
+    specs = [
+        dg.AssetCheckSpec(name, asset=topology.key, description=text)
+        for name, text in wanted_checks(topology.alerts).items()
+    ]
+
+    @dg.multi_asset_check(name=f"check_{topology.identifier}_op", specs=specs, can_subset=True)
+    def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
+        with step_errors(), topology.connected() as (cluster, blobs):
+            look = topology.look(cluster, blobs, cluster.load_view(), topology.nimbus.topology)
+        now = time.time()
+        seen = now if look.runs else newest_observation(context.instance, topology.key).get(LAST_UPDATED)
+        found = {**look.verdicts, "fresh": fresh(seen, now, topology.freshness)}
+        for key in sorted(context.selected_asset_check_keys, key=lambda item: item.name):
+            yield found[key.name].event(dg.AssetCheckResult, topology.key, key.name)
+
+    return checks
+
+
+def ask_job(
+    verb: str, job: str, description: str, topologies: Mapping[str, DeclaredTopology], tags: Mapping[str, str]
+) -> dg.JobDefinition:
+    """A job that asks nimbus to kill or rebalance one of ``topologies``."""
+
+    @dg.op(name=f"{job}_op", out=dg.Out(dg.Nothing), description=description)
+    def ask(context: dg.OpExecutionContext, config: AskConfig) -> None:
+        name = config.name or (next(iter(topologies)) if len(topologies) == 1 else "")
+        with step_errors():
+            if name not in topologies:
+                raise InvalidRequest(
+                    f"name is {name!r}, declared are {', '.join(sorted(topologies))}: name one of them"
+                )
+            body = {} if config.wait_secs is None else {"wait_secs": config.wait_secs}
+            with topologies[name].nimbus.client() as nimbus:
+                answer = nimbus.post(f"/v1/topologies/{name}/{verb}", body, repeat=False)
+        context.add_output_metadata({"topology": name, "run_id": str(answer.get("run_id") or "none")})
+
+    @dg.job(name=job, executor_def=dg.in_process_executor, description=description, tags=tags)
+    def asking() -> None:
+        ask()
+
+    return asking
+
+
+def _jobs(topology: DeclaredTopology) -> list[Any]:
+    name, identifier, tags = topology.name, topology.identifier, topology_tags(topology.name)
+
+    ended = f"Ends {name}: silence, a wait, and the end. It stays ended until somebody deploys it by hand."
+    found: list[Any] = [ask_job("kill", f"kill_{identifier}", ended, {name: topology}, tags)]
+    for verb, config, what in (
+        ("submit", DeployConfig(only_submit=True), "Submits {} as declared; leaves it alone when it runs."),
+        ("deploy", DeployConfig(deploy_code=True), "Brings {} to what is declared: submits, deploys, heals."),
+    ):
+        job = dg.define_asset_job(
+            f"{verb}_{identifier}",
+            selection=dg.AssetSelection.assets(topology.key).without_checks(),
+            executor_def=dg.in_process_executor,
+            description=what.format(name),
+            tags={**tags, **DEPLOY_TAG},
+            config=dg.RunConfig(ops={f"deploy_{identifier}_op": config}),
+        )
+        found.append(job)
+    return found
+
+
+def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
+    name, wanted, tags = topology.name, topology.schedule, topology_tags(topology.name)
+
+    def schedule(
+        verb: str, cron: str, job: str, description: str, decide: Callable[..., dg.RunRequest | str]
+    ) -> dg.ScheduleDefinition:
+        @dg.schedule(
+            name=f"{verb}_{topology.identifier}_schedule",
+            job_name=job,
+            cron_schedule=cron,
+            execution_timezone=wanted.timezone,
+            default_status=dg.DefaultScheduleStatus.RUNNING,
+            description=description,
+        )
+        def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
+            try:
+                with topology.connected() as (cluster, blobs):
+                    answer = decide(context.instance, read_actual(cluster, blobs, name))
+            except StormDagsterError as error:
+                answer = error.message
+            return dg.SkipReason(answer) if isinstance(answer, str) else answer
+
+        return tick
+
+    def deploy(instance: dg.DagsterInstance, actual: Actual | None) -> dg.RunRequest | str:
+        differ = differences(topology.declaration, topology.described, actual)
+        if "target" in differ:
+            return f"{name} cannot be deployed: {differ['target']}"
+        if "running" in differ and newest_version(instance, topology.key) is not None:
+            return f"{name} was ended: it stays so until somebody deploys it by hand"
+        left_alone = ("code", "conf") if topology.policy == "manual" else ()
+        if all(part.partition(".")[0] in left_alone for part in differ):
+            return f"{name} is as declared"
+        if under_way(instance, name):
+            return f"a run changes {name} already"
+        return dg.RunRequest(asset_selection=[topology.key], tags=tags)
+
+    def rebalance(_: dg.DagsterInstance, actual: Actual | None) -> dg.RunRequest | str:
+        if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
+            return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
+        return dg.RunRequest(
+            run_config={"ops": {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}}, tags=tags
+        )
+
+    found: list[dg.ScheduleDefinition] = []
+    if wanted.deploy is not None:
+        what = f"Brings {name} to what is declared, unless it was ended."
+        found.append(schedule("deploy", wanted.deploy, DEPLOY_JOB, what, deploy))
+    if wanted.rebalance is not None:
+        what = f"Moves the fewest tasks of {name} that restore balance."
+        found.append(schedule("rebalance", wanted.rebalance, REBALANCE_JOB, what, rebalance))
+    return found

@@ -1,0 +1,172 @@
+"""`declared_topologies_sensor`: one for all declared topologies of a code location, and the jobs that they share.
+
+It keeps nothing but the time of its last tick: what it observed before is the newest observation of each asset.
+Observations follow changes of state. While nothing changes, a small one every 10 minutes says that all tasks run.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import json
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
+from storm_dagster.defs.declared.requests import DEPLOY_JOB, deploy_request, newest_observation, under_way
+from storm_dagster.defs.declared.runs import DEPLOY_TAG, REBALANCE_JOB, ask_job
+from storm_dagster.defs.declared.topology import DeclaredTopology, Look, newest_version
+from storm_dagster.defs.observe.sensors import digest, read_cursor
+from storm_dagster.model.errors import StormDagsterError
+
+__all__ = ["DECLARED_TAG", "shared_definitions", "state_events"]
+
+DECLARED_TAG = {"storm/declared": "topology"}
+"""Tag of the asset of each declared topology."""
+_SEEN_EVERY_SECS = 600.0
+_CHANGED_EVERY_SECS = 60.0
+_MOST_EVENTS = 500
+
+
+def shared_definitions(topologies: Mapping[str, DeclaredTopology]) -> dg.Definitions:
+    """The sensor and the jobs. ``topologies`` is read when they run: it may be filled later."""
+    deploy = dg.define_asset_job(
+        DEPLOY_JOB,
+        selection=dg.AssetSelection.tag(*next(iter(DECLARED_TAG.items()))).without_checks(),
+        executor_def=dg.in_process_executor,
+        description="Brings declared topologies to what is declared: those that are selected, else all.",
+        tags=DEPLOY_TAG,
+    )
+    kill = "Ends a declared topology. It stays ended until somebody deploys it by hand."
+    rebalance = "Moves the fewest tasks of a declared topology that restore balance."
+    return dg.Definitions(
+        jobs=[
+            deploy,
+            ask_job("kill", "kill_declared", kill, topologies, {}),
+            ask_job("rebalance", REBALANCE_JOB, rebalance, topologies, {}),
+        ],
+        sensors=[_sensor(topologies)],
+    )
+
+
+def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
+    @dg.sensor(
+        name="declared_topologies_sensor",
+        job_name=DEPLOY_JOB,
+        minimum_interval_seconds=30,
+        default_status=dg.DefaultSensorStatus.RUNNING,
+        description="Observes the declared topologies and their components when their state changes, evaluates their "
+        "checks, and deploys changed code where the deploy policy is hot or gray.",
+    )
+    def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
+        now, cursor, instance = time.time(), read_cursor(context.cursor), context.instance
+        events, requests, said = list[Any](), list[dg.RunRequest](), list[str]()
+        clusters: dict[str, list[DeclaredTopology]] = {}
+        for topology in topologies.values():
+            where = digest([topology.zookeeper.home, topology.zookeeper.conf_dir])[:8]
+            clusters.setdefault(where, []).append(topology)
+        ticked = {where: cursor.get(where) for where in clusters}
+        for where, declared in clusters.items():
+            looks, trouble = _looks(declared)
+            for topology in declared:
+                look = looks.get(topology.name)
+                if len(events) < _MOST_EVENTS:
+                    before = newest_observation(instance, topology.key)
+                    events += state_events(topology, look, before, now, ticked[where], trouble)
+                if look is None:
+                    continue
+                said += [verdict.words for verdict in look.verdicts.values() if not verdict.passed]
+                events += _new_version(instance, topology, look)
+                declaration, described = topology.declaration, topology.described
+                if topology.policy != "manual" and (
+                    request := deploy_request(
+                        instance, topology.key, declaration, described, look.actual, now
+                    )
+                ):
+                    requests.append(request)
+            said += [trouble] if trouble else []
+            ticked[where] = ticked[where] if trouble else now
+        text = "; ".join(said[:20]) or f"all tasks of {len(topologies)} declared topologies run"
+        skipped = None if requests else dg.SkipReason(text)
+        return dg.SensorResult(requests, asset_events=events, skip_reason=skipped, cursor=json.dumps(ticked))
+
+    return watch
+
+
+def _looks(declared: list[DeclaredTopology]) -> tuple[dict[str, Look], str]:
+    """What runs of the topologies of one cluster, by one session; and what was out of reach."""
+    found: dict[str, Look] = {}
+    with ExitStack() as stack:
+        nimbus: Any = stack.enter_context(declared[0].nimbus.client(2.0))
+
+        def measure(name: str) -> dict[str, Any] | None:
+            nonlocal nimbus
+            try:
+                return nimbus.get(f"/v1/topologies/{name}") if nimbus else None
+            except StormDagsterError:
+                nimbus = None  # Not once more for each topology.
+                return None
+
+        try:
+            cluster, blobs = stack.enter_context(declared[0].connected())
+            view = cluster.load_view()
+            for topology in declared:
+                found[topology.name] = topology.look(cluster, blobs, view, measure)
+        except StormDagsterError as error:
+            return found, error.message
+    return found, ""
+
+
+def state_events(
+    topology: DeclaredTopology,
+    look: Look | None,
+    before: Mapping[str, Any],
+    now: float,
+    ticked: float | None,
+    trouble: str,
+) -> list[Any]:
+    """What is to be recorded, ``before`` being the newest observation; nothing while that still holds.
+
+    ``look`` is ``None`` while the cluster is out of reach, by ``trouble``; a tick last saw it at ``ticked``.
+    """
+    key, former = topology.key, str(before.get("state", ""))
+    times = [before.get(LAST_UPDATED), ticked if before.get("runs") else None]
+    seen = now if look and look.runs else max(filter(None, times), default=None)
+    judged = fresh(seen, now, topology.freshness)
+    if look is None:
+        if judged.passed or seen is None:
+            return []
+        look = Look({}, metadata={"status": "OUT OF REACH"}, details={"problem": trouble})
+    found = {**look.verdicts, "fresh": judged}
+    outcomes = {name: [one.passed, one.passed or str(one.severity)] for name, one in found.items()}
+    rows, parts = str(look.details.get("workers_and_logs")), digest(look.components)
+    state = f"{digest([look.metadata, rows, outcomes, look.problems])}.{parts}"
+    changed = state != former
+    if changed and former and 0 <= now - before["at"] < _CHANGED_EVERY_SECS:
+        return []
+    if not changed and not (seen == now and now - before.get(LAST_UPDATED, 0.0) >= _SEEN_EVERY_SECS):
+        return []
+    metadata = {**look.metadata, **(look.details if changed else {}), "state": state, "runs": seen == now}
+    metadata |= {} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)}
+    words = found.get("all_tasks_run", judged).words
+    events: list[Any] = [dg.AssetObservation(key, description=words, metadata=metadata)]
+    if changed and parts != former.rpartition(".")[2]:
+        shown = [name for name in look.components if name in topology.components]
+        events += [dg.AssetObservation(topology.components[n], metadata=look.components[n]) for n in shown]
+    if changed:
+        events += [one.event(dg.AssetCheckEvaluation, key, name) for name, one in found.items()]
+    return events
+
+
+def _new_version(
+    instance: dg.DagsterInstance, topology: DeclaredTopology, look: Look
+) -> list[dg.AssetMaterialization]:
+    """The materialization of a version that was deployed from elsewhere."""
+    actual, key = look.actual, topology.key
+    if actual is None or not look.runs or actual.status not in ("ACTIVE", "INACTIVE"):
+        return []
+    if under_way(instance, topology.name) or newest_version(instance, key) == actual.data_version:
+        return []
+    metadata = {**look.metadata, **look.details}
+    return [dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)]

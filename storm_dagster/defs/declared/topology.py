@@ -1,0 +1,135 @@
+"""One declared topology as its definitions know it, and what runs of it at one moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
+from storm_dagster.defs.declared.checks import Verdict, verdicts
+from storm_dagster.defs.declared.declaration import (
+    DATA_VERSION_TAG,
+    Actual,
+    Declaration,
+    Described,
+    LoadedFiles,
+)
+from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
+from storm_dagster.defs.declared.metadata import component_state, links, topology_state, workers_markdown
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.resources.nimbus import NimbusResource
+from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.read.status import show_document
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["DeclaredTopology", "Look", "newest_version"]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What runs of one declared topology, at one moment."""
+
+    verdicts: Mapping[str, Verdict]
+    actual: Actual | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Its state in a few values, none of which changes while nothing happens."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Workers with links to their logs, links to statistics."""
+    components: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> bool:
+        """All tasks do."""
+        return bool(self.verdicts) and self.verdicts["all_tasks_run"].passed
+
+    @property
+    def problems(self) -> list[str]:
+        """What is not as it should be, in words without figures that change all the time."""
+        return [
+            self.verdicts[name].words for name in ("all_tasks_run", "as_declared") if name in self.verdicts
+        ]
+
+
+@dataclass(frozen=True)
+class DeclaredTopology:
+    """Everything that the definitions of one declared topology are made from."""
+
+    declaration: Declaration
+    described: Described
+    files: LoadedFiles
+    identifier: str
+    specs: Sequence[dg.AssetSpec]
+    """The topology's, then those of its components."""
+    components: Mapping[str, dg.AssetKey]
+    policy: DeployPolicy
+    batch: Mapping[str, Any]
+    alerts: TopologyAlerts
+    freshness: FreshnessAttributes
+    schedule: ScheduleAttributes
+    zookeeper: ZooKeeperResource
+    blobstore: BlobStoreResource
+    nimbus: NimbusResource
+
+    @property
+    def key(self) -> dg.AssetKey:
+        """The topology's."""
+        return self.specs[0].key
+
+    @property
+    def name(self) -> str:
+        """The topology's."""
+        return self.declaration.name
+
+    @contextmanager
+    def connected(self) -> Iterator[tuple[StormClusterState, BlobStore]]:
+        """One session; :class:`Unavailable` when the cluster is out of reach."""
+        with self.zookeeper.cluster() as cluster, self.blobstore.blobs(cluster) as blobs:
+            yield cluster, blobs
+
+    def look(
+        self,
+        cluster: StormClusterState,
+        blobs: BlobStore,
+        view: ClusterView,
+        measure: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
+    ) -> Look:
+        """What runs. ``measure`` asks nimbus for `show`, with the statistics that only limits need."""
+        actual = read_actual(cluster, blobs, self.name, view)
+        document, measured = None, None
+        if actual is not None:
+            limited = any(limit is not None for limit in self.alerts.model_dump().values())
+            measured = measure(self.name) if limited else None
+            launch_secs = self.zookeeper.conf()["nimbus.task.launch.secs"]
+            document = measured or show_document(
+                view, actual.topology_id, now_secs=int(time.time()), launch_secs=launch_secs
+            )
+        found = verdicts(
+            self.declaration,
+            self.described,
+            actual,
+            document,
+            self.alerts,
+            newer=self.files.changed(),
+            measured=measured is not None,
+        )
+        metadata = topology_state(document)
+        if actual is None or document is None:
+            return Look(found, metadata=metadata)
+        metadata["running_code_version"] = actual.code_version or "none"
+        led, services = cluster.epoch(), {node: info.http for node, info in view.supervisors.items()}
+        details = links(led[1].http if led else None, self.name)
+        details["workers_and_logs"] = workers_markdown(document, services)
+        return Look(found, actual, metadata, details, component_state(document))
+
+
+def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:
+    """The data version of the newest materialization, ``None`` when there is none."""
+    event = instance.get_latest_materialization_event(key)
+    made = event.asset_materialization if event is not None else None
+    return None if made is None else (made.tags or {}).get(DATA_VERSION_TAG, "")

@@ -1,0 +1,1 @@
+"""Healing: the heartbeat sensor, its memory, and the job that reassigns tasks."""

@@ -1,0 +1,396 @@
+"""The sensor that heals: it blocks on ZooKeeper watches and asks for a reassignment when tasks are dead.
+
+A tick lasts up to 45 seconds (Dagster cuts it off at 60), or one second where sensors share a thread. Watches only
+end its waiting; every decision is made from one view of the cluster. Because limits pass without any event, it also
+looks every five seconds. While a run that it asked for does not start, it gives up ``/healer``: the leader heals then.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.core.liveness.causes import Cause, due_attempts
+from storm_dagster.core.liveness.detection import LivenessLimits, Observation, observe
+from storm_dagster.defs.binding import bind
+from storm_dagster.defs.healing.memory import (
+    REASSIGN_JOB,
+    REASSIGN_OP,
+    HealingCursor,
+    HealingMemory,
+    Restart,
+    numbered,
+    restarts,
+    run_requests,
+)
+from storm_dagster.defs.healing.recoveries import Recovery, recoveries
+from storm_dagster.defs.instance_settings import tick_limit
+from storm_dagster.defs.keys import (
+    ACTIVE_TOPOLOGY,
+    SUPERVISORS,
+    UNFINISHED_STATUSES,
+    WAITING_STATUSES,
+    WORKERS,
+)
+from storm_dagster.defs.pictures.metadata import table
+from storm_dagster.defs.resources.handles import ZooKeeperResource
+from storm_dagster.defs.zookeeper_sensor import LONGEST_TICK_SECS
+from storm_dagster.model import paths
+from storm_dagster.model.clock import boot_clock, boot_id
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.errors import InvalidRequest, Unavailable
+from storm_dagster.model.view import ClusterView
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["build_heartbeat_sensor"]
+
+_TICK_SECS = 45.0
+_LOOK_EVERY_SECS = 5.0
+_COALESCE_SECS = 0.15
+# Longer than the pause between two ticks: after more, silence of the sensor is not silence of a worker.
+_BLIND_SECS = 20.0
+# A run that has not started by then waits behind somebody's queue.
+_LONGEST_QUEUE_SECS = 30.0
+# A run that was killed hard stays "started" for ever; it must not keep its topology from being healed.
+_LONGEST_RUN_SECS = 360.0
+
+
+class _Watch:
+    """The armed sensor: one ZooKeeper session with its watches, and the node that says so."""
+
+    def __init__(self, cluster: StormClusterState) -> None:
+        self._cluster = cluster
+        self._changed = threading.Event()
+        self._interrupted = threading.Event()
+        cluster.state.add_listener(self._on_connection)
+        self._holder = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
+        self._told: str | None = None
+
+    def _on_connection(self, connection: str) -> None:
+        if connection != "CONNECTED":
+            self._interrupted.set()
+
+    def interrupted(self) -> bool:
+        """Whether the connection broke since this was asked last.
+
+        An outage that ends ours ends the sessions of workers and supervisors too: that their nodes are
+        gone then says nothing about them.
+        """
+        broken = self._interrupted.is_set()
+        self._interrupted.clear()
+        return broken
+
+    def look(self) -> ClusterView:
+        """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
+        self._changed.clear()
+        return self._cluster.load_view(self._changed.set)
+
+    def hold(self, held: bool) -> None:
+        """Hold the node that keeps the leader from healing, or give it up."""
+        if held:
+            # Another armed sensor (a code reload in progress) may hold it: then it is ours after its end.
+            self._cluster.state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
+        elif self._cluster.state.owned(paths.HEALER):
+            self._cluster.state.delete_node(paths.HEALER)
+            self._told = None
+
+    def tell(self, alarm: str | None) -> None:
+        """Show in the armed sensor's node why healing pauses: ``status`` reads it there."""
+        if alarm == self._told or not self._cluster.state.owned(paths.HEALER):
+            return
+        said = self._holder if alarm is None else {**self._holder, "alarm": alarm}
+        self._cluster.state.set_data(paths.HEALER, json.dumps(said).encode())
+        self._told = alarm
+
+    def wait(self, seconds: float) -> None:
+        """Sleep until something changes, at most ``seconds``."""
+        self._changed.wait(max(0.0, seconds))
+
+
+def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> tuple[set[str], str | None]:
+    """Ids of the topologies that a reassignment is working on now, and the run that does not start, if any."""
+    records = instance.get_run_records(
+        filters=dg.RunsFilter(job_name=names.name(REASSIGN_JOB), statuses=UNFINISHED_STATUSES), limit=100
+    )
+    found: set[str] = set()
+    stuck: str | None = None
+    now = time.time()
+    for record in records:
+        age = now - record.create_timestamp.timestamp()
+        # However old: a queued one will run once the queue lets it, and another would only wait behind it.
+        if age > _LONGEST_RUN_SECS and record.dagster_run.status != dg.DagsterRunStatus.QUEUED:
+            continue
+        if age > _LONGEST_QUEUE_SECS and record.dagster_run.status in WAITING_STATUSES:
+            stuck = record.dagster_run.run_id
+        ops: Any = record.dagster_run.run_config.get("ops") or {}
+        for document in ((ops.get(names.name(REASSIGN_OP)) or {}).get("config") or {}).get("causes") or ():
+            try:
+                found.add(Cause.from_json(document).topology_id)
+            except InvalidRequest:
+                continue  # A run that somebody launched by hand with a config of his own.
+    return found, stuck
+
+
+def restart_observations(
+    found: Iterable[Restart], key: dg.AssetKey = ACTIVE_TOPOLOGY
+) -> list[dg.AssetObservation]:
+    """One observation for each topology whose workers were restarted in place by their supervisors."""
+    by_name: dict[str, list[Restart]] = {}
+    for restart in found:
+        by_name.setdefault(restart.name, []).append(restart)
+    return [
+        dg.AssetObservation(
+            asset_key=key,
+            partition=name,
+            description=f"{len(members)} workers of {name} were restarted in place",
+            metadata={
+                "restarts": len(members),
+                "workers": table(
+                    [("host", "string"), ("port", "int"), ("supervisor", "string"), ("pid", "int")],
+                    [{"host": r.host, "port": r.port, "supervisor": r.node, "pid": r.pid} for r in members],
+                ),
+                "topology_id": members[0].topology_id,
+            },
+        )
+        for name, members in sorted(by_name.items())
+    ]
+
+
+def recovery_observations(
+    found: Iterable[Recovery], topology: dg.AssetKey, workers: dg.AssetKey
+) -> list[dg.AssetObservation]:
+    """Each recovery, at its topology's partition and at the cluster's workers, where Dagster plots the seconds."""
+    observations: list[dg.AssetObservation] = []
+    for recovery in found:
+        metadata = {
+            "recovery_seconds": round(recovery.seconds, 3),
+            "recovered_topology": recovery.topology_id,
+            "how": "tasks moved" if recovery.moved else "restarted in place",
+        }
+        words = f"all workers of {recovery.name} run again after {recovery.seconds:.2f} s"
+        observations += [
+            dg.AssetObservation(
+                asset_key=topology, partition=recovery.name, description=words, metadata=metadata
+            ),
+            dg.AssetObservation(asset_key=workers, description=words, metadata=metadata),
+        ]
+    return observations
+
+
+def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
+    """That healing pauses, or goes on again, as an observation of the supervisors."""
+    return dg.AssetObservation(
+        asset_key=key,
+        description=f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on",
+        metadata={"alarm": alarm or "none"},
+    )
+
+
+def seen_text(view: ClusterView, seen: Observation) -> str:
+    """What one look at the cluster showed, for the tick's history."""
+    workers = sum(len(topology.live_workers) for topology in view.topologies.values())
+    text = (
+        f"{workers} workers of {len(view.topologies)} topologies live on {len(view.supervisors)} supervisors"
+    )
+    if seen.silent_supervisors:
+        text += f"; silent supervisors: {', '.join(seen.silent_supervisors)}"
+    if seen.restarting:
+        text += f"; restarting in place: {', '.join(f'{n}:{p}' for _, n, p in seen.restarting)}"
+    if seen.waiting:
+        text += f"; {'; '.join(seen.waiting[:5])}"
+    return text if not seen.frozen else f"healing pauses: {seen.frozen}; {text}"
+
+
+@dataclass(frozen=True)
+class _Judgement:
+    """What one look at the cluster leads to, if it is the look that counts."""
+
+    requests: list[dg.RunRequest]
+    restarted: list[Restart]
+    recovered: list[Recovery]
+    memory: HealingMemory
+    next_check: float
+    """Boot clock at which the next limit or back-off ends."""
+    frozen: str | None
+    text: str
+    """What was seen."""
+    causes: list[str]
+    """Reasons for the requests, in words."""
+    stuck: str | None
+    """A run that was asked for and does not start: until it does, the leader is to heal."""
+
+
+class _Tick:
+    """One evaluation of the sensor."""
+
+    def __init__(
+        self, sensor: str, context: dg.SensorEvaluationContext, limits: LivenessLimits, names: DagsterNames
+    ) -> None:
+        self.context = context
+        self.limits = limits
+        self.names = names
+        self.boot_id = boot_id()
+        self.cursor = HealingCursor(sensor, context.cursor)
+        self.memory = HealingMemory()
+        self.epoch = -1
+        self.seen = False
+        """Whether the memory was loaded: until then the cursor stays as it is."""
+        self.restarted: list[Restart] = []
+        self.recovered: list[Recovery] = []
+        self.alarm: str | None = None
+        self.text = "the cluster was not seen"
+        self.causes: list[str] = []
+
+    def run(self, cluster: StormClusterState, deadline: float) -> list[dg.RunRequest]:
+        """Look until there is something to heal, or until ``deadline`` of the monotonic clock."""
+        self.memory = self.cursor.load(cluster)
+        self.alarm, self.seen = self.memory.alarm, True
+        watch = _Watch(cluster)
+        while True:
+            judged = self.look(watch)
+            if judged.requests:
+                # What dies together is seen together: one run for all of it, and no second blind window.
+                time.sleep(_COALESCE_SECS)
+                judged = self.look(watch)
+            self.memory = judged.memory
+            self.restarted.extend(judged.restarted)
+            self.recovered.extend(judged.recovered)
+            self.text, self.causes = judged.text, judged.causes
+            watch.hold(judged.stuck is None)
+            watch.tell(judged.frozen)
+            left = deadline - time.monotonic()
+            # An alarm, and its end, are shown at once.
+            if judged.requests or left <= 0 or (judged.frozen is None) != (self.alarm is None):
+                return judged.requests
+            watch.wait(min(left, _LOOK_EVERY_SECS, judged.next_check - boot_clock()))
+
+    def look(self, watch: _Watch) -> _Judgement:
+        """Judge the cluster as it is now; after an outage everything gets its full time again."""
+        view = watch.look()
+        self.epoch = view.epoch
+        if watch.interrupted():
+            self.forget_when()
+        return self.judge(view, boot_clock())
+
+    def forget_when(self) -> None:
+        """The gap that begins now is one in which nobody watched."""
+        self.memory = replace(self.memory, looked_at=None)
+
+    def judge(self, view: ClusterView, now: float) -> _Judgement:
+        """Judge ``view`` by what is remembered; changes nothing."""
+        looked_at = self.memory.looked_at
+        blind = looked_at is None or not 0 <= now - looked_at <= _BLIND_SECS
+        seen = observe(
+            view, self.memory.liveness, self.limits, boot_id=self.boot_id, boot_now=now, grant=blind
+        )
+        busy, stuck = (
+            unfinished_topologies(self.context.instance, self.names) if seen.causes else (set(), None)
+        )
+        running = [
+            f"{cause.key}:{self.memory.attempts.get(cause.key, (0, now))[0]}"
+            for cause in seen.causes
+            if stuck or cause.topology_id in busy
+        ]
+        due, attempts = due_attempts(seen.causes, self.memory.attempts, boot_now=now, running=running)
+        due, used = numbered(view, due, self.memory.used)
+        restarted, workers = restarts(view, self.memory.workers)
+        recovered, recovering = recoveries(view, self.memory.recovering, now)
+        if seen.frozen:
+            # What comes back after an alarm was out of sight: how long it was dead is not known.
+            recovered, recovering = [], {}
+        ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
+        return _Judgement(
+            requests=run_requests(due, self.names),
+            restarted=restarted,
+            recovered=recovered,
+            memory=HealingMemory(seen.memory, attempts, now, used, workers, seen.frozen, recovering),
+            # A limit that passes at this very moment is looked at a little later, never in a busy loop.
+            next_check=max(
+                now + _COALESCE_SECS, min((end for end in ends if end is not None), default=now + 60)
+            ),
+            frozen=seen.frozen,
+            text=seen_text(view, seen) + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
+            causes=[attempt.cause.describe() for attempt in due],
+            stuck=stuck,
+        )
+
+
+def build_heartbeat_sensor(
+    names: DagsterNames | None = None,
+    *,
+    tick_secs: float = _TICK_SECS,
+    name: str = "heartbeat_sensor",
+    job: Any = None,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.RUNNING,
+) -> dg.SensorDefinition:
+    """The sensor that heals. It uses the resource ``storm_zookeeper`` of its code location.
+
+    ``names`` are those of the cluster, as :func:`build_storm_resources` takes them too. ``tick_secs`` bounds a tick
+    (at most 55: :class:`InvalidRequest`). It launches ``job``, by default the one that is called
+    ``reassign_topologies``; alone, give it ``build_reassign_job()``, whose resources are ``storm_zookeeper``,
+    ``storm_blobstore`` and ``storm_spark``: :func:`build_storm_resources` makes them.
+    """
+    names = names or DagsterNames()
+    if not 0 <= tick_secs <= LONGEST_TICK_SECS:
+        raise InvalidRequest(
+            f"tick_secs={tick_secs:g}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60"
+        )
+
+    def heartbeat_sensor(
+        context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
+    ) -> dg.SensorResult | dg.SkipReason:
+        secs, note = tick_limit(context, tick_secs)
+        deadline = time.monotonic() + secs
+        tick = _Tick(name, context, LivenessLimits.from_conf(zookeeper.conf().values), names)
+        requests: list[dg.RunRequest] = []
+        lost: str | None = None
+        try:
+            with zookeeper.cluster() as cluster:
+                requests = tick.run(cluster, deadline)
+                tick.cursor.store(cluster, tick.memory, tick.epoch)
+        except Unavailable as error:
+            # What was seen before the connection was lost stands; the gap that follows grants new time.
+            lost = error.message
+            tick.forget_when()
+            if not tick.seen:
+                return dg.SkipReason(lost)
+        for cause in tick.causes:
+            context.log.info(cause)
+        for request in requests:
+            context.log.info(f"asking for {request.run_key}")
+        alarm = tick.memory.alarm
+        if lost or alarm:
+            context.log.warning(lost or alarm)
+        events = restart_observations(tick.restarted, zookeeper.asset_key(ACTIVE_TOPOLOGY))
+        events.extend(
+            recovery_observations(
+                tick.recovered, zookeeper.asset_key(ACTIVE_TOPOLOGY), zookeeper.asset_key(WORKERS)
+            )
+        )
+        if (alarm is None) != (tick.alarm is None):
+            events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))
+        return dg.SensorResult(
+            run_requests=requests,
+            skip_reason=None
+            if requests
+            else dg.SkipReason((f"{lost}; before: {tick.text}" if lost else tick.text) + note),
+            asset_events=events,
+            cursor=tick.cursor.after(tick.memory),
+        )
+
+    return dg.sensor(
+        name=names.name(name),
+        job=job,
+        job_name=None if job is not None else names.name(REASSIGN_JOB),
+        minimum_interval_seconds=1,
+        default_status=default_status,
+        description="Watches workers, supervisors and heartbeats; asks for a reassignment when tasks are dead. "
+        "Blocks on ZooKeeper watches for up to 45 seconds, and holds /healer meanwhile.",
+    )(bind(heartbeat_sensor, names))

@@ -1,0 +1,244 @@
+"""What the heartbeat sensor keeps between its ticks, and how causes become run requests."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import dagster as dg
+
+from storm_dagster.core.liveness.causes import Attempt, AttemptMemory
+from storm_dagster.core.liveness.memory import LivenessMemory
+from storm_dagster.defs.healing.recoveries import RecoveryMemory
+from storm_dagster.defs.keys import TOPOLOGY_TAG
+from storm_dagster.model.dagster_names import HEALING_TAGS, DagsterNames
+from storm_dagster.model.view import ClusterView
+from storm_dagster.zk.sensor_memory import load_memory, store_memory
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = [
+    "CAUSE_TAG",
+    "REASSIGN_JOB",
+    "REASSIGN_OP",
+    "HealingCursor",
+    "HealingMemory",
+    "Restart",
+    "numbered",
+    "restarts",
+    "run_requests",
+]
+
+REASSIGN_JOB = "reassign_topologies"
+REASSIGN_OP = f"{REASSIGN_JOB}_op"
+CAUSE_TAG = "storm/cause"
+_LONGEST_KEY = 240
+_MOST_RECENT = 8
+# A version that no heartbeat record has.
+_UNSEEN = -2
+
+
+@dataclass(frozen=True)
+class HealingMemory:
+    """What the sensor knows between two looks. Times are of the boot clock and mean nothing after another boot."""
+
+    liveness: LivenessMemory = field(default_factory=LivenessMemory)
+    attempts: AttemptMemory = field(default_factory=dict)
+    looked_at: float | None = None
+    """Boot clock of the last look at the cluster."""
+    used: Mapping[str, int] = field(default_factory=dict)
+    """Cause key -> highest attempt number that was ever in a run key, for the assignments of now."""
+    workers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8 characters)."""
+    alarm: str | None = None
+    """Why healing pauses, as it was last observed."""
+    recovering: RecoveryMemory = field(default_factory=dict)
+
+    def to_record(self) -> bytes:
+        """All but what changes with every heartbeat: in a healthy cluster the same bytes after every look.
+
+        Counters that were seen to move are left out. Who reads the record sees them for the first time, and grants
+        them one full timeout.
+        """
+        topologies = {
+            topology_id: replace(part, beats=_UNSEEN, beats_since=0.0)
+            for topology_id, part in self.liveness.topologies.items()
+        }
+        document = {
+            "liveness": replace(self.liveness, topologies=topologies, supervisors={}).to_json(),
+            "attempts": {key: list(value) for key, value in self.attempts.items()},
+            "used": self.used,
+            "workers": self.workers,
+            "alarm": self.alarm,
+            "recovering": {key: list(value) for key, value in self.recovering.items()},
+        }
+        return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+
+    @staticmethod
+    def from_record(raw: bytes | None, looked_at: float | None) -> HealingMemory:
+        """The memory of :meth:`to_record`; anything else is an empty memory, which only grants time."""
+        try:
+            document = json.loads(raw or b"{}")
+            return HealingMemory(
+                liveness=LivenessMemory.from_json(document["liveness"]),
+                attempts={
+                    key: (made, not_before) for key, (made, not_before) in document["attempts"].items()
+                },
+                looked_at=looked_at,
+                used=document["used"],
+                workers=document["workers"],
+                alarm=document["alarm"],
+                recovering={
+                    key: (version, since) for key, (version, since) in document["recovering"].items()
+                },
+            )
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return HealingMemory()
+
+
+class HealingCursor:
+    """The sensor's cursor: which record in ZooKeeper holds its memory, and when it looked last.
+
+    The code server's process keeps the newest memories as well, complete, so that counters are judged over ticks of
+    any length without a write.
+    """
+
+    _recent: ClassVar[OrderedDict[str, HealingMemory]] = OrderedDict()
+
+    def __init__(self, sensor: str, text: str | None) -> None:
+        self._sensor = sensor
+        self._text = text or ""
+        try:
+            document = json.loads(self._text or "{}")
+            at = document.get("looked_at")
+            self._looked_at = None if at is None else float(at)
+            self._record = None if document.get("memory") is None else str(document["memory"])
+        except (ValueError, TypeError, AttributeError):
+            self._looked_at = self._record = None
+
+    def load(self, cluster: StormClusterState) -> HealingMemory:
+        """The memory as it was at the end of that tick."""
+        found = self._recent.get(self._text)
+        if found is None:
+            found = HealingMemory.from_record(
+                load_memory(cluster, self._sensor, self._record), self._looked_at
+            )
+        return found
+
+    def store(self, cluster: StormClusterState, memory: HealingMemory, epoch: int) -> None:
+        """Write the record where it changed."""
+        self._record = store_memory(cluster, self._sensor, memory.to_record(), self._record, epoch=epoch)
+
+    def after(self, memory: HealingMemory) -> str:
+        """The cursor that leads to ``memory``."""
+        text = json.dumps({"memory": self._record, "looked_at": memory.looked_at})
+        self._recent[text] = memory
+        while len(self._recent) > _MOST_RECENT:
+            self._recent.popitem(last=False)
+        return text
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A worker that runs again in its slot as another process."""
+
+    name: str
+    topology_id: str
+    node: str
+    host: str
+    port: int
+    pid: int
+
+
+def restarts(
+    view: ClusterView, known: Mapping[str, Mapping[str, str]]
+) -> tuple[list[Restart], dict[str, dict[str, str]]]:
+    """Workers that were replaced in place since ``known``, and what to hand in next time.
+
+    A slot that is empty just now keeps its last token, so that a restart is seen however long it took.
+    Slots that the assignment no longer names are forgotten.
+    """
+    found: list[Restart] = []
+    tokens: dict[str, dict[str, str]] = {}
+    for topology_id, topology in view.topologies.items():
+        slots: dict[str, str] = {}
+        for worker in topology.assignment.workers if topology.assignment else ():
+            name = f"{worker.node}:{worker.port}"
+            before = known.get(topology_id, {}).get(name)
+            live = topology.live_workers.get(worker.slot)
+            token = live.token[:8] if live is not None else before
+            if token is None:
+                continue
+            slots[name] = token
+            if live is not None and before is not None and before != token:
+                found.append(
+                    Restart(topology.base.name, topology_id, worker.node, worker.host, worker.port, live.pid)
+                )
+        if slots:
+            tokens[topology_id] = slots
+    return found, tokens
+
+
+def numbered(
+    view: ClusterView, attempts: Iterable[Attempt], used: Mapping[str, int]
+) -> tuple[list[Attempt], dict[str, int]]:
+    """The attempts under numbers that no run key of theirs had before, and what to hand in next time.
+
+    A cause that was over and comes back in the same assignment begins its back-off anew, but Dagster
+    remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten.
+    """
+    in_force = {
+        f"{topology.id}:{topology.assignment_at.version}"
+        for topology in view.topologies.values()
+        if topology.assignment_at is not None
+    }
+    kept = {key: number for key, number in used.items() if key.rpartition(":")[0] in in_force}
+    found = [Attempt(a.cause, max(a.number, kept.get(a.cause.key, 0) + 1)) for a in attempts]
+    return found, {**kept, **{a.cause.key: a.number for a in found}}
+
+
+def run_requests(attempts: Iterable[Attempt], names: DagsterNames) -> list[dg.RunRequest]:
+    """One run for each cause, as a person would count them.
+
+    A lost host is one cause however many topologies and slots it held; everything else is one cause for
+    each topology. The run key is ``topology:generation:cause:attempt``, so that a tick that is repeated,
+    after a code reload or a restart of the daemon, starts nothing twice.
+    """
+    groups: dict[tuple[str, str], list[Attempt]] = {}
+    for attempt in attempts:
+        cause = attempt.cause
+        group = (cause.kind, cause.node if cause.kind == "lost_host" else cause.topology_id)
+        groups.setdefault(group, []).append(attempt)
+    return [_request(members, names) for _, members in sorted(groups.items())]
+
+
+def _request(members: list[Attempt], names: DagsterNames) -> dg.RunRequest:
+    if len(members) == 1:
+        key = members[0].run_key
+    else:
+        first = members[0].cause
+        topologies = sorted({f"{m.cause.topology_id}:{m.cause.generation}" for m in members})
+        # The members are part of the key: other slots of the same host are another run.
+        slots = _digest(sorted(m.cause.key for m in members))
+        where = f"{first.node}-{slots}" if first.kind == "lost_host" else slots
+        key = f"{'+'.join(topologies)}:{first.kind}@{where}:{max(m.number for m in members)}"
+    if len(key) > _LONGEST_KEY:
+        key = f"{key[:200]}:{_digest(key)}"
+    topology_names = sorted({member.cause.name for member in members})
+    config: dict[str, Any] = {"causes": [member.cause.to_json() for member in members]}
+    tags = {CAUSE_TAG: members[0].cause.kind, **HEALING_TAGS}
+    if len(topology_names) == 1:
+        tags[TOPOLOGY_TAG] = topology_names[0]
+    return dg.RunRequest(
+        run_key=key,
+        job_name=names.name(REASSIGN_JOB),
+        run_config={"ops": {names.name(REASSIGN_OP): {"config": config}}},
+        tags=tags,
+    )
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]

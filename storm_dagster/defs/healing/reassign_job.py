@@ -1,0 +1,113 @@
+"""The job that heals: tasks that were judged dead get a slot again."""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+from dataclasses import replace
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.detection import LivenessLimits, observe
+from storm_dagster.core.liveness.memory import LivenessMemory
+from storm_dagster.defs.binding import op_job
+from storm_dagster.defs.forms import ReassignConfig
+from storm_dagster.defs.healing.memory import REASSIGN_JOB
+from storm_dagster.defs.keys import ASSIGNMENT, PUBLISHED_ASSIGNMENT
+from storm_dagster.defs.pictures.metadata import nodes_table, notes
+from storm_dagster.defs.resources.handles import ZooKeeperResource
+from storm_dagster.defs.resources.operating import Handles, operations
+from storm_dagster.defs.submission.metadata import placement_metadata, stored_metadata
+from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.names import topology_name_of
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live.healing import reassign
+from storm_dagster.operations.reports import ReassignReport
+
+__all__ = ["build_reassign_job"]
+
+_TEXT = "Place the tasks of dead workers, lost hosts and silent topology masters anew."
+
+
+def _causes_now(ops: OperationsContext) -> list[Cause]:
+    """For a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
+    limits = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
+    impatient: LivenessLimits = limits
+    found = observe(
+        ops.cluster.load_view(), LivenessMemory(), impatient, boot_id="by hand", boot_now=ops.monotonic()
+    )
+    return [cause for cause in found.causes if cause.kind not in ("silent_master", "never_ran")]
+
+
+def _metadata(report: ReassignReport) -> dict[str, Any]:
+    return {
+        "topology_id": report.topology_id,
+        "outcome": report.status,
+        "causes": notes(report.causes),
+        "cause_count": len(report.causes),
+        "moved_tasks": report.moved,
+        "assign_seconds": round(report.assign_secs, 3),
+        "planner": report.planner or "none",
+        "why_planner": report.why_planner or "PySpark was in reach",
+        "error": report.error or "none",
+    }
+
+
+def _log_materializations(
+    context: dg.OpExecutionContext,
+    ops: OperationsContext,
+    report: ReassignReport,
+    zookeeper: ZooKeeperResource,
+) -> None:
+    """One materialization for each of the two assets, at the topology's partition."""
+    table = ops.cluster.read_tasks(report.topology_id)
+    components = table.component_of() if table is not None else {}
+    planned, stored = _metadata(report), _metadata(report)
+    if report.placement is not None:
+        planned |= placement_metadata(report.placement, components, f"{report.name}: tasks on slots")
+    if report.assignment is not None:
+        stored |= stored_metadata(report.assignment, components, report.name)
+    if report.version is not None:
+        stored["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
+    for key, metadata in ((ASSIGNMENT, planned), (PUBLISHED_ASSIGNMENT, stored)):
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=zookeeper.asset_key(key),
+                partition=report.name,
+                description=f"reassigned {report.moved} tasks of {report.topology_id}",
+                metadata=metadata,
+            )
+        )
+
+
+def reassign_topologies(context: dg.OpExecutionContext, config: ReassignConfig, handles: Handles) -> None:
+    """Reassign by the causes given, else by what is dead now."""
+    with operations(context, handles) as ops:
+        causes = [Cause.from_json(document) for document in config.causes] or _causes_now(ops)
+        for cause in causes:
+            context.log.info(cause.describe())
+        reports = reassign(ops, causes)
+        for report in reports:
+            context.log.info(f"{report.topology_id}: {report.status}, {report.moved} tasks moved")
+            if report.status == "assigned":
+                _log_materializations(context, ops, report, handles.zookeeper)
+    failed = [report for report in reports if report.status == "failed"]
+    context.add_output_metadata(
+        {
+            "causes": len(causes),
+            "moved_tasks": sum(report.moved for report in reports),
+            "outcomes": notes(f"{topology_name_of(r.topology_id)}: {r.status}" for r in reports),
+        }
+    )
+    if failed:
+        # The sensor tries again with back-off for as long as the cause persists.
+        raise dg.Failure(
+            description="; ".join(f"{report.name}: {report.error}" for report in failed),
+            metadata={"error_type": "Unavailable", "message": failed[0].error or "no reason given"},
+            allow_retries=False,
+        )
+
+
+def build_reassign_job(names: DagsterNames | None = None) -> dg.JobDefinition:
+    """`reassign_topologies` of the cluster that has these names."""
+    return op_job(names or DagsterNames(), REASSIGN_JOB, _TEXT, reassign_topologies)

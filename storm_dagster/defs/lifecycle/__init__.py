@@ -1,0 +1,1 @@
+"""Jobs, sensor and schedules that change topologies which run."""

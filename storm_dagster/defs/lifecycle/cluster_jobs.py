@@ -1,0 +1,111 @@
+"""`start_local_cluster` and `stop_local_cluster`: the command line's `dev` and `stop`, as jobs.
+
+Only these and `dev` itself start daemons. The cluster is detached: it outlives the run.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.binding import op_job
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.forms import StartClusterConfig, StopClusterConfig
+from storm_dagster.defs.resources.handles import ZooKeeperResource
+from storm_dagster.defs.resources.local_cluster import (
+    CLUSTER_MARK,
+    local_cluster_runs,
+    run_cli,
+    start_cluster,
+)
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.endpoints import ClusterFile, home_dir
+from storm_dagster.model.errors import Unavailable
+
+__all__ = ["build_cluster_jobs"]
+
+_START = "Start a local cluster, detached: ZooKeeper, Spark, nimbus, supervisors and a Dagster of its own."
+_STOP = "End every process of a local cluster, workers first."
+
+
+def _home(named: str | None, zookeeper: ZooKeeperResource) -> Path:
+    return home_dir(named) if named else zookeeper.home_path()
+
+
+def _cluster_metadata(home: Path, cluster: ClusterFile) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
+        "home": dg.MetadataValue.path(str(home)),
+        "zookeeper": f"{cluster.zookeeper}{cluster.zookeeper_root}",
+        "nimbuses": ", ".join(nimbus.http for nimbus in cluster.nimbuses),
+        "supervisors": len(cluster.supervisors),
+        "slots": sum(len(supervisor.ports) for supervisor in cluster.supervisors),
+        "spark": cluster.spark.remote if cluster.spark else "none",
+    }
+    if cluster.dagster is not None:
+        metadata["ui"] = dg.MetadataValue.url(cluster.dagster.url)
+    return metadata
+
+
+def start_local_cluster(
+    context: dg.OpExecutionContext, config: StartClusterConfig, zookeeper: ZooKeeperResource
+) -> None:
+    """Start the cluster; one that runs already is left as it is."""
+    home = _home(config.home, zookeeper)
+    with step_errors():
+        if local_cluster_runs(home):
+            context.log.info(f"a cluster runs already in {home}: it is left as it is")
+        else:
+            start_cluster(home, supervisors=config.supervisors, slots=config.slots, nimbuses=config.nimbuses)
+        cluster = ClusterFile.read(home)
+        if cluster is None:
+            raise Unavailable(
+                f"{home}/cluster.json is missing: the cluster did not become ready, see {home}/logs"
+            )
+    context.add_output_metadata(_cluster_metadata(home, cluster))
+
+
+def stop_local_cluster(
+    context: dg.OpExecutionContext, config: StopClusterConfig, zookeeper: ZooKeeperResource
+) -> None:
+    """Stop the cluster. When this very Dagster belongs to it, the end comes right after the run's."""
+    home = _home(config.home, zookeeper)
+    with step_errors():
+        cluster = ClusterFile.read(home)
+        own = cluster.dagster.home if cluster is not None and cluster.dagster is not None else None
+        if own is not None and os.environ.get("DAGSTER_HOME") == own:
+            # Detached and late, so that this run can still record its success; without the mark by which
+            # `stop` finds the cluster's processes, so that it does not end itself.
+            environment = {key: value for key, value in os.environ.items() if key != CLUSTER_MARK}
+            subprocess.Popen(
+                [sys.executable, "-c", _LATER, sys.executable, str(home)],
+                env=environment,
+                start_new_session=True,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            context.log.info(f"this Dagster is part of the cluster in {home}: it ends with it in a moment")
+            return
+        ended = run_cli(["stop", "--home", str(home)])
+    context.add_output_metadata(
+        {"home": dg.MetadataValue.path(str(home)), "ended_processes": int(ended.get("ended") or 0)}
+    )
+
+
+_LATER = """
+import subprocess, sys, time
+time.sleep(5)
+subprocess.run([sys.argv[1], "-m", "storm_dagster", "stop", "--home", sys.argv[2]])
+"""
+
+
+def build_cluster_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
+    """Both jobs."""
+    return [
+        op_job(names, "start_local_cluster", _START, start_local_cluster),
+        op_job(names, "stop_local_cluster", _STOP, stop_local_cluster),
+    ]

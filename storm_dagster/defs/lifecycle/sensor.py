@@ -1,0 +1,145 @@
+"""The sensor that finishes what waits: delayed removals and rebalances, unfinished activations.
+
+It also keeps the partitions in step with the cluster: a topology that lives has a key, wherever it was
+submitted; the key of one that was seen alive and is gone is dropped.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import hashlib
+import json
+import logging
+from collections.abc import Iterable
+
+import dagster as dg
+
+from storm_dagster.core.transitions import DueMemory
+from storm_dagster.defs.binding import bind
+from storm_dagster.defs.instance_settings import SETTINGS_CHECK, check_settings
+from storm_dagster.defs.keys import SUPERVISORS, UNFINISHED_STATUSES
+from storm_dagster.defs.observe.sensors import digest, read_cursor
+from storm_dagster.defs.resources.operating import Handles, connect
+from storm_dagster.model.clock import boot_clock, boot_id
+from storm_dagster.model.dagster_names import SUBMIT_JOB, DagsterNames
+from storm_dagster.model.errors import Fenced, Unavailable
+from storm_dagster.operations.live.lifecycle import finish_due
+from storm_dagster.zk.sensor_memory import load_memory, store_memory
+
+__all__ = ["build_lifecycle_sensor", "may_drop", "name_marks"]
+
+_log = logging.getLogger(__name__)
+_NAME = "lifecycle_sensor"
+_PARTITION_TAG = "dagster/partition"
+_MOST_MARKS = 400
+
+
+def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
+    """Whether nobody needs the partition key of a topology that is gone from this cluster.
+
+    It stays while a submission of the name is under way, and while a topology of that name lives in another cluster
+    whose code location in this instance has the same partitions: both are then without a name.
+    """
+    submitting = instance.get_runs_count(
+        dg.RunsFilter(
+            job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name}, statuses=UNFINISHED_STATUSES
+        )
+    )
+    return not submitting and not _alive_elsewhere(instance, names, name, cluster_id)
+
+
+def _alive_elsewhere(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
+    """Whether a sensor of our name saw a topology of that name alive in another cluster, as far as marks tell."""
+    try:
+        states = instance.all_instigator_state()
+    except Exception:
+        return False  # An instance without a schedule storage, or of another release.
+    cursors = [
+        read_cursor(getattr(state.instigator_data, "cursor", None))
+        for state in states
+        if state.instigator_name == names.name(_NAME)
+    ]
+    others = [cursor for cursor in cursors if cursor.get("cluster") not in (None, cluster_id)]
+    return any(_holds(str(cursor.get("alive", "")), name) for cursor in others)
+
+
+def name_marks(names: Iterable[str]) -> str:
+    """Four hexadecimal digits for each name, for a cursor; above 400 names one star, which holds them all."""
+    marks = sorted({hashlib.sha256(name.encode()).hexdigest()[:4] for name in names})
+    return "".join(marks) if len(marks) <= _MOST_MARKS else "*"
+
+
+def _holds(marks: str, name: str) -> bool:
+    return marks == "*" or name_marks([name]) in {marks[at : at + 4] for at in range(0, len(marks), 4)}
+
+
+def lifecycle_sensor(
+    context: dg.SensorEvaluationContext, names: DagsterNames, handles: Handles
+) -> dg.SensorResult | dg.SkipReason:
+    """Do what is due, and add or drop partition keys."""
+    cursor = read_cursor(context.cursor)
+    record: str | None = cursor.get("memory")
+    try:
+        with connect(handles, _log) as ops:
+            known = read_cursor(load_memory(ops.cluster, _NAME, record))
+            report = finish_due(
+                ops,
+                DueMemory.from_json(known.get("due")),
+                boot_id=boot_id(),
+                boot_now=boot_clock(),
+            )
+            view, cluster_id = ops.cluster.load_view(), ops.cluster.cluster_id()
+            registered = set(context.instance.get_dynamic_partitions(names.partitions))
+            alive = {topology.base.name for topology in view.topologies.values()}
+            before = {str(name) for name in known.get("alive") or ()} & registered
+            # A key that was never seen alive belongs to a submission that is being prepared, by hand or by a run.
+            gone = sorted(n for n in before - alive if may_drop(context.instance, names, n, cluster_id))
+            # Names that are gone but still being submitted are looked at again.
+            memory = {"due": report.memory.to_json(), "alive": sorted(alive | before - {*gone})}
+            raw = json.dumps(memory, sort_keys=True).encode()
+            record = store_memory(ops.cluster, _NAME, raw, record, epoch=view.epoch)
+    except (Unavailable, Fenced) as error:
+        return dg.SkipReason(error.message)
+    new = sorted(alive - registered)
+    requests: list[dg.AddDynamicPartitionsRequest | dg.DeleteDynamicPartitionsRequest] = []
+    if new:
+        requests.append(dg.AddDynamicPartitionsRequest(names.partitions, new))
+    if gone:
+        requests.append(dg.DeleteDynamicPartitionsRequest(names.partitions, gone))
+    for line in report.done:
+        context.log.info(line)
+    for topology_id, message in report.failed.items():
+        context.log.warning(f"{topology_id}: {message}")
+    done = ", ".join([*report.done, *(f"new key {n}" for n in new), *(f"dropped key {n}" for n in gone)])
+    waiting = len(report.memory.seen or {}) - len(report.done)
+    settings = check_settings(context.instance)
+    state = {
+        "memory": record,
+        "alive": name_marks(alive),
+        "cluster": cluster_id,
+        "settings": digest(settings.description),
+    }
+    evaluation = dg.AssetCheckEvaluation(
+        asset_key=handles.zookeeper.asset_key(SUPERVISORS),
+        check_name=SETTINGS_CHECK,
+        passed=settings.passed,
+        severity=settings.severity,
+        description=settings.description,
+        metadata=dict(settings.metadata or {}),
+    )
+    return dg.SensorResult(
+        asset_events=[evaluation] if cursor.get("settings") != state["settings"] else [],
+        dynamic_partitions_requests=requests,
+        skip_reason=dg.SkipReason(done or f"nothing is due, {waiting} topologies wait for their delay"),
+        cursor=json.dumps(state),
+    )
+
+
+def build_lifecycle_sensor(
+    names: DagsterNames, default_status: dg.DefaultSensorStatus
+) -> dg.SensorDefinition:
+    """`lifecycle_sensor` of the cluster that has these names."""
+    return dg.sensor(
+        name=names.name(_NAME),
+        minimum_interval_seconds=5,
+        default_status=default_status,
+        description="Finishes delayed removals and rebalances and interrupted activations; keeps partitions in step.",
+    )(bind(lifecycle_sensor, names))

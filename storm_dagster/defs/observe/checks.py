@@ -1,0 +1,149 @@
+"""Asset checks: the correctness rules of the cluster, asked of the live cluster. They change nothing.
+
+They cover all topologies at once, so that they can be run from the UI without a partition. They are left
+out of `submit_topology`, whose run has exactly six steps; `supervisor_sensor` evaluates them whenever the
+cluster changes.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+from collections.abc import Callable, Iterable, Mapping
+
+import dagster as dg
+
+from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.core.invariants import RULES, Facts
+from storm_dagster.defs.binding import bind, cluster_key
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
+from storm_dagster.defs.keys import (
+    ACTIVE_TOPOLOGY,
+    ASSIGNMENT,
+    PUBLISHED_ASSIGNMENT,
+    SUPERVISORS,
+    TOPOLOGY_CODE,
+)
+from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS, placement_check
+from storm_dagster.defs.pictures.metadata import notes
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.resources.operating import Handles, operations
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
+
+__all__ = ["CHECK_ASSETS", "build_checks", "view_findings"]
+
+_SETTLE_SECS = 5.0
+
+_ASSETS: Mapping[str, dg.AssetKey] = {
+    "one_slot_per_task": PUBLISHED_ASSIGNMENT,
+    "slots_not_shared": PUBLISHED_ASSIGNMENT,
+    "assigned_to_live_slots": SUPERVISORS,
+}
+
+CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
+    rule.name: (
+        _ASSETS.get(rule.name, ACTIVE_TOPOLOGY),
+        # A lost supervisor is what the cluster heals from: a warning for as long as that takes.
+        dg.AssetCheckSeverity.WARN if rule.heals else dg.AssetCheckSeverity.ERROR,
+        rule.words,
+    )
+    for rule in RULES
+    if rule.by_view
+}
+"""Check -> the asset it stands at, its severity, and the rule in words: the rules that one view decides."""
+
+
+def view_findings(view: ClusterView) -> dict[str, list[str]]:
+    """Check name -> violations of its rule in ``view``."""
+    facts = Facts(view)
+    return {
+        rule.name: [violation.sentence for violation in rule.check(facts)] for rule in RULES if rule.by_view
+    }
+
+
+def result_of(name: str, found: Iterable[str], looked_at: int) -> dg.AssetCheckResult:
+    """The outcome of one check, with the violations spelled out."""
+    _, severity, _ = CHECK_ASSETS.get(name, (TOPOLOGY_CODE, dg.AssetCheckSeverity.ERROR, ""))
+    lines = list(found)
+    return dg.AssetCheckResult(
+        passed=not lines,
+        severity=severity,
+        metadata={"violations": len(lines), "found": notes(lines[:50]), "topologies": looked_at},
+    )
+
+
+def missing_blobs(view: ClusterView, blobs: BlobStore) -> list[str]:
+    """Violations of the rule that the code of every topology is stored."""
+    facts = Facts(view, blobs=stored_hashes(blobs, code_keys(view)))
+    (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
+    return [violation.sentence for violation in rule.check(facts)]
+
+
+def _view_check(name: str) -> Callable[..., dg.AssetCheckResult]:
+    def check(zookeeper: ZooKeeperResource) -> dg.AssetCheckResult:
+        with step_errors(), zookeeper.cluster() as cluster:
+            view = cluster.load_view()
+        return result_of(name, view_findings(view)[name], len(view.topologies))
+
+    return check
+
+
+def blobs_check(zookeeper: ZooKeeperResource, blobstore: BlobStoreResource) -> dg.AssetCheckResult:
+    """Archive, conf and code of every topology are stored, each with its content hash."""
+    with step_errors(), zookeeper.cluster() as cluster:
+        view = cluster.load_view()
+        with blobstore.blobs(cluster) as blobs:
+            return result_of("blobs_present", missing_blobs(view, blobs), len(view.topologies))
+
+
+def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
+    """Every invariant of the cluster, in at least two looks."""
+    home = handles.zookeeper.home_path()
+    with operations(context, handles) as ops:
+        seen = inspect_cluster(ops, home=home if home.is_dir() else None, settle_secs=_SETTLE_SECS)
+    return dg.AssetCheckResult(
+        passed=seen.sound,
+        severity=dg.AssetCheckSeverity.ERROR,
+        metadata={
+            "violations": len(seen.violations),
+            "found": notes(
+                [f"{part.invariant} {part.sentence}: {part.remedy}" for part in seen.violations[:50]]
+            ),
+            "warnings": notes([f"{part.invariant} {part.sentence}" for part in seen.warnings[:50]]),
+            "looks": seen.looks,
+            "topologies": len(seen.view.topologies),
+        },
+    )
+
+
+_Check = tuple[dg.AssetKey, str, Callable[..., dg.AssetCheckResult]]
+_CHECKS: Mapping[str, _Check] = {
+    **{name: (key, description, _view_check(name)) for name, (key, _, description) in CHECK_ASSETS.items()},
+    "blobs_present": (
+        TOPOLOGY_CODE,
+        "Archive, conf and code of every topology are stored, each with its content hash.",
+        blobs_check,
+    ),
+    "invariants": (
+        ACTIVE_TOPOLOGY,
+        "I1 to I8 hold: what `storm-dagster doctor --invariants` asks. Looks for as long as something is broken.",
+        invariants_check,
+    ),
+    SETTINGS_CHECK: (
+        SUPERVISORS,
+        "The settings of this Dagster instance serve healing and submissions as well as they could; else what to set, "
+        "what it gains and what it costs.",
+        settings_check,
+    ),
+    **{name: (ASSIGNMENT, words, placement_check(name)) for name, (words, _) in PLACEMENT_CHECKS.items()},
+}
+
+
+def build_checks(names: DagsterNames) -> list[dg.AssetChecksDefinition]:
+    """All checks."""
+    return [
+        dg.asset_check(asset=cluster_key(names, key), name=name, description=description)(
+            bind(function, names)
+        )
+        for name, (key, description, function) in _CHECKS.items()
+    ]

@@ -1,0 +1,162 @@
+"""`prune_history` and its schedule: old runs of our jobs, and old ticks of our sensors and schedules, are deleted.
+
+Dagster keeps runs for ever, and ticks that launched something too. What others run is never touched, and neither is
+the run that made what an asset, or a topology that lives, shows now.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+from collections.abc import Collection
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.binding import op_job
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.keys import TOPOLOGY_TAG
+from storm_dagster.defs.resources.handles import ZooKeeperResource
+from storm_dagster.model.dagster_names import DagsterNames
+
+__all__ = [
+    "OWN_CLOCKS",
+    "OWN_JOBS",
+    "PRUNE_JOB",
+    "build_prune_history",
+    "is_own_run",
+    "prune_runs",
+    "prune_ticks",
+]
+
+PRUNE_JOB = "prune_history"
+OWN_JOBS = (
+    *("submit_topology", "kill_topology", "activate_topology", "deactivate_topology", "restart_topology"),
+    *("rebalance_topology", "update_topology", "gray_upgrade_topology", "complete_upgrade_topology"),
+    *(
+        "rollback_topology",
+        "reassign_topologies",
+        "ask_for_rebalance",
+        "clean_inbox",
+        "roll_up_metrics",
+        PRUNE_JOB,
+    ),
+    *("start_local_cluster", "stop_local_cluster"),
+)
+"""Plain names of our jobs, without those of declared topologies."""
+OWN_CLOCKS = (
+    *("heartbeat_sensor", "lifecycle_sensor", "supervisor_sensor", "leader_sensor", "alert_sensor"),
+    *("rebalance_schedule", "inbox_cleanup_schedule", "metrics_rollup_schedule", "prune_history_schedule"),
+)
+"""Plain names of our sensors and schedules."""
+REPOSITORY_TAG = ".dagster/repository"
+"""Dagster's tag of a run: the code location that it belongs to."""
+_ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_MOST_DELETED = 1000
+_PAGE = 100
+_TEXT = "Delete old runs of our jobs and old ticks of our sensors and schedules."
+
+
+def is_own_run(run: Any, names: DagsterNames, repository: str | None) -> bool:
+    """Whether a run is one of our jobs', launched in the code location ``repository`` (``None``: any)."""
+    ours = TOPOLOGY_TAG in run.tags or run.job_name in {names.name(job) for job in OWN_JOBS}
+    return ours and repository in (None, run.tags.get(REPOSITORY_TAG))
+
+
+def prune_runs(
+    instance: dg.DagsterInstance,
+    names: DagsterNames,
+    before: datetime,
+    *,
+    repository: str | None = None,
+    most: int = _MOST_DELETED,
+) -> int:
+    """Delete the oldest of our runs that ended and were created before ``before``, at most ``most``; returns how many.
+
+    A run that made the newest materialization of an asset, or of the partition of a topology that lives, stays.
+    """
+    alive = set(instance.get_dynamic_partitions(names.partitions))
+    tags = {REPOSITORY_TAG: repository} if repository is not None else {}
+    deleted = 0
+    for job in OWN_JOBS:
+        filters = dg.RunsFilter(job_name=names.name(job), statuses=_ENDED, created_before=before, tags=tags)
+        kept: str | None = None
+        while deleted < most:
+            page = instance.get_run_records(filters, limit=_PAGE, ascending=True, cursor=kept)
+            for record in page[: most - deleted]:
+                run_id = record.dagster_run.run_id
+                if _is_shown(instance, run_id, alive):
+                    kept = run_id
+                else:
+                    instance.delete_run(run_id)
+                    deleted += 1
+            if len(page) < _PAGE:
+                break
+    return deleted
+
+
+def _is_shown(instance: dg.DagsterInstance, run_id: str, alive: Collection[str]) -> bool:
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION):
+        made = entry.asset_materialization
+        if made is None or not (made.partition is None or made.partition in alive):
+            continue
+        which = dg.AssetRecordsFilter(
+            asset_key=made.asset_key, asset_partitions=None if made.partition is None else [made.partition]
+        )
+        newest = instance.fetch_materializations(which, limit=1).records
+        if newest and newest[0].run_id == run_id:
+            return True
+    return False
+
+
+def prune_ticks(
+    instance: dg.DagsterInstance, names: DagsterNames, before: datetime, *, repository: str | None = None
+) -> int:
+    """Delete ticks from before ``before`` of our sensors and schedules; returns of how many of those.
+
+    The newest tick of each stays: Dagster goes on from there.
+    """
+    if getattr(instance, "schedule_storage", None) is None:
+        return 0
+    ours = {names.name(clock) for clock in OWN_CLOCKS}
+    found = 0
+    for state in instance.all_instigator_state():
+        if state.instigator_name not in ours:
+            continue
+        if repository not in (None, state.origin.repository_origin.get_label()):
+            continue
+        newest = instance.get_ticks(state.instigator_origin_id, state.selector_id, limit=1)
+        if newest:
+            limit = min(before.timestamp(), newest[0].timestamp)
+            instance.purge_ticks(state.instigator_origin_id, state.selector_id, before=limit)
+            found += 1
+    return found
+
+
+def prune_history(context: dg.OpExecutionContext, names: DagsterNames, zookeeper: ZooKeeperResource) -> None:
+    """Delete what is older than the conf says."""
+    with step_errors():
+        conf = zookeeper.conf()
+        days = float(conf["dagster.history.retention.days"])
+        hours = float(conf["dagster.history.retention.ticks.hours"])
+    now = datetime.now(tz=timezone.utc)
+    repository = context.run.tags.get(REPOSITORY_TAG)
+    runs = prune_runs(context.instance, names, now - timedelta(days=days), repository=repository)
+    clocks = prune_ticks(context.instance, names, now - timedelta(hours=hours), repository=repository)
+    context.log.info(
+        f"deleted {runs} runs older than {days:g} days, and ticks of {clocks} sensors and schedules older than "
+        f"{hours:g} hours"
+    )
+
+
+def build_prune_history(
+    names: DagsterNames, default_status: dg.DefaultScheduleStatus
+) -> tuple[dg.JobDefinition, dg.ScheduleDefinition]:
+    """The job and its schedule."""
+    job = op_job(names, PRUNE_JOB, _TEXT, prune_history)
+    schedule = dg.ScheduleDefinition(
+        name=names.name("prune_history_schedule"),
+        job_name=job.name,
+        cron_schedule="47 3 * * *",
+        default_status=default_status,
+        description="Every night: deletes our old runs and ticks.",
+    )
+    return job, schedule

@@ -1,0 +1,1 @@
+"""Pictures and tables in the metadata of assets."""

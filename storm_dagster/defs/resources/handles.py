@@ -1,0 +1,158 @@
+"""Resources: handles by which assets, ops and sensors reach the cluster.
+
+A resource finds what runs and never owns its life. Building one connects to nothing: definitions load
+without a cluster. Connections are opened inside ``with`` blocks, in the process that uses them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from storm_dagster.blobstore.client import NimbusBlobClient
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.defs.resources.local_cluster import ensure_local_cluster
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.endpoints import home_dir
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.home_conf import cluster_conf
+from storm_dagster.model.security import Security
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["BlobStoreResource", "ClusterHandle", "ZooKeeperResource", "leader_http"]
+
+
+class ClusterHandle(dg.ConfigurableResource):
+    """Where the cluster is: a local cluster's HOME, or a conf folder."""
+
+    home: str | None = Field(
+        default=None,
+        description="State folder of a local cluster. Empty: STORM_DAGSTER_HOME, else ./.storm-dagster.",
+    )
+    conf_dir: str | None = Field(
+        default=None,
+        description="Folder whose storm.yaml names the cluster. Set, it wins over the local cluster's addresses.",
+    )
+    overrides: dict[str, Any] = Field(
+        default_factory=dict, description="Conf keys laid over everything else, for example spark.remote."
+    )
+    asset_keys: dict[str, str] = Field(
+        default_factory=dict,
+        description="Keys of our assets that a translator renamed: as they were, and as they are shown.",
+    )
+    spawn: bool = Field(
+        default=False,
+        description="For development: when no local cluster runs in `home`, the first run that needs one starts it, "
+        "detached. It outlives the run; `storm-dagster stop` or `stop_local_cluster` ends it. Sensors and schedules "
+        "start none.",
+    )
+    _by_the_clock: bool = PrivateAttr(default=False)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Remember whether this serves a run, or a tick that nobody launched."""
+        self._by_the_clock = context.run is None
+
+    def asset_key(self, original: dg.AssetKey) -> dg.AssetKey:
+        """The key under which that asset of ours is shown."""
+        shown = self.asset_keys.get(original.to_user_string())
+        return original if shown is None else dg.AssetKey.from_user_string(shown)
+
+    def conf(self) -> ClusterConf:
+        """The merged conf, read now: a cluster that was restarted meanwhile is found again.
+
+        With ``spawn`` a local cluster is started first when none runs, except in a tick of a sensor or schedule: a
+        cluster that was stopped would come back by itself.
+        """
+        if self.spawn and not self._by_the_clock:
+            ensure_local_cluster(self.home_path())
+        return cluster_conf(
+            Path(self.home) if self.home else None,
+            Path(self.conf_dir) if self.conf_dir else None,
+            self.overrides or None,
+        )
+
+    def home_path(self) -> Path:
+        """The state folder, whether it exists or not."""
+        return home_dir(self.home)
+
+
+class _Connected(ClusterHandle):
+    """Opens connections once, and keeps them until the end of the run or tick; then ephemeral nodes vanish."""
+
+    _held: ExitStack | None = PrivateAttr(default=None)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """From now until the end of the run or tick, one connection serves every step."""
+        super().setup_for_execution(context)
+        self._held = ExitStack()
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Close what was opened."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.close()
+
+
+class ZooKeeperResource(_Connected):
+    """Cluster state: one session for a whole run or tick, opened at first use."""
+
+    _cluster: StormClusterState | None = PrivateAttr(default=None)
+
+    @contextmanager
+    def cluster(self) -> Iterator[StormClusterState]:
+        """The cluster's state; outside of a run or tick a session of its own, closed at the end.
+
+        :class:`Unavailable` when ZooKeeper is out of reach or the root does not exist: it is never created
+        from here.
+        """
+        if self._held is None:
+            with StormClusterState.open(self.conf().values) as cluster:
+                yield cluster
+            return
+        if self._cluster is None:
+            self._held.callback(setattr, self, "_cluster", None)
+            self._cluster = self._held.enter_context(StormClusterState.open(self.conf().values))
+        yield self._cluster
+
+
+class BlobStoreResource(_Connected):
+    """Blobs: a client of the leading nimbus, one for a whole run or tick."""
+
+    local_dir: str | None = Field(
+        default=None,
+        description="Use the local blob store in this folder instead, without a nimbus (tests, repairs).",
+    )
+    _client: tuple[StormClusterState, NimbusBlobClient] | None = PrivateAttr(default=None)
+
+    @contextmanager
+    def blobs(self, cluster: StormClusterState) -> Iterator[BlobStore]:
+        """The store of ``cluster``: its leader is looked up before each request."""
+        if self.local_dir:
+            yield LocalBlobStore(Path(self.local_dir))
+        elif self._held is None:
+            with NimbusBlobClient(lambda: leader_http(cluster), security=Security.of(self.conf())) as client:
+                yield client
+        else:
+            # A client that was made for another session would ask a closed one for its leader.
+            if self._client is None or self._client[0] is not cluster:
+                client = self._held.enter_context(
+                    NimbusBlobClient(lambda: leader_http(cluster), security=Security.of(self.conf()))
+                )
+                self._client = (cluster, client)
+            yield self._client[1]
+
+
+def leader_http(cluster: StormClusterState) -> str:
+    """Base URL of the leading nimbus; :class:`Unavailable` when there was never a leader."""
+    known = cluster.epoch()
+    if known is None:
+        raise Unavailable(
+            "no nimbus has led this cluster yet: start one with `storm-dagster nimbus` or `storm-dagster dev`"
+        )
+    return known[1].http

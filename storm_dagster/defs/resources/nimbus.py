@@ -1,0 +1,75 @@
+"""The ``nimbus`` resource: the HTTP client of the leading nimbus."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from storm_dagster.client import NimbusClient, upload_target
+from storm_dagster.defs.resources.handles import ClusterHandle
+from storm_dagster.model.errors import InvalidRequest
+
+__all__ = ["NimbusResource", "upload_of"]
+
+
+class NimbusResource(ClusterHandle):
+    """Calls of nimbus: uploads, topologies, the cluster."""
+
+    patience_secs: float = Field(
+        default=15.0, description="How long a call waits for a leader before it is Unavailable."
+    )
+
+    def client(self, patience_secs: float | None = None) -> NimbusClient:
+        """A client, to be closed by the caller (``with nimbus.client() as client``)."""
+        return NimbusClient.of_cluster(
+            self.conf(),
+            Path(self.home) if self.home else None,
+            conf_dir=Path(self.conf_dir) if self.conf_dir else None,
+            patience=self.patience_secs if patience_secs is None else patience_secs,
+        )
+
+    def topologies(self) -> list[dict[str, Any]]:
+        """The topologies, as `storm-dagster list --json` shows them."""
+        with self.client() as client:
+            return client.get("/v1/topologies")["topologies"]
+
+    def topology(self, name: str) -> dict[str, Any]:
+        """One topology, as `storm-dagster show NAME --json` shows it; :class:`NotAlive` when there is none."""
+        with self.client() as client:
+            return client.get(f"/v1/topologies/{name}")
+
+    def cluster(self) -> dict[str, Any]:
+        """Nimbuses, supervisors, and whether a healing sensor is armed."""
+        with self.client() as client:
+            return client.get("/v1/cluster")
+
+
+def upload_of(
+    log: logging.Logger,
+    nimbus: NimbusResource,
+    handle: str | None,
+    target: str | None,
+    conf: Mapping[str, Any],
+) -> str | None:
+    """The upload that a form means: the caller's ``handle``, else one made here of its TARGET; ``None`` without both.
+
+    :class:`InvalidRequest` when both are given; errors of packing and uploading otherwise.
+    """
+    if handle and target:
+        raise InvalidRequest("both handle and target are given: leave handle empty in a run launched by hand")
+    if handle or not target:
+        return handle or None
+    with nimbus.client() as client:
+        uploaded = upload_target(
+            client,
+            target,
+            conf=conf,
+            home=nimbus.home_path(),
+            progress=lambda step, state: log.info("%s: %s %s", target, step, state),
+        )
+    log.info("uploaded %d bytes, sha256 %s (sent: %s)", uploaded.size, uploaded.sha256, uploaded.sent)
+    return uploaded.handle

@@ -1,0 +1,104 @@
+"""How a step of a run comes to the operations: connections, planner, token, and errors on the way out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import dagster as dg
+
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.keys import STAGED_BY_TAG, TOKEN_TAG
+from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
+from storm_dagster.defs.resources.spark import SparkResource
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, NotAlive
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.submit.staging import newest_token_key, read_record
+from storm_dagster.operations.submit.submission import take_over
+
+__all__ = ["Handles", "connect", "operations", "run_token", "tag_run", "token_for"]
+
+
+@dataclass(frozen=True)
+class Handles:
+    """The resources that an operation needs."""
+
+    zookeeper: ZooKeeperResource
+    blobstore: BlobStoreResource
+    spark: SparkResource
+
+
+@contextmanager
+def connect(handles: Handles, log: logging.Logger) -> Iterator[OperationsContext]:
+    """The operations' context, connected inside; typed errors pass.
+
+    ``epoch`` stays open: a submission's stages take the one in their staging record, everything else the
+    current one.
+    """
+    with handles.zookeeper.cluster() as cluster, handles.blobstore.blobs(cluster) as blobs:
+        yield OperationsContext(
+            cluster=cluster,
+            blobs=blobs,
+            conf=handles.zookeeper.conf(),
+            planner=handles.spark.planner(cluster),
+            log=log,
+        )
+
+
+@contextmanager
+def operations(
+    context: dg.OpExecutionContext | dg.AssetExecutionContext | dg.AssetCheckExecutionContext,
+    handles: Handles,
+) -> Iterator[OperationsContext]:
+    """:func:`connect` for one step; typed errors leave as Dagster failures."""
+    with step_errors(), connect(handles, context.log) as ops:
+        yield ops
+
+
+def run_token(context: dg.AssetExecutionContext) -> str | None:
+    """The submission that the run belongs to, by its tag, which an earlier step of it may have set."""
+    return _tags_of(context).get(TOKEN_TAG)
+
+
+def _tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:
+    run = context.instance.get_run_by_id(context.run.run_id)
+    return run.tags if run is not None else context.run.tags
+
+
+def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
+    """Remember at the run its token, and that it staged the submission: for its later steps, its
+    re-executions, and people who search."""
+    wanted = {TOKEN_TAG: token, STAGED_BY_TAG: context.run.run_id}
+    if wanted.items() - _tags_of(context).items():
+        context.instance.add_run_tags(context.run.run_id, wanted)
+
+
+def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: str) -> str:
+    """The token whose staging this step works on: the run's, else the newest of the topology's name.
+
+    A run that did not stage it itself (a re-execution from a later stage, or a stage alone) takes it over:
+    the current epoch, once. :class:`NotAlive` when nothing is staged under the name, :class:`InvalidRequest`
+    when the run's token belongs to another topology.
+    """
+    tags = _tags_of(context)
+    token = tags.get(TOKEN_TAG)
+    if token is None:
+        try:
+            token = ops.blobs.read(newest_token_key(name)).decode()
+        except KeyNotFound:
+            raise NotAlive(
+                f"nothing is staged for topology {name!r}: materialize storm/topology_conf first, or submit it"
+            ) from None
+    record = read_record(ops, token)
+    if record.name != name:
+        raise InvalidRequest(
+            f"token {token!r} belongs to topology {record.name!r}, this run's partition is {name!r}: "
+            f"launch it for partition {record.name!r}"
+        )
+    if tags.get(STAGED_BY_TAG) != context.run.run_id:
+        if take_over(ops, token):
+            context.log.info("another leader since %s was staged: it was validated again", token)
+        tag_run(context, token)
+    return token

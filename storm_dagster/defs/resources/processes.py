@@ -1,0 +1,133 @@
+"""The ``supervisors`` and ``workers`` resources: what runs, found through ZooKeeper; tails, dumps, restarts.
+
+They never own a life: a worker that is restarted here is started again by its supervisor.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResource
+from storm_dagster.model.errors import NotAlive, Unavailable
+from storm_dagster.model.records import SupervisorInfo, WorkerNode
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.security import Security
+
+__all__ = ["RunningWorker", "SupervisorsResource", "WorkersResource"]
+
+_TAIL_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class RunningWorker:
+    """A worker process whose ZooKeeper session lives."""
+
+    topology_id: str
+    name: str
+    """The topology's name."""
+    node: str
+    host: str
+    port: int
+    record: WorkerNode
+
+
+class _Finder(ClusterHandle):
+    def _zookeeper(self) -> ZooKeeperResource:
+        return ZooKeeperResource(home=self.home, conf_dir=self.conf_dir, overrides=self.overrides)
+
+
+class SupervisorsResource(_Finder):
+    """The supervisors that live now."""
+
+    def live(self) -> dict[str, SupervisorInfo]:
+        """Supervisor id -> its record."""
+        with self._zookeeper().cluster() as cluster:
+            return dict(cluster.load_view().supervisors)
+
+    def free_slots(self) -> dict[str, tuple[int, ...]]:
+        """Supervisor id -> ports that no assignment holds."""
+        with self._zookeeper().cluster() as cluster:
+            view = cluster.load_view()
+        used = view.used_ports()
+        return {
+            supervisor_id: tuple(port for port in info.ports if port not in used.get(supervisor_id, ()))
+            for supervisor_id, info in view.supervisors.items()
+        }
+
+
+class WorkersResource(_Finder):
+    """The workers that live now, of all topologies or of one."""
+
+    def live(self, topology: str | None = None) -> list[RunningWorker]:
+        """Live workers, by topology (name or id), supervisor and port."""
+        with self._zookeeper().cluster() as cluster:
+            view = cluster.load_view()
+        found: list[RunningWorker] = []
+        for part in view.topologies.values():
+            if topology is not None and topology not in (part.id, part.base.name):
+                continue
+            hosts = part.assignment.node_host if part.assignment else {}
+            for (node, port), record in sorted(part.live_workers.items()):
+                host = hosts.get(node) or (view.supervisors[node].host if node in view.supervisors else node)
+                found.append(RunningWorker(part.id, part.base.name, node, host, port, record))
+        return found
+
+    def find(self, topology: str, node: str, port: int) -> RunningWorker:
+        """The worker of that slot; :class:`NotAlive` when none lives there."""
+        for worker in self.live(topology):
+            if (worker.node, worker.port) == (node, port):
+                return worker
+        raise NotAlive(
+            f"topology {topology!r} has no live worker in slot {node}:{port}: see `storm-dagster show {topology}`"
+        )
+
+    def tail(self, worker: RunningWorker, lines: int = 100) -> str:
+        """The last lines of the worker's log; :class:`Unavailable` when it is not on this machine."""
+        path = self._log_path(worker)
+        try:
+            with path.open("rb") as stream:
+                stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+                text = stream.read().decode(errors="replace")
+        except OSError as error:
+            raise Unavailable(
+                f"the log of worker {worker.host}:{worker.port} is not at {path} ({error.strerror}): ask with "
+                f"`storm-dagster logs {worker.name} --worker {worker.host}:{worker.port}`"
+            ) from None
+        return "\n".join(text.splitlines()[-lines:])
+
+    def stack_dump(self, worker: RunningWorker) -> dict[str, Any]:
+        """What every thread of the worker does now, asked of the worker itself; :class:`Unavailable` if silent."""
+        # zmq is not needed to load definitions.
+        from storm_dagster.operations.live.worker_curve import link_key_of
+        from storm_dagster.operations.live.worker_requests import ask_worker
+
+        key = link_key_of(Security.of(self.conf()), worker.topology_id)
+        return ask_worker(worker.host, worker.port, worker.record.token, "stacks", link_key=key)
+
+    def restart(self, worker: RunningWorker) -> int:
+        """Let the worker end (SIGTERM), so that its supervisor starts it anew; the pid that was signalled.
+
+        Only on the worker's own machine, and only exactly that process (pid, start and boot are compared):
+        :class:`Unavailable` otherwise.
+        """
+        for record in self._run_files():
+            same = (record.role, record.id) == ("worker", f"{worker.node}-{worker.port}")
+            if same and record.pid == worker.record.pid and record.alive():
+                os.kill(record.pid, signal.SIGTERM)
+                return record.pid
+        raise Unavailable(
+            f"worker {worker.host}:{worker.port} (pid {worker.record.pid}) does not run on this machine: restart its "
+            f"topology with `storm-dagster restart {worker.name}`"
+        )
+
+    def _log_path(self, worker: RunningWorker) -> Path:
+        logs = self.home_path() / "logs" / "workers" / worker.topology_id
+        return logs / str(worker.port) / "worker.log"
+
+    def _run_files(self) -> Iterator[RunFile]:
+        yield from RunFile.read_all(self.home_path())

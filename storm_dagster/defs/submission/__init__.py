@@ -1,0 +1,1 @@
+"""The submission as a graph of assets."""

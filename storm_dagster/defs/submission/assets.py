@@ -1,0 +1,258 @@
+"""A submission as six assets. Each calls one stage, which reads its input back from the blob store.
+
+Assets return only metadata: ZooKeeper and the blob store hold the truth, nothing passes through Dagster's
+storage, so that any stage can be run again alone, in another process.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs import keys
+from storm_dagster.defs.binding import bind, cluster_key
+from storm_dagster.defs.failures import step_errors
+from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
+from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
+from storm_dagster.defs.resources.operating import Handles, operations, run_token, tag_run, token_for
+from storm_dagster.defs.submission.metadata import (
+    active_metadata,
+    code_metadata,
+    conf_metadata,
+    placement_metadata,
+    planned_metadata,
+    published_metadata,
+    tasks_metadata,
+)
+from storm_dagster.defs.submission.rebalance_stages import plan_rebalance, publish_rebalance
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.submit import submission
+from storm_dagster.operations.submit.staging import check_token, newest_token_key, read_tasks
+
+__all__ = ["build_submission_assets"]
+
+
+def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
+    """The run's topology: its partition key, which must be a registered one.
+
+    Dagster checks this for a launch from the UI, not for one by GraphQL with a partition tag.
+    """
+    if not context.has_partition_key:
+        raise InvalidRequest(
+            "the run has no partition: the topology's name is the partition key; add it to "
+            f"{names.partitions} and launch the run for it"
+        )
+    name = check_topology_name(context.partition_key)
+    if not context.instance.has_dynamic_partition(names.partitions, name):
+        if keys.TOKEN_TAG in context.run.tags:
+            # Nimbus added the key before it launched this run; the end of a killed namesake has taken it since.
+            context.instance.add_dynamic_partitions(names.partitions, [name])
+            return name
+        raise InvalidRequest(
+            f"topology {name!r} is no registered partition of {names.partitions}: add the key first "
+            "(`storm-dagster submit` does, and so does 'Add partition' in the launch dialog)"
+        )
+    return name
+
+
+def _components(ops: OperationsContext, token: str) -> Mapping[int, str]:
+    return read_tasks(ops, token).table.component_of()
+
+
+def _timed(metadata: dict[str, Any], began: float) -> dg.MaterializeResult:
+    return dg.MaterializeResult(metadata={**metadata, "seconds": round(time.monotonic() - began, 3)})
+
+
+def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) -> str | None:
+    """The token in the run's tags, when it means this submission.
+
+    "Open in Launchpad" copies the tags of an earlier run: with a TARGET given anew, that is another
+    submission, unless the run is a re-execution of the first.
+    """
+    if config.target and context.run.root_run_id is None:
+        return None
+    return run_token(context)
+
+
+_STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey, str, set[str]]] = []
+"""Function, key, description and kinds of each stage, in order; each depends on the one before."""
+
+
+def _stage(key: dg.AssetKey, description: str, *kinds: str) -> Any:
+    """The decorator that all six share; their cluster is not known yet."""
+
+    def remember(function: Callable[..., dg.MaterializeResult]) -> Callable[..., dg.MaterializeResult]:
+        _STAGES.append((function, key, description, {"storm", *kinds}))
+        return function
+
+    return remember
+
+
+@_stage(
+    keys.TOPOLOGY_CONF,
+    "Conf and topology as submitted: checked, normalized, bound to a topology id and staged under a token. "
+    "Nothing of the topology is visible to the cluster yet.",
+    "python",
+)
+def topology_conf(
+    context: dg.AssetExecutionContext,
+    config: SubmitConfig,
+    names: DagsterNames,
+    handles: Handles,
+    nimbus: NimbusResource,
+) -> dg.MaterializeResult:
+    """Stage 1."""
+    began = time.monotonic()
+    with step_errors():
+        name = _topology_of(context, names)
+        token = config.token or _inherited_token(context, config)
+        handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
+    with operations(context, handles) as ops:
+        if token is None:
+            # Launched by hand. Without anything to submit, what is staged for the name is validated again.
+            token = _staged_before(ops, name) if handle is None else context.run.run_id
+        check_token(token)
+        tag_run(context, token)
+        report = submission.stage_conf(
+            ops,
+            name=name,
+            token=token,
+            handle=handle,
+            inactive=config.inactive,
+            allow_degraded=config.allow_degraded,
+        )
+    for warning in report.warnings:
+        context.log.warning(warning)
+    return _timed(conf_metadata(report), began)
+
+
+def _staged_before(ops: OperationsContext, name: str) -> str:
+    key = newest_token_key(name)
+    if not ops.blobs.exists(key):
+        raise InvalidRequest(
+            f"nothing to submit as {name!r}: give `target` in the form, for example "
+            "examples/word_count.py:WordCount"
+        )
+    return check_token(ops.blobs.read(key).decode())
+
+
+def _plain_stage(
+    key: dg.AssetKey,
+    description: str,
+    kind: str,
+    operation: Callable[..., Any],
+    shown: Callable[[Any], dict[str, Any]],
+) -> None:
+    """A stage that takes nothing but its token."""
+
+    @_stage(key, description, kind)
+    def stage(
+        context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles
+    ) -> dg.MaterializeResult:
+        began = time.monotonic()
+        with operations(context, handles) as ops:
+            report = operation(ops, token=token_for(context, ops, _topology_of(context, names)))
+        return _timed(shown(report), began)
+
+
+_plain_stage(
+    keys.TOPOLOGY_CODE,
+    "Archive, conf and topology in the blob store under the topology's id, held by as many nimbuses as asked for.",
+    "python",
+    submission.stage_code,
+    code_metadata,
+)
+_plain_stage(
+    keys.TASK_INFO,
+    "Which task ids belong to which component, system components included.",
+    "python",
+    submission.stage_tasks,
+    tasks_metadata,
+)
+
+
+@_stage(
+    keys.ASSIGNMENT,
+    "Which slot runs which tasks, computed with PySpark for the cluster as it is now. Not in force yet.",
+    "pyspark",
+)
+def assignment(
+    context: dg.AssetExecutionContext, config: RebalanceConfig, names: DagsterNames, handles: Handles
+) -> dg.MaterializeResult:
+    """Stage 4; in a run of `rebalance_topology`, the plan of the rebalance."""
+    began = time.monotonic()
+    with operations(context, handles) as ops:
+        name = _topology_of(context, names)
+        if context.run.job_name == names.name(keys.REBALANCE_JOB):
+            return _timed(plan_rebalance(ops, name, config), began)
+        token = token_for(context, ops, name)
+        report = submission.stage_assignment(ops, token=token)
+        for warning in report.placement.warnings:
+            context.log.warning(warning)
+        return _timed(planned_metadata(report, _components(ops, token)), began)
+
+
+@_stage(
+    keys.PUBLISHED_ASSIGNMENT,
+    "The topology in ZooKeeper: tasks, assignment and base, visible in one fenced transaction. Supervisors act on it.",
+    "zookeeper",
+)
+def published_assignment(
+    context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles
+) -> dg.MaterializeResult:
+    """Stage 5; in a run of `rebalance_topology`, the rebalance itself."""
+    began = time.monotonic()
+    with operations(context, handles) as ops:
+        name = _topology_of(context, names)
+        if context.run.job_name == names.name(keys.REBALANCE_JOB):
+            return _timed(publish_rebalance(context, ops, name, names), began)
+        token = token_for(context, ops, name)
+        report = submission.publish_assignment(ops, token=token)
+        components = _components(ops, token)
+    if report.replanned:
+        # The cluster had changed since storm/assignment was computed: its newest value is this one.
+        context.log_event(
+            dg.AssetMaterialization(
+                asset_key=handles.zookeeper.asset_key(keys.ASSIGNMENT),
+                partition=name,
+                description=f"planned again while publishing ({report.replanned} times)",
+                metadata={
+                    "topology_id": report.topology_id,
+                    "planner": report.planner,
+                    **placement_metadata(report.placement, components, f"{name}: tasks on slots"),
+                },
+            )
+        )
+    return _timed(published_metadata(report, components), began)
+
+
+_plain_stage(
+    keys.ACTIVE_TOPOLOGY,
+    "The topology with the status that was asked for: ACTIVE, or INACTIVE with silent spouts.",
+    "zookeeper",
+    submission.activate_topology,
+    active_metadata,
+)
+
+
+def build_submission_assets(names: DagsterNames) -> list[dg.AssetsDefinition]:
+    """The six, in order. One partition for each topology that lives: one history per name across deploys."""
+    stages = [cluster_key(names, key) for _, key, _, _ in _STAGES]
+    return [
+        dg.asset(
+            key=stages[index],
+            deps=stages[max(0, index - 1) : index],
+            partitions_def=dg.DynamicPartitionsDefinition(name=names.partitions),
+            group_name=names.name(keys.GROUP),
+            owners=[keys.OWNER],
+            kinds=kinds,
+            description=description,
+            code_version="1",
+        )(bind(function, names))
+        for index, (function, _, description, kinds) in enumerate(_STAGES)
+    ]

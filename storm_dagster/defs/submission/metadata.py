@@ -1,0 +1,157 @@
+"""What each stage of a submission shows of itself: its report as Dagster metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.pictures.metadata import (
+    assigned_slots,
+    assignment_metadata,
+    blobs_table,
+    components_table,
+    masked,
+    nodes_table,
+    notes,
+    placed_slots,
+    table,
+    tasks_table,
+    unassigned_table,
+)
+from storm_dagster.model.placement import TopologyPlacement
+from storm_dagster.model.records import Assignment
+from storm_dagster.operations.reports import (
+    ActivateReport,
+    AssignmentReport,
+    CodeReport,
+    ConfReport,
+    PublishReport,
+    TasksReport,
+)
+
+__all__ = [
+    "active_metadata",
+    "code_metadata",
+    "conf_metadata",
+    "placement_metadata",
+    "planned_metadata",
+    "published_metadata",
+    "stored_metadata",
+    "tasks_metadata",
+]
+
+
+def conf_metadata(report: ConfReport) -> dict[str, Any]:
+    """Stage 1: id, token, epoch, the normalized conf, components, warnings."""
+    components = list(report.topology.components())
+    return {
+        "topology_id": report.topology_id,
+        "token": report.token,
+        "epoch": report.epoch,
+        "conf": dg.MetadataValue.json(masked(report.conf)),
+        "components": components_table(report.topology),
+        "warnings": notes(report.warnings),
+        "warning_count": len(report.warnings),
+        "component_count": len(components),
+        "executors": sum(spec.parallelism for _, _, spec in components),
+        "already_published": report.published,
+        "replaces": report.replaces or "nothing",
+    }
+
+
+def code_metadata(report: CodeReport) -> dict[str, Any]:
+    """Stage 2: the blobs with size and hash, and how many nimbuses hold each."""
+    return {
+        "topology_id": report.topology_id,
+        "blobs": blobs_table(report.blobs),
+        "copies": table(
+            [("key", "string"), ("copies", "int")],
+            [{"key": key, "copies": count} for key, count in report.copies.items()],
+        ),
+        "code_bytes": sum(blob.size for blob in report.blobs),
+        "copies_min": min(report.copies.values(), default=0),
+        "copies_wanted": report.wanted_copies,
+        "degraded": report.degraded,
+    }
+
+
+def tasks_metadata(report: TasksReport) -> dict[str, Any]:
+    """Stage 3: which tasks belong to which component, and how they are grouped into executors."""
+    return {
+        "topology_id": report.topology_id,
+        "tasks_by_component": tasks_table(report.table),
+        "executors_by_component": dg.MetadataValue.json(dict(report.executors)),
+        "tasks": report.tasks,
+        "executors": sum(report.executors.values()),
+        "workers": report.workers,
+    }
+
+
+def placement_metadata(
+    placement: TopologyPlacement, components: Mapping[int, str], title: str
+) -> dict[str, Any]:
+    """A planner's outcome: slots, picture, what moved, what has no slot and why."""
+    return {
+        **assignment_metadata(placed_slots(placement.workers), components, title),
+        "outcome": placement.status,
+        "moved_tasks": placement.moved,
+        "unassigned_tasks": len(placement.unassigned),
+        "unassigned": unassigned_table(placement.unassigned, components),
+        "warnings": notes(placement.warnings),
+        "reasons": table(
+            [("task", "int"), ("component", "string"), ("why", "string")],
+            [
+                {"task": task, "component": components.get(task, "?"), "why": why}
+                for task, why in sorted(placement.reasons.items())
+            ],
+        ),
+    }
+
+
+def planned_metadata(report: AssignmentReport, components: Mapping[int, str]) -> dict[str, Any]:
+    """Stage 4: the placement, who computed it and how long it took."""
+    return {
+        "topology_id": report.topology_id,
+        **placement_metadata(report.placement, components, f"{report.name}: tasks on slots"),
+        "planner": report.planner,
+        "session_seconds": round(report.session_secs, 3),
+        "assign_seconds": round(report.assign_secs, 3),
+        "supervisors_offered": report.supervisors,
+    }
+
+
+def stored_metadata(assignment: Assignment, components: Mapping[int, str], name: str) -> dict[str, Any]:
+    """An assignment as it stands in ZooKeeper."""
+    return {
+        **assignment_metadata(assigned_slots(assignment), components, f"{name}: tasks on slots"),
+        "assignment_type": assignment.type,
+        "assigned_at": dg.MetadataValue.timestamp(assignment.timestamp_ms / 1000),
+    }
+
+
+def published_metadata(report: PublishReport, components: Mapping[int, str]) -> dict[str, Any]:
+    """Stage 5: paths and versions of what the one transaction wrote, and the tries that it took."""
+    return {
+        "topology_id": report.topology_id,
+        "status": report.status,
+        **stored_metadata(report.assignment, components, report.name),
+        "zookeeper": nodes_table(report.versions),
+        "nodes_written": 0 if report.already else len(report.versions),
+        "planner": report.planner,
+        "attempts": report.attempts,
+        "replanned": report.replanned,
+        "already_published": report.already,
+        "replaced": report.replaced or "nothing",
+    }
+
+
+def active_metadata(report: ActivateReport) -> dict[str, Any]:
+    """Stage 6: the status that the topology has now."""
+    return {
+        "topology_id": report.topology_id,
+        "status": report.status,
+        "changed": report.changed,
+        "base_version": report.version,
+    }

@@ -1,0 +1,98 @@
+"""The two stages of `rebalance_topology`: the plan, shown by `storm/assignment`, and the change itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import dagster as dg
+
+from storm_dagster.defs.forms import RebalanceConfig
+from storm_dagster.defs.pictures.metadata import nodes_table, table
+from storm_dagster.defs.submission.metadata import placement_metadata, stored_metadata
+from storm_dagster.model import paths
+from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.ranges import encode_ranges
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.operations.read.explaining import moves_document
+from storm_dagster.operations.reports import RebalanceReport
+
+__all__ = ["plan_rebalance", "publish_rebalance"]
+
+
+def _components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
+    table = ops.cluster.read_tasks(topology_id)
+    return table.component_of() if table is not None else {}
+
+
+def _summary(report: RebalanceReport) -> dict[str, Any]:
+    return {
+        "topology_id": report.topology_id,
+        "status": report.status,
+        "outcome": report.outcome,
+        "workers_wanted": report.workers,
+        "executors_wanted": dg.MetadataValue.json(dict(report.executors)),
+        "moved_tasks": report.moved,
+        "assign_seconds": round(report.assign_secs, 3),
+        "tasks_added": encode_ranges(report.tasks_added) or "none",
+        "tasks_removed": encode_ranges(report.tasks_removed) or "none",
+        "planner": report.planner or "none",
+        "delay_secs": report.delay_secs,
+    }
+
+
+def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -> dict[str, Any]:
+    """Metadata of what the rebalance would do; nothing changes. What does not fit is refused here."""
+    report = rebalance(
+        ops,
+        name,
+        workers=config.workers,
+        executors=config.executors,
+        reassign=config.reassign,
+        wait_secs=config.wait_secs,
+        dry_run=True,
+    )
+    metadata = _summary(report)
+    if report.placement is not None:
+        components = _components(ops, report.topology_id)
+        metadata = {**placement_metadata(report.placement, components, f"{name}: planned"), **metadata}
+        metadata["moves"] = table(
+            [
+                ("task", "int"),
+                ("component", "string"),
+                ("from", "string"),
+                ("to", "string"),
+                ("why", "string"),
+            ],
+            moves_document(report.assignment, report.placement, report.components),
+        )
+    return metadata
+
+
+def publish_rebalance(
+    context: dg.AssetExecutionContext, ops: OperationsContext, name: str, names: DagsterNames
+) -> dict[str, Any]:
+    """Rebalance as the run's config asks, wait for the end of its delay, and show the assignment now in force."""
+    config = _config_of(context.run.run_config, names.stage_op("assignment"))
+    report = rebalance(
+        ops,
+        name,
+        workers=config.workers,
+        executors=config.executors,
+        reassign=config.reassign,
+        wait_secs=config.wait_secs,
+    )
+    metadata = _summary(report)
+    if report.assignment is not None:
+        components = _components(ops, report.topology_id)
+        metadata |= stored_metadata(report.assignment, components, name)
+    if report.version is not None:
+        metadata["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
+    return metadata
+
+
+def _config_of(run_config: Mapping[str, Any], op: str) -> RebalanceConfig:
+    """The form of the run, which stands on the first of the two assets."""
+    ops = run_config.get("ops") or {}
+    return RebalanceConfig(**((ops.get(op) or {}).get("config") or {}))

@@ -1,0 +1,1 @@
+"""Blobs that are replicated between nimbuses."""

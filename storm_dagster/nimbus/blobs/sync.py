@@ -1,0 +1,236 @@
+"""Synchronization of this nimbus's blobs by pulling; ``replication`` pushes.
+
+What is absent here is fetched. What is absent elsewhere is only removed here when a leader of this very cluster
+says so and the blob is old: an emptied or foreign root never costs a blob.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+from storm_dagster.blobstore import BlobMeta
+from storm_dagster.core.leader_priority import needed_blobs
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, Corrupt, Fenced, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.model.names import check_blob_key
+from storm_dagster.model.security import Security
+from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered, is_registered_kind
+from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
+from storm_dagster.nimbus.blobs.replication import Peer
+from storm_dagster.nimbus.leader_status import LeaderStatus
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_dagster.zk.watches import Wake
+
+__all__ = ["BlobSync", "download_blob"]
+
+_log = logging.getLogger(__name__)
+
+
+class BlobSync:
+    """The pulling side of one nimbus. :meth:`run_once` is called from one thread; the counts from any."""
+
+    def __init__(
+        self,
+        cluster: StormClusterState,
+        blobs: NimbusBlobStore,
+        registry: BlobRegistry,
+        status: LeaderStatus,
+        *,
+        peers: Callable[[], list[Peer]],
+        inbox: Path,
+        keep_secs: float,
+        security: Security | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._blobs = blobs
+        self._base: BaseStore = blobs.base
+        self._registry = registry
+        self._status = status
+        self._peers = peers
+        self._inbox = inbox
+        self._one_at_a_time = threading.Lock()
+        self._keep_secs = keep_secs
+        self._http = httpx.Client(
+            timeout=httpx.Timeout(30.0, connect=2.0), **(security or Security()).client_options()
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def missing(self, wake: Wake | None = None) -> tuple[dict[str, Registered], dict[str, Registered]]:
+        """The blobs that active topologies need and this nimbus lacks (or has in an old version), and all needed.
+
+        Reads only. ``wake`` is called when a blob is registered or removed.
+        """
+        if self._blobs.shared:
+            return {}, {}
+        if wake is not None:
+            self._cluster.watches.add_wake(paths.BLOBSTORE, wake)
+        registered = self._registry.keys(watch=wake is not None)
+        needed = self._registry.read(sorted(needed_blobs(self._cluster.active_storms(), registered)))
+        lacking = {key: entry for key, entry in needed.items() if not self._is_held(entry)}
+        return lacking, needed
+
+    def _is_held(self, entry: Registered) -> bool:
+        try:
+            meta = self._base.meta(entry.key)
+        except (KeyNotFound, Corrupt):
+            return False
+        return entry.record is None or entry.record.sha256 == meta.sha256
+
+    def run_once(self, wake: Wake | None = None) -> int:
+        """Register what is here, fetch what is missing; how many needed blobs are still missing.
+
+        Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for a foreign root; then nothing
+        was changed. One synchronisation runs at a time: a second call returns at once.
+        """
+        if not self._one_at_a_time.acquire(blocking=False):
+            _log.debug("a synchronisation of blobs is under way already")
+            return self._status.known.missing
+        try:
+            return self._run(wake)
+        finally:
+            self._one_at_a_time.release()
+
+    def _run(self, wake: Wake | None) -> int:
+        self._cluster.check_cluster_id()
+        lacking, needed = self.missing(wake)
+        self._register(entry for key, entry in needed.items() if key not in lacking)
+        left = set(lacking)
+        self._status.set_lacking(left)
+        for key, entry in lacking.items():
+            if self._fetch_needed(entry):
+                left.discard(key)
+                self._status.set_lacking(left)
+        self._take_registered(set(needed))
+        self._follow_leader(set(needed))
+        return len(left)
+
+    def _take_registered(self, needed: set[str]) -> None:
+        """Blobs of topologies that are being submitted still: shown (also after a lost session), and fetched.
+
+        Their submission waits for these copies; a session that ended took the announcements with it.
+        """
+        if self._blobs.shared:
+            return
+        others = sorted(set(self._registry.keys()) - needed)
+        for entry in self._registry.read(others).values():
+            if entry.record is None:
+                continue
+            if self._is_held(entry):
+                self._register([entry])
+            elif entry.newest_holders():
+                self._fetch_needed(entry)
+
+    def _register(self, entries: Iterable[Registered]) -> None:
+        for entry in entries:
+            try:
+                meta = self._base.meta(entry.key)
+                if entry.record is not None:
+                    self._registry.register_held(meta, entry)
+                elif (epoch := self._status.epoch) is not None and is_registered_kind(entry.key):
+                    # Registered by nobody: the leader's copy is the one that counts.
+                    self._registry.register_written(meta, epoch=epoch)
+            except (Conflict, Fenced, KeyNotFound) as error:
+                _log.info("%s is not registered now: %s", entry.key, error)
+
+    def _fetch_needed(self, entry: Registered) -> bool:
+        wanted = entry.record.sha256 if entry.record else None
+        if wanted is not None and self._base.put_existing(entry.key, wanted) is not None:
+            self._registry.register_held(self._base.meta(entry.key))
+            return True
+        holders = set(entry.newest_holders())
+        # Without a live holder in ZooKeeper one may still have it; its hash is checked anyway.
+        for peer in sorted(self._peers(), key=lambda peer: (peer.address not in holders, peer.address)):
+            if peer.address == self._status.me:
+                continue
+            try:
+                meta = self._fetch(peer.http, entry.key, wanted)
+                if wanted is not None:
+                    self._registry.register_held(meta)
+                _log.info("fetched %s from nimbus %s", entry.key, peer.address)
+                return True
+            except (StormDagsterError, httpx.HTTPError, OSError) as error:
+                _log.info("%s cannot be fetched from nimbus %s: %s", entry.key, peer.address, error)
+        return False
+
+    def _follow_leader(self, needed: set[str]) -> None:
+        """A follower takes over the leader's other blobs (staged, uploaded, reports), and drops its old ones."""
+        known = self._status.known
+        if self._blobs.shared or known.leader in (None, self._status.me) or not known.leader_http:
+            return
+        try:
+            answer = self._http.get(f"{known.leader_http}/v1/blobs")
+            document = answer.json() if answer.status_code == 200 else None
+        except (httpx.HTTPError, ValueError) as error:
+            _log.debug("the leader's blobs cannot be listed: %s", error)
+            return
+        if not isinstance(document, Mapping) or document.get("cluster_id") != self._cluster.cluster_id():
+            return
+        theirs: dict[str, Any] = {str(blob["key"]): blob for blob in document.get("blobs", ())}
+        mine = {meta.key: meta for meta in self._base.list()}
+        for key, blob in theirs.items():
+            held = mine.get(key)
+            if key in needed or is_registered_kind(key) or (held and held.sha256 == blob.get("sha256")):
+                continue
+            try:
+                self._fetch(known.leader_http, check_blob_key(key), str(blob.get("sha256")))
+            except (StormDagsterError, httpx.HTTPError, OSError) as error:
+                _log.info("%s cannot be fetched from the leader: %s", key, error)
+        if mine and not set(mine) & set(theirs):
+            # A leader that has nothing of ours began with an empty disk or an emptied root: that orders nothing.
+            _log.warning("the leader has none of the %d blobs here: none is dropped for that", len(mine))
+            return
+        now = time.time()
+        registered = set(self._registry.keys())
+        for key in set(mine) - set(theirs) - needed - registered:
+            written = self._base.modified_secs(key)
+            if written is not None and now - written > self._keep_secs:
+                _log.info("dropping blob %s, which the leader does not have any more", key)
+                self._blobs.drop_replica(key)
+
+    def _fetch(self, http: str, key: str, sha256: str | None) -> BlobMeta:
+        path, actual = download_blob(self._http, http, key, self._inbox, expected_sha256=sha256)
+        try:
+            return self._base.adopt(key, path, actual)
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def download_blob(
+    client: httpx.Client, http: str, key: str, folder: Path, *, expected_sha256: str | None
+) -> tuple[Path, str]:
+    """Download a blob of another nimbus into a fresh file of ``folder``; the file and its verified hash."""
+    digest = hashlib.sha256()
+    path = folder / f"fetch-{time.monotonic_ns():x}"
+    try:
+        with client.stream("GET", f"{http.rstrip('/')}/v1/blobs/{quote(key, safe='')}") as response:
+            if response.status_code == 404:
+                raise KeyNotFound(f"no blob {key!r} at {http}")
+            if response.status_code != 200:
+                raise Unavailable(f"{http} answered {response.status_code} for blob {key!r}")
+            announced = response.headers.get("X-Content-SHA256")
+            with path.open("xb") as sink:
+                for chunk in response.iter_raw(1 << 16):
+                    digest.update(chunk)
+                    sink.write(chunk)
+        actual = digest.hexdigest()
+        if actual != announced or (expected_sha256 is not None and actual != expected_sha256):
+            raise Corrupt(
+                f"blob {key!r} of {http} has SHA-256 {actual}, {expected_sha256 or announced} is the newest: "
+                "it is damaged or outdated there"
+            )
+        return path, actual
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,160 @@
+"""Upload sessions: three parts under one opaque handle (``docs/decisions.md#upload-handles``).
+
+A handle is a random word that nimbus made up; no path or key of a caller is ever used. Parts become blobs
+``upload.<handle>.<part>`` as they arrive, so that a handle survives the leader that gave it out.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from typing import Literal, cast
+
+from storm_dagster.blobstore import BlobMeta
+from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound, StormDagsterError, Unavailable
+from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
+from storm_dagster.nimbus.time_cache_map import TimeCacheMap
+
+__all__ = ["PARTS", "Part", "Uploads"]
+
+_log = logging.getLogger(__name__)
+
+Part = Literal["archive", "conf", "topology"]
+PARTS: tuple[Part, ...] = ("archive", "conf", "topology")
+_HANDLE = re.compile(r"[0-9a-f]{32}")
+_MOST_OPEN = 1000
+_MOST_CANCELLED = 10_000
+
+
+class Uploads:
+    """The upload sessions of this nimbus.
+
+    A session that is left idle for ``expiry_secs`` before it is finished expires with all its parts, at the
+    latest half of that time later. A finished one stays until the cleaner takes it.
+    """
+
+    def __init__(self, blobs: NimbusBlobStore, *, expiry_secs: float, now: float) -> None:
+        self._blobs = blobs
+        self._open: TimeCacheMap[str, str] = TimeCacheMap(
+            expiry_secs, now=now, on_expire=lambda handle, _: self._expire(handle), limit=_MOST_OPEN
+        )
+
+        self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(
+            max(600.0, expiry_secs), now=now, limit=_MOST_CANCELLED
+        )
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def advance(self, now: float) -> None:
+        """Expire what has been idle for too long; called by the upkeep thread."""
+        self._open.advance(now)
+        self._cancelled.advance(now)
+
+    def begin(self) -> str:
+        """A new handle; :class:`Unavailable` when too many sessions are open."""
+        handle = secrets.token_hex(16)
+        if not self._open.put(handle, handle):
+            raise Unavailable(
+                f"{_MOST_OPEN} uploads are open already: finish or cancel some, or wait until they expire"
+            )
+        return handle
+
+    def touch(self, handle: str) -> None:
+        """Refresh the session; :class:`KeyNotFound` when there is none (any more).
+
+        A session of an earlier leader is known by the parts that it has already. Once it is finished (or has
+        all its parts, in an earlier leader's session) it takes nothing more: :class:`Conflict`.
+        """
+        _check_handle(handle)
+        if self._open.touch(handle) is not None:
+            return
+        present = self._blobs.keys(f"upload.{handle}.")
+        if not present:
+            raise _gone(handle)
+        if {key.rpartition(".")[2] for key in present} >= set(PARTS):
+            raise Conflict(f"upload {handle} is finished: begin a new one to send something else")
+
+    def refresh(self, handle: str) -> None:
+        """Refresh an open session: called with each chunk that arrives, so it asks nobody.
+
+        :class:`KeyNotFound` when it was cancelled meanwhile.
+        """
+        if handle in self._cancelled:
+            raise _gone(handle)
+        self._open.touch(handle)
+
+    def stored(self, handle: str) -> None:
+        """A part was stored; of a session that was cancelled meanwhile it is dropped again (:class:`KeyNotFound`)."""
+        if handle in self._cancelled:
+            self._drop(handle)
+        self.refresh(handle)
+
+    def key(self, handle: str, part: str) -> str:
+        """The blob key of a part; :class:`InvalidRequest` for a part that does not exist."""
+        _check_handle(handle)
+        if part not in PARTS:
+            raise InvalidRequest(f"an upload has the parts {', '.join(PARTS)}, not {part!r:.40}")
+        return f"upload.{handle}.{part}"
+
+    def parts(self, handle: str) -> dict[Part, BlobMeta]:
+        """The parts that have arrived."""
+        _check_handle(handle)
+        found: dict[Part, BlobMeta] = {}
+        for meta in self._blobs.base.list(f"upload.{handle}."):
+            part = meta.key.rpartition(".")[2]
+            if part in PARTS:
+                found[cast(Part, part)] = meta
+        return found
+
+    def finish(self, handle: str) -> dict[Part, BlobMeta]:
+        """End the session; :class:`InvalidRequest` names the parts that are missing. Repeatable."""
+        parts = self.require(handle)
+        self._open.remove(handle)
+        return parts
+
+    def require(self, handle: object) -> dict[Part, BlobMeta]:
+        """All parts of a handle that a submission refers to."""
+        if not isinstance(handle, str):
+            raise InvalidRequest("'handle' must be the text that POST /v1/uploads returned")
+        _check_handle(handle)
+        parts = self.parts(handle)
+        if not parts and handle not in self._open:
+            raise _gone(handle)
+        lacking = [part for part in PARTS if part not in parts]
+        if lacking:
+            raise InvalidRequest(
+                f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it"
+            )
+        return parts
+
+    def cancel(self, handle: str) -> None:
+        """Drop the session and its parts; a handle that is unknown is no error."""
+        _check_handle(handle)
+        self._cancelled.put(handle, handle)
+        self._open.remove(handle)
+        self._drop(handle)
+
+    def _expire(self, handle: str) -> None:
+        _log.info("upload %s was idle for too long and is dropped", handle)
+        self._cancelled.put(handle, handle)
+        self._drop(handle)
+
+    def _drop(self, handle: str) -> None:
+        for key in self._blobs.keys(f"upload.{handle}."):
+            try:
+                self._blobs.delete(key)
+            except KeyNotFound:
+                continue
+            except StormDagsterError as error:
+                _log.info("%s stays for the cleaner: %s", key, error)
+
+
+def _check_handle(handle: str) -> None:
+    if not _HANDLE.fullmatch(handle):
+        raise _gone(handle)
+
+
+def _gone(handle: str) -> KeyNotFound:
+    return KeyNotFound(f"no upload {handle!r:.40}: it was cancelled or has expired; begin a new one")

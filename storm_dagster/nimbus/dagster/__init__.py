@@ -1,0 +1,1 @@
+"""The client of Dagster: transport, queries, runs."""

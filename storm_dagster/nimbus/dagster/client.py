@@ -1,0 +1,323 @@
+"""Dagster by plain HTTP: launching runs and reading how they went, without importing dagster.
+
+An answer that does not come within ``timeout`` seconds (5 in nimbus), or is no answer, is
+:class:`Unavailable`; what Dagster refuses is :class:`InvalidRequest`. Nothing here is retried: the caller knows
+whether there is another way. Where there is none, a launch waits longer for a Dagster that shows within those
+seconds that it lives: on a busy machine it is slow, not away.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from storm_dagster.model.dagster_errors import storage_trouble
+from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
+from storm_dagster.nimbus.dagster import queries
+from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
+
+__all__ = ["DagsterClient", "FoundRun", "location_trouble", "run_document"]
+
+FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
+_RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
+_AGAIN = "ask again (a submission: with its token); what the run had begun is taken up"
+_MOST_EVENT_PAGES = 50
+_SLOW_SECS = 18.0
+"""A Dagster that lives may take this long to launch a run; with the look before, less than a client waits."""
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run that was looked up."""
+
+    run_id: str
+    status: str
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended without success."""
+        return self.status in ("FAILURE", "CANCELED")
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended."""
+        return self.status in FINISHED
+
+
+class DagsterClient:
+    """Calls of one Dagster webserver; safe to share between threads.
+
+    Jobs and assets are given by their plain names; ``names`` makes them those of the cluster.
+    """
+
+    def __init__(
+        self,
+        transport: DagsterTransport,
+        *,
+        location: str = "storm",
+        repository: str = "__repository__",
+        names: DagsterNames | None = None,
+    ) -> None:
+        self._transport = transport
+        self.names = names or DagsterNames()
+        self._selector = {"repositoryLocationName": location, "repositoryName": repository}
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._transport.close()
+
+    def run_url(self, run_id: str) -> str | None:
+        """Where people look at the run."""
+        return self._transport.run_url(run_id)
+
+    def add_partition(self, key: str) -> None:
+        """Register the partition key ``key``; it may be registered already."""
+        variables = {"selector": self._selector, "definition": self.names.partitions, "key": key}
+        result = self._call(queries.ADD_PARTITION, variables, "addDynamicPartition")
+        if result["__typename"] not in ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"):
+            raise self._refusal_at_location(f"registering partition {key!r}", result)
+
+    def drop_partition(self, key: str) -> None:
+        """Remove the partition key ``key``; its history stays. It may be gone already."""
+        variables = {"selector": self._selector, "definition": self.names.partitions, "keys": [key]}
+        result = self._call(queries.DROP_PARTITION, variables, "deleteDynamicPartitions")
+        if result["__typename"] != "DeleteDynamicPartitionsSuccess":
+            raise self._refusal_at_location(f"dropping partition {key!r}", result)
+
+    def launch(
+        self,
+        job: str,
+        run_config: Mapping[str, Any],
+        tags: Mapping[str, str],
+        *,
+        assets: Sequence[Sequence[str]] | None = None,
+        patient: bool = False,
+    ) -> str:
+        """Launch a run of ``job`` and return its id. ``assets`` narrows an asset job to those keys.
+
+        A ``patient`` caller has no other way: a Dagster that lives gets ``_SLOW_SECS`` for the launch.
+        """
+        job, tags = self.names.name(job), {**PRIORITY_TAGS, **tags}
+        selector: dict[str, Any] = {**self._selector, "jobName": job}
+        if assets is not None:
+            selector["assetSelection"] = [{"path": self.names.asset_path(path)} for path in assets]
+        params = {
+            "selector": selector,
+            "runConfigData": run_config,
+            "executionMetadata": {"tags": [{"key": key, "value": value} for key, value in tags.items()]},
+        }
+        if patient:
+            self._transport.require_life()
+        result = self._call(queries.LAUNCH, {"params": params}, "launchRun", _SLOW_SECS if patient else None)
+        if result["__typename"] != "LaunchRunSuccess":
+            raise self._refusal_at_location(f"launching job {job}", result)
+        return str(result["run"]["runId"])
+
+    def find_run(self, tag: str, value: str, *, job: str | None = None) -> FoundRun | None:
+        """The newest run with that tag (and job), or ``None``."""
+        wanted: dict[str, Any] = {"tags": [{"key": tag, "value": value}]}
+        if job is not None:
+            wanted["pipelineName"] = self.names.name(job)
+        result = self._call(queries.FIND_RUNS, {"filter": wanted, "limit": 1}, "runsOrError")
+        if result["__typename"] != "Runs":
+            raise _refusal("looking for a run", result)
+        for run in result["results"]:
+            return FoundRun(str(run["runId"]), str(run["status"]))
+        return None
+
+    def run(self, run_id: str) -> dict[str, Any]:
+        """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no such run."""
+        if not _RUN_ID.fullmatch(run_id):
+            raise KeyNotFound(f"{run_id!r:.80} is no run id: use the one that the submission returned")
+        result = self._call(queries.RUN, {"id": run_id}, "runOrError")
+        if result["__typename"] == "RunNotFoundError":
+            raise KeyNotFound(f"Dagster knows no run {run_id}: it was deleted, or ran in another Dagster")
+        if result["__typename"] != "Run":
+            raise _refusal(f"reading run {run_id}", result)
+        failures: list[Mapping[str, Any]] = []
+        if result["status"] in ("FAILURE", "CANCELED"):
+            failures = self._failures(run_id)
+        return run_document(result, failures, self.run_url(run_id), self.names)
+
+    def report(self, asset: Sequence[str], partition: str, description: str) -> None:
+        """Log a materialization of ``asset`` for something that was done without a run."""
+        params = {
+            "eventType": "ASSET_MATERIALIZATION",
+            "assetKey": {"path": self.names.asset_path(asset)},
+            "partitionKeys": [partition],
+            "description": description,
+        }
+        result = self._call(queries.REPORT, {"params": params}, "reportRunlessAssetEvents")
+        if result["__typename"] != "ReportRunlessAssetEventsSuccess":
+            raise _refusal("reporting an event", result)
+
+    def report_event(self, event: DagsterEvent, origin: Mapping[str, Any]) -> None:
+        """Log an event that a component reported, with ``origin`` among its metadata.
+
+        :class:`InvalidRequest` when Dagster will never take it, :class:`Unavailable` when it may later.
+        """
+        document = {
+            "asset_key": list(event.key),
+            "partition": event.partition,
+            "metadata": {**event.metadata, **origin},
+        }
+        if event.kind == "check":
+            document |= {"check_name": event.check, "passed": event.passed, "severity": event.severity}
+        else:
+            document |= {"description": event.description, "data_version": event.data_version}
+        self._transport.report(f"report_asset_{event.kind}/", document)
+
+    def _failures(self, run_id: str) -> list[Mapping[str, Any]]:
+        found: list[Mapping[str, Any]] = []
+        cursor: str | None = None
+        for _ in range(_MOST_EVENT_PAGES):
+            result = self._call(queries.FAILURES, {"id": run_id, "cursor": cursor}, "runOrError")
+            if result["__typename"] != "Run":
+                break
+            page = result["eventConnection"]
+            found += [event for event in page["events"] if len(event) > 1]
+            if not page["hasMore"]:
+                break
+            cursor = page["cursor"]
+        return found
+
+    def _refusal_at_location(self, doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
+        """The refusal of something that our code location is needed for: whether that is there is asked first."""
+        refusal = _refusal(doing, result)
+        if isinstance(refusal, InvalidRequest):
+            return refusal
+        seen = self._call(queries.LOCATIONS, {}, "workspaceOrError")
+        return location_trouble(doing, seen.get("locationEntries") or [], **self._selector) or refusal
+
+    def _call(
+        self, query: str, variables: Mapping[str, Any], field: str, patience: float | None = None
+    ) -> dict[str, Any]:
+        return self._transport.graphql(query, variables, field, patience)
+
+
+def location_trouble(
+    doing: str, entries: Sequence[Mapping[str, Any]], repositoryLocationName: str, repositoryName: str
+) -> Misconfigured | Unavailable | None:
+    """What is wrong with the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
+    name = repositoryLocationName
+    entry = next((entry for entry in entries if entry["name"] == name), None)
+    if entry is None:
+        there = ", ".join(sorted(repr(str(entry["name"])) for entry in entries)) or "none"
+        return Misconfigured(
+            f"{doing}: dagster.location is {name!r}, and Dagster has no such code location (it has: {there:.500}): set "
+            "dagster.location to the one with build_storm_defs"
+        )
+    loaded = entry.get("locationOrLoadError") or {}
+    if loaded.get("__typename") == "PythonError":
+        return Unavailable(
+            f"{doing}: code location {name!r} failed to load ({str(loaded.get('message')).strip():.500}): mend it and "
+            "reload it in Dagster"
+        )
+    repositories = [str(each["name"]) for each in loaded.get("repositories") or ()]
+    if repositories and repositoryName not in repositories:
+        return Misconfigured(
+            f"{doing}: dagster.repository is {repositoryName!r}, and code location {name!r} has {', '.join(repositories)}: "
+            "set dagster.repository to the one with build_storm_defs"
+        )
+    return None
+
+
+def run_document(
+    run: Mapping[str, Any],
+    failures: Sequence[Mapping[str, Any]],
+    url: str | None,
+    names: DagsterNames | None = None,
+) -> dict[str, Any]:
+    """The document of ``GET /v1/runs/{id}`` from GraphQL's answers.
+
+    Steps stand in the order in which they began; those still to come follow in the order of the stages.
+    """
+    names = names or DagsterNames()
+    stats = {step["stepKey"]: step for step in run.get("stepStats") or ()}
+    plan = run.get("executionPlan") or {}
+    keys = [step["key"] for step in plan.get("steps") or ()] or list(stats)
+    keys += [key for key in stats if key not in keys]
+
+    def order(key: str) -> tuple[float, int]:
+        began = stats.get(key, {}).get("startTime")
+        name = names.step_name(key)
+        return (math.inf if began is None else began, STAGES.index(name) if name in STAGES else len(STAGES))
+
+    keys.sort(key=order)
+    chosen = run.get("stepKeysToExecute")
+    steps = []
+    for key in keys:
+        if chosen and key not in chosen and key not in stats:
+            continue
+        step = stats.get(key, {})
+        began, ended = step.get("startTime"), step.get("endTime")
+        steps.append(
+            {
+                "name": names.step_name(key),
+                "status": step.get("status") or "PENDING",
+                "seconds": round(ended - began, 3) if began is not None and ended is not None else None,
+            }
+        )
+    status = str(run["status"])
+    return {
+        "run_id": run["runId"],
+        "job": run.get("jobName"),
+        "status": status,
+        "finished": status in FINISHED,
+        "steps": steps,
+        "error": _error_of(status, failures, names),
+        "url": url,
+    }
+
+
+def _error_of(
+    status: str, failures: Sequence[Mapping[str, Any]], names: DagsterNames
+) -> dict[str, str] | None:
+    """The typed error that a step left in its failure's metadata, else what is known of the failure.
+
+    A run that was ended from outside (its process killed, canceled) is ``Unavailable``: nothing was wrong with the
+    request, and what it had begun is taken up when it is made again.
+    """
+    if status not in ("FAILURE", "CANCELED"):
+        return None
+    plain: str | None = None
+    for event in failures:
+        metadata = event.get("failureMetadata") or {}
+        texts = {entry["label"]: entry.get("text") for entry in metadata.get("metadataEntries") or ()}
+        if texts.get("error_type"):
+            message = texts.get("message") or metadata.get("description") or "no message"
+            return {"type": str(texts["error_type"]), "message": str(message)}
+        if plain is None:
+            plain = _plain_failure(event, names)
+    if status == "FAILURE" and any(event.get("stepKey") or event.get("error") for event in failures):
+        return {"type": "StormDagsterError", "message": plain or "a step failed without saying why"}
+    ended = "the run was canceled" if status == "CANCELED" else "the run's process ended without saying why"
+    return {"type": "Unavailable", "message": f"{(plain or ended).rstrip('.')}: {_AGAIN}"}
+
+
+def _plain_failure(event: Mapping[str, Any], names: DagsterNames) -> str:
+    error = event.get("error")
+    while isinstance(error, dict) and isinstance(error.get("cause"), dict):
+        error = error["cause"]
+    said = str(error["message"]).strip() if isinstance(error, dict) else str(event.get("message") or "")
+    step = names.step_name(str(event.get("stepKey") or ""))
+    return f"step {step} failed: {said}" if step else said or "the run failed"
+
+
+def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
+    kind = result["__typename"]
+    said = result.get("message") or "; ".join(
+        str(error.get("message")) for error in result.get("errors") or ()
+    )
+    if kind != "RunConfigValidationInvalid" and (trouble := storage_trouble(str(said or ""))) is not None:
+        return without_storage(doing, trouble)
+    text = f"{doing}: Dagster answered {kind}{': ' + str(said).strip() if said else ''}"
+    if kind == "RunConfigValidationInvalid":
+        return InvalidRequest(text)
+    # A job or location that is not loaded now may be loaded in a moment; nothing of ours was run.
+    return Unavailable(text[:2000])

@@ -1,0 +1,1 @@
+"""Election of the leader and its duties."""

@@ -1,0 +1,207 @@
+"""The loop that makes this nimbus leader or follower (``docs/decisions.md#leader-election``)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from storm_dagster.core.leader_priority import leader_decision
+from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.nimbus.blobs.sync import BlobSync
+from storm_dagster.nimbus.member import Nimbus
+
+__all__ = ["Election"]
+
+_log = logging.getLogger(__name__)
+
+CHECK_SECS = 5.0
+"""A follower looks for a leader this often, besides being woken by its watch."""
+_FIRST_BACK_OFF_SECS = 1.0
+_LONGEST_BACK_OFF_SECS = 60.0
+
+
+class Election:
+    """Runs :meth:`run_once` at each wake-up and every five seconds, in one thread.
+
+    ``initialise(epoch)`` is the leader's initialisation. When it raises, or an attempt fails in another way,
+    leadership is dropped, the reason is logged, and this nimbus waits as a follower for 1, 2, 4 ... 60 s before it
+    tries again, while others may lead.
+    """
+
+    def __init__(self, nimbus: Nimbus, sync: BlobSync, initialise: Callable[[int], None]) -> None:
+        self._nimbus = nimbus
+        self._sync = sync
+        self._initialise = initialise
+        self._wake = threading.Event()
+        self._vacant_since: float | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._said: str | None = None
+        self._registered: tuple[int, Mapping[str, Any]] | None = None
+        nimbus.cluster.state.add_listener(self._on_connection)
+
+    def wake(self) -> None:
+        """Look again now; may be called from any thread."""
+        self._wake.set()
+
+    def _on_connection(self, _: str) -> None:
+        self._wake.set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Until ``stop``. What goes wrong is logged and tried again; only a foreign cluster id ends it.
+
+        Raises :class:`Conflict` when the root became another cluster's.
+        """
+        while not stop.is_set():
+            self._wake.clear()
+            try:
+                self._nimbus.cluster.check_cluster_id()
+                pause = self._attempt()
+            except Unavailable as error:
+                self._say(logging.WARNING, f"no election now: {error}")
+                self._forget_leadership()
+                pause = 1.0
+            deadline = time.monotonic() + pause
+            while not stop.is_set() and not self._wake.is_set() and time.monotonic() < deadline:
+                self._wake.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+
+    def _attempt(self) -> float:
+        """:meth:`run_once`; an attempt that fails, for whatever reason, ends as a follower that waits."""
+        try:
+            return self.run_once()
+        except Unavailable:
+            raise
+        except Exception as error:
+            return self._give_up("an election attempt failed", error)
+
+    def _give_up(self, what: str, error: Exception) -> float:
+        """Drop ``/nimbus_master``, say why, and wait 1, 2, 4 ... 60 s; how long, in seconds."""
+        me = self._nimbus.identity
+        self._failures += 1
+        pause = min(_FIRST_BACK_OFF_SECS * 2 ** (self._failures - 1), _LONGEST_BACK_OFF_SECS)
+        self._not_before = time.monotonic() + pause
+        _log.error(
+            "nimbus %s drops leadership, %s: %s; it tries again in %g s",
+            me.address,
+            what,
+            error,
+            pause,
+            exc_info=None if isinstance(error, StormDagsterError) else error,
+        )
+        self._forget_leadership()
+        try:
+            self._nimbus.leadership.resign()
+        except StormDagsterError as lost:
+            # Then it ends with the session; no write lands meanwhile, because nothing acts for it.
+            _log.warning("leadership could not be given up now: %s", lost)
+        # Among the followers again: it says so to others, and takes blobs.
+        self._registered = None
+        try:
+            self._register()
+        except StormDagsterError as unseen:
+            _log.warning("this nimbus is not shown among the followers now: %s", unseen)
+        return pause
+
+    def run_once(self) -> float:
+        """One look; how long to wait at most before the next, in seconds."""
+        leadership, me = self._nimbus.leadership, self._nimbus.identity
+        leader = leadership.current(self.wake)
+        if leader is None or leader == me.address:
+            allowed, pause = self._may_try(leader)
+            if allowed:
+                epoch = leadership.try_lead(me.address, me.http, self.wake)
+                if epoch is not None:
+                    return self._lead(epoch)
+                leader = leadership.current(self.wake)
+        else:
+            self._vacant_since = None
+            pause = CHECK_SECS
+        self._follow(leader)
+        return pause
+
+    def _may_try(self, leader: str | None) -> tuple[bool, float]:
+        """Whether to try for leadership now, and the pause if not."""
+        now = time.monotonic()
+        if leader == self._nimbus.identity.address and self._nimbus.status.known.epoch is not None:
+            return True, CHECK_SECS  # confirming what is held
+        if now < self._not_before:
+            return False, self._not_before - now
+        if self._vacant_since is None:
+            self._vacant_since = now
+        lacking, _ = self._sync.missing()
+        self._nimbus.status.set_lacking(lacking)
+        others = {
+            address: count
+            for address, detail in self._nimbus.leadership.followers().items()
+            if isinstance(count := detail.get("missing"), int)
+        }
+        decision = leader_decision(
+            self._nimbus.identity.address, len(lacking), others, vacant_secs=now - self._vacant_since
+        )
+        if not decision.allowed or lacking:
+            self._say(logging.WARNING, decision.reason)
+        # Somebody else's leader may be about to announce itself: look again soon.
+        return decision.allowed, 1.0
+
+    def _lead(self, epoch: int) -> float:
+        me, status = self._nimbus.identity, self._nimbus.status
+        self._vacant_since = None
+        if status.known.epoch == epoch:
+            return CHECK_SECS
+        try:
+            self._initialise(epoch)
+        except Exception as error:
+            return self._give_up("its initialisation failed", error)
+        self._failures = 0
+        status.update(epoch=epoch, leader=me.address, leader_http=me.http)
+        self._nimbus.leadership.unregister_follower(me.address)
+        self._registered = None
+        self._said = None
+        _log.info("nimbus %s leads in epoch %d", me.address, epoch)
+        return CHECK_SECS
+
+    def _follow(self, leader: str | None) -> None:
+        me, status = self._nimbus.identity, self._nimbus.status
+        if status.known.epoch is not None:
+            _log.warning("nimbus %s does not lead any more, it follows", me.address)
+        http = None
+        if leader is not None and leader != me.address:
+            known = self._nimbus.cluster.epoch()
+            http = known[1].http if known is not None and known[1].leader == leader else None
+        if status.known.leader != leader:
+            _log.info("nimbus %s follows %s", me.address, leader or "nobody yet")
+        status.update(epoch=None, leader=leader, leader_http=http)
+        self._register()
+
+    def _register(self) -> None:
+        """Show this nimbus among the followers; written on change and in a new session only."""
+        me = self._nimbus.identity
+        detail = {
+            "v": 1,
+            "http": me.http,
+            "missing": self._nimbus.status.known.missing,
+            "started_secs": me.started_secs,
+            "version": me.version,
+        }
+        wanted = (self._nimbus.cluster.session.session_id, detail)
+        if wanted != self._registered:
+            self._nimbus.leadership.register_follower(me.address, me.uptime_secs, detail)
+            self._registered = wanted
+
+    def _forget_leadership(self) -> None:
+        known = self._nimbus.status.known
+        if known.epoch is not None:
+            self._nimbus.status.update(epoch=None, leader=None, leader_http=None)
+
+    def _say(self, level: int, text: str) -> None:
+        """Log a state once, not at every look."""
+        if text != self._said:
+            self._said = text
+            _log.log(level, "%s", text)
+
+    def close(self) -> None:
+        """Stop listening to the connection."""
+        self._nimbus.cluster.state.remove_listener(self._on_connection)

@@ -1,0 +1,112 @@
+"""Checks and preparations before a nimbus serves: mode, addresses, folders, cluster id."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from storm_dagster.blobstore import LocalBlobStore
+from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
+from storm_dagster.http.listening import listen
+from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.daemon_folder import write_atomically
+from storm_dagster.model.errors import Corrupt, InvalidRequest
+from storm_dagster.model.exposure import address_beyond_loopback, check_exposure
+from storm_dagster.model.security import Security
+from storm_dagster.nimbus.blobs.replicated_store import BaseStore
+from storm_dagster.nimbus.container import ContainerHeartbeat
+from storm_dagster.zk.cached_state import CachedReads
+from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.disk_cache import open_disk_cache
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = [
+    "check_bind",
+    "check_mode",
+    "container_heartbeat",
+    "listen",
+    "open_blob_store",
+    "open_cluster",
+    "open_reads",
+    "thrift_host",
+]
+
+_log = logging.getLogger(__name__)
+
+
+def check_mode(conf: ClusterConf) -> None:
+    """A daemon refuses ``storm.cluster.mode: local``."""
+    if conf["storm.cluster.mode"] != "distributed":
+        raise InvalidRequest(
+            f"nimbus does not run with storm.cluster.mode={conf['storm.cluster.mode']}: set it to distributed, or use "
+            "`storm-dagster plan` and the test harness for local mode"
+        )
+
+
+def check_bind(conf: ClusterConf) -> str:
+    """The host to bind and announce; beyond loopback only with ``storm.bind.external`` and a secret or TLS."""
+    return check_exposure(conf, "nimbus", "secret or tls")
+
+
+def thrift_host(conf: ClusterConf, host: str) -> str:
+    """Where the Thrift service binds: at ``host``, which beyond loopback takes TLS.
+
+    Thrift's calls have no place for a secret, so that without certificates only this machine may call.
+    """
+    if Security.of(conf).tls or address_beyond_loopback(host) is None:
+        return host
+    _log.warning("the Thrift service listens on loopback only: storm.tls.* lets other hosts call it")
+    return "127.0.0.1"
+
+
+def open_blob_store(conf: ClusterConf, folder: Path) -> BaseStore:
+    """The store of ``nimbus.blobstore.class``: a folder of this nimbus, or an fsspec URL that all share."""
+    place = conf["blobstore.dir"]
+    if conf["nimbus.blobstore.class"] == "fsspec":
+        if not place:
+            raise InvalidRequest("nimbus.blobstore.class=fsspec needs blobstore.dir: set it to an fsspec URL")
+        return FsspecBlobStore(place)
+    # Several nimbuses of one machine must not share a local folder: each is a copy of its own.
+    return LocalBlobStore(Path(place) / folder.name / "blobs" if place else folder / "blobs")
+
+
+def open_reads(conf: ClusterConf, folder: Path, cluster: StormClusterState) -> CachedReads | None:
+    """The two-level read cache (``nimbus.cache.class``, ``nimbus.cache.reset``); ``None`` on another state store."""
+    if not isinstance(cluster.state, ZooKeeperClusterState):
+        return None
+    disk = open_disk_cache(folder / "cache", conf["nimbus.cache.class"], reset=conf["nimbus.cache.reset"])
+    return CachedReads(cluster.state, disk)
+
+
+def container_heartbeat(conf: ClusterConf, folder: Path) -> ContainerHeartbeat | None:
+    """The beats exchanged with nimbus's container, when ``container.nimbus.heartbeat`` names its folder."""
+    place = conf["container.nimbus.heartbeat"]
+    if not place:
+        return None
+    return ContainerHeartbeat(
+        Path(place),
+        folder / "nimbus.heartbeat",
+        timeout_secs=conf["container.heartbeat.timeout.seconds"],
+        pause_secs=conf["container.heartbeat.frequence"],
+    )
+
+
+def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClusterState:
+    """The cluster state, its id compared with the one that this nimbus remembers.
+
+    Only a nimbus that remembers no id and has no blobs creates a root: for any other, a root that is absent
+    means a wrong path or lost state, and it refuses to start.
+    """
+    path = folder / "cluster_id"
+    try:
+        remembered = path.read_text(encoding="utf-8").strip() or None
+    except FileNotFoundError:
+        remembered = None
+    except UnicodeDecodeError:
+        raise Corrupt(f"{path} is damaged: look at it, and remove it if this nimbus is new") from None
+    fresh = remembered is None and not blobs.keys()
+    cluster = StormClusterState.open(conf, create_root=fresh, cluster_id=remembered)
+    if remembered is None:
+        write_atomically(path, cluster.cluster_id() + "\n", sync=True)
+        _log.info("this nimbus belongs to cluster %s from now on", cluster.cluster_id())
+    return cluster

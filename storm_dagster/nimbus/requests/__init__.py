@@ -1,0 +1,1 @@
+"""What HTTP and Thrift ask for: submissions, lifecycle changes, reads."""

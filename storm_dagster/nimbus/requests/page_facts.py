@@ -1,0 +1,329 @@
+"""What pages and answers about a topology are made of: one set of facts for REST, Thrift and metrics.
+
+Pure: from a view of the cluster, the topology master's answer and the errors. :class:`~.reading.ClusterReader`
+gives them (``facts(name)``) with everything filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+from storm_dagster.core.submission.tasks import executors_of
+from storm_dagster.model.records import Assignment, SupervisorInfo, TaskError, TaskTable, WorkerSlot
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.nimbus.requests.window_stats import (
+    WINDOWS,
+    WindowStats,
+    is_system_name,
+    merge,
+    task_windows,
+)
+
+__all__ = [
+    "ComponentFacts",
+    "ExecutorFacts",
+    "SupervisorFacts",
+    "TopologyFacts",
+    "WorkerFacts",
+    "supervisors_of",
+    "topology_facts",
+    "workers_of",
+]
+
+_CAPACITY_WINDOW = "600"
+
+
+@dataclass(frozen=True)
+class ExecutorFacts:
+    """One executor: a run of tasks of one component on one slot."""
+
+    component: str
+    kind: Literal["spout", "bolt"]
+    first: int
+    last: int
+    node: str | None
+    """Supervisor id; ``None`` while it is not placed. ``host`` and ``port`` are then empty and 0."""
+    host: str
+    port: int
+    uptime_secs: int
+    windows: Mapping[str, WindowStats]
+    """Every one of :data:`~.window_stats.WINDOWS`."""
+    reported: bool
+    """Whether the topology master knew of one of its tasks."""
+
+    @property
+    def id(self) -> str:
+        """As Storm writes it: ``[1-2]``."""
+        return f"[{self.first}-{self.last}]"
+
+    @cached_property
+    def capacity(self) -> float:
+        """Share of the last ten minutes (or of its life) that a bolt's executor spent in ``execute``."""
+        if self.kind != "bolt" or not self.uptime_secs:
+            return 0.0
+        totals = self.windows[_CAPACITY_WINDOW].totals(include_sys=True)
+        secs = min(int(_CAPACITY_WINDOW), self.uptime_secs)
+        return totals.executed * totals.execute_ms / (secs * 1000)
+
+
+@dataclass(frozen=True)
+class ComponentFacts:
+    """One component with its executors; figures are the sums of theirs."""
+
+    id: str
+    kind: Literal["spout", "bolt"]
+    tasks: tuple[int, ...]
+    executors: tuple[ExecutorFacts, ...]
+    errors: tuple[TaskError, ...] = ()
+    """Newest first."""
+
+    @property
+    def is_system(self) -> bool:
+        """Whether the system added it."""
+        return is_system_name(self.id)
+
+    @cached_property
+    def windows(self) -> Mapping[str, WindowStats]:
+        """Window -> figures of all executors."""
+        return {name: merge(one.windows[name] for one in self.executors) for name in WINDOWS}
+
+    @property
+    def capacity(self) -> float:
+        """That of the busiest executor, as in Storm."""
+        return max((one.capacity for one in self.executors), default=0.0)
+
+
+@dataclass(frozen=True)
+class WorkerFacts:
+    """One worker: a slot that holds tasks of the topology."""
+
+    topology_id: str
+    topology_name: str
+    node: str
+    host: str
+    port: int
+    pid: int | None
+    """``None`` while no process lives in the slot."""
+    uptime_secs: int
+    executors: int
+    tasks_by_component: Mapping[str, int]
+    memory_mb: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class TopologyFacts:
+    """Everything about one topology at one moment."""
+
+    id: str
+    name: str
+    status: str
+    uptime_secs: int
+    components: Mapping[str, ComponentFacts]
+    workers: tuple[WorkerFacts, ...]
+    tasks_total: int
+    executors_total: int
+    answered: bool
+    """Whether the topology master gave figures; without them all are 0."""
+    metrics: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
+    """(component, task) -> what it reported with ``report_metric``."""
+
+    @property
+    def workers_total(self) -> int:
+        """Slots that hold its tasks."""
+        return len(self.workers)
+
+    @property
+    def workers_live(self) -> int:
+        """Of them, those with a live process."""
+        return sum(1 for worker in self.workers if worker.pid is not None)
+
+    @property
+    def spouts(self) -> list[ComponentFacts]:
+        """The spouts in order of their ids."""
+        return [part for _, part in sorted(self.components.items()) if part.kind == "spout"]
+
+    @property
+    def bolts(self) -> list[ComponentFacts]:
+        """The bolts in order of their ids, those of the system included."""
+        return [part for _, part in sorted(self.components.items()) if part.kind == "bolt"]
+
+    def totals(self, window: str, *, include_sys: bool = False) -> dict[str, float]:
+        """Storm's topology-wide figures of a window: tuples sent by all, acks, failures and latency of spouts."""
+        shown = [part for part in self.components.values() if include_sys or not part.is_system]
+        every = [part.windows[window].totals(include_sys=include_sys) for part in shown]
+        spouts = merge(part.windows[window] for part in shown if part.kind == "spout").totals(
+            include_sys=include_sys
+        )
+        return {
+            "emitted": sum(one.emitted for one in every),
+            "transferred": sum(one.transferred for one in every),
+            "acked": spouts.acked,
+            "failed": spouts.failed,
+            "complete_ms": spouts.complete_ms,
+        }
+
+
+@dataclass(frozen=True)
+class SupervisorFacts:
+    """One supervisor and what runs on it."""
+
+    id: str
+    info: SupervisorInfo
+    uptime_secs: int
+    used: tuple[int, ...]
+    blacklisted: bool
+    used_memory_mb: float = 0.0
+    used_cpu: float = 0.0
+    workers: tuple[WorkerFacts, ...] = field(default=())
+
+
+def topology_facts(
+    topology: TopologyView,
+    told: Mapping[str, Any] | None = None,
+    *,
+    now_secs: int,
+    errors: Iterable[tuple[str, TaskError]] = (),
+) -> TopologyFacts:
+    """The facts; ``told`` is the topology master's answer, ``errors`` are (component, error), newest first."""
+    table = topology.tasks or TaskTable(components={})
+    told_tasks: Mapping[str, Any] = (told or {}).get("tasks") or {}
+    slots = _slots(topology.assignment)
+    by_component: dict[str, list[TaskError]] = {}
+    for component_id, error in errors:
+        by_component.setdefault(component_id, []).append(error)
+    components: dict[str, ComponentFacts] = {}
+    for component_id, groups in executors_of(table, topology.base.executors).items():
+        kind = table.components[component_id].type
+        components[component_id] = ComponentFacts(
+            id=component_id,
+            kind=kind,
+            tasks=table.components[component_id].ids,
+            executors=tuple(
+                _executor(component_id, kind, group, slots.get(group[0]), told_tasks) for group in groups
+            ),
+            errors=tuple(by_component.get(component_id, ())),
+        )
+    return TopologyFacts(
+        id=topology.id,
+        name=topology.base.name,
+        status=topology.base.status,
+        uptime_secs=max(0, now_secs - topology.base.launch_time_secs),
+        components=components,
+        workers=tuple(workers_of(topology, told, now_secs=now_secs)),
+        tasks_total=sum(len(part.tasks) for part in components.values()),
+        executors_total=sum(len(part.executors) for part in components.values()),
+        answered=told is not None,
+        metrics={
+            (str(entry.get("component") or ""), task): entry["metrics"]
+            for task, entry in sorted(told_tasks.items())
+            if entry.get("metrics")
+        },
+    )
+
+
+def workers_of(
+    topology: TopologyView, told: Mapping[str, Any] | None = None, *, now_secs: int
+) -> list[WorkerFacts]:
+    """The workers of a topology in order of host and port."""
+    if topology.assignment is None:
+        return []
+    table = topology.tasks or TaskTable(components={})
+    component_of = table.component_of()
+    first_of = {
+        group[0]: component
+        for component, groups in executors_of(table, topology.base.executors).items()
+        for group in groups
+    }
+    told_workers: Mapping[str, Any] = (told or {}).get("workers") or {}
+    found: list[WorkerFacts] = []
+    for worker in sorted(topology.assignment.workers, key=lambda one: (one.host, one.port, one.node)):
+        live = topology.live_workers.get(worker.slot)
+        uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
+        said = told_workers.get(f"{worker.node}:{worker.port}")
+        if live is not None and said is not None:
+            uptime = int(said.get("uptime_secs") or uptime)
+        counts: dict[str, int] = {}
+        for task in worker.ids:
+            component = component_of.get(task, "?")
+            counts[component] = counts.get(component, 0) + 1
+        found.append(
+            WorkerFacts(
+                topology_id=topology.id,
+                topology_name=topology.base.name,
+                node=worker.node,
+                host=worker.host,
+                port=worker.port,
+                pid=live.pid if live is not None else None,
+                uptime_secs=uptime,
+                executors=sum(1 for task in worker.ids if task in first_of),
+                tasks_by_component=counts,
+                memory_mb=worker.memory_bytes / 2**20,
+                cpu=float(worker.cpu),
+            )
+        )
+    return found
+
+
+def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -> list[SupervisorFacts]:
+    """Every live supervisor in order of host and id; with ``workers`` also what runs on it."""
+    used = view.used_ports()
+    running: dict[str, list[WorkerFacts]] = {}
+    memory: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    for topology in view.topologies.values():
+        for slot in topology.assignment.workers if topology.assignment else ():
+            memory[slot.node] = memory.get(slot.node, 0.0) + slot.memory_bytes / 2**20
+            cpu[slot.node] = cpu.get(slot.node, 0.0) + slot.cpu
+        if workers:
+            for worker in workers_of(topology, now_secs=now_secs):
+                running.setdefault(worker.node, []).append(worker)
+    return [
+        SupervisorFacts(
+            id=supervisor_id,
+            info=info,
+            uptime_secs=max(0, now_secs - info.started),
+            used=tuple(sorted(used.get(supervisor_id, ()))),
+            blacklisted=info.host in view.blacklist,
+            used_memory_mb=memory.get(supervisor_id, 0.0),
+            used_cpu=cpu.get(supervisor_id, 0.0),
+            workers=tuple(
+                sorted(running.get(supervisor_id, ()), key=lambda one: (one.port, one.topology_id))
+            ),
+        )
+        for supervisor_id, info in sorted(view.supervisors.items(), key=lambda pair: (pair[1].host, pair[0]))
+    ]
+
+
+def _slots(assignment: Assignment | None) -> dict[int, WorkerSlot]:
+    return {task: worker for worker in (assignment.workers if assignment else ()) for task in worker.ids}
+
+
+def _executor(
+    component: str,
+    kind: Literal["spout", "bolt"],
+    group: Sequence[int],
+    slot: WorkerSlot | None,
+    told: Mapping[str, Any],
+) -> ExecutorFacts:
+    entries = [told[str(task)] for task in group if str(task) in told]
+    if len(entries) == 1:
+        windows: Mapping[str, WindowStats] = task_windows(entries[0], kind)
+    else:
+        each = [task_windows(entry, kind) for entry in entries]
+        windows = {name: merge(one[name] for one in each) for name in WINDOWS}
+    return ExecutorFacts(
+        component=component,
+        kind=kind,
+        first=group[0],
+        last=group[-1],
+        node=slot.node if slot else None,
+        host=slot.host if slot else "",
+        port=slot.port if slot else 0,
+        uptime_secs=max((int(entry.get("uptime_secs") or 0) for entry in entries), default=0),
+        windows=windows,
+        reported=bool(entries),
+    )

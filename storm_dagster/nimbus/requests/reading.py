@@ -1,0 +1,313 @@
+"""The read side of the service: views that many requests share for a moment, and the documents made of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import httpx
+
+from storm_dagster.core.gray_upgrade import upgrade_document
+from storm_dagster.core.reassignment import Runnable
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
+from storm_dagster.model.names import id_of_blob_key, jar_key, placement_key
+from storm_dagster.model.security import Security
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.nimbus.blobs.registry import BlobRegistry
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.requests.keyed_state import read_state
+from storm_dagster.nimbus.requests.page_facts import TopologyFacts, topology_facts
+from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.read import status
+from storm_dagster.operations.read.explaining import explain_document, problems
+
+__all__ = ["AskTopologyMaster", "ClusterReader"]
+
+AskTopologyMaster = Callable[[TopologyView], Mapping[str, Any] | None]
+"""Statistics of a whole topology from the worker that runs its topology master; ``None`` without an answer."""
+
+_VIEW_SECS = 0.2
+_STATS_SECS = 1.0
+_COPIES_SECS = 2.0
+_MOST_STATS = 256
+
+
+class ClusterReader:
+    """Documents for the HTTP service. A view is at most 0.2 s old, statistics 1 s."""
+
+    def __init__(self, nimbus: Nimbus, ask: AskTopologyMaster) -> None:
+        self._nimbus = nimbus
+        self.security: Security = Security.of(nimbus.conf)
+        self._ask = ask
+        self._view: tuple[float, ClusterView] | None = None
+        self._view_lock = threading.Lock()
+        self._stats: dict[str, tuple[float, Mapping[str, Any] | None]] = {}
+        self._stats_lock = threading.Lock()
+        self._copies: tuple[float, dict[str, int]] = (0.0, {})
+        self._askers = ThreadPoolExecutor(8, thread_name_prefix="topology-stats")
+        self._http = httpx.Client(timeout=1.0, **self.security.client_options())
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+        self._askers.shutdown(wait=False, cancel_futures=True)
+
+    def view(self) -> ClusterView:
+        """The cluster now, or as it was at most 0.2 s ago."""
+        with self._view_lock:
+            now = time.monotonic()
+            if self._view is None or now - self._view[0] > _VIEW_SECS:
+                loaded = self._nimbus.shown_view()
+                # Counted from now on: of a large cluster, reading takes longer than a view is shared.
+                self._view = (time.monotonic(), loaded)
+            return self._view[1]
+
+    def forget(self) -> None:
+        """Something was changed through this nimbus: what is read from now on shows it."""
+        with self._view_lock:
+            self._view = None
+
+    def list_topologies(self) -> dict[str, Any]:
+        """``list --json``; ``degraded`` marks topologies whose code this nimbus lacks."""
+        document = status.list_document(
+            self.view(), now_secs=int(time.time()), launch_secs=self._nimbus.conf["nimbus.task.launch.secs"]
+        )
+        degraded = {id_of_blob_key(key) for key in self._nimbus.status.known.lacking}
+        for row in document["topologies"]:
+            row["degraded"] = row["id"] in degraded
+        return document
+
+    def show(self, name: str) -> dict[str, Any]:
+        """``show --json`` of a topology by name or id; :class:`NotAlive` when there is none."""
+        view = self.view()
+        ctx = self._reading_context()
+        topology = topology_by_name(view, name)
+        document = status.show_document(
+            view,
+            topology.id,
+            self._stats_of(topology),
+            now_secs=int(time.time()),
+            errors=status.errors_of(ctx, topology.id),
+            launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
+        )
+        return {
+            **document,
+            "problems": self._problems(view, topology, document),
+            **self._upgrade_of(topology),
+        }
+
+    def state(
+        self, name: str, component: str, key: str | None, limit: str | None, after: str | None
+    ) -> dict[str, Any]:
+        """``state --json``: a page of the keyed state of a component (:func:`read_state`)."""
+        topology = topology_by_name(self.view(), name)
+        return read_state(topology, component, self.security, key=key, limit=limit, after=after)
+
+    def _problems(self, view: ClusterView, topology: TopologyView, document: Mapping[str, Any]) -> list[str]:
+        """Why tasks do not run, with the remedy; asked only when some do not."""
+        down = [row["id"] for row in document["tasks"] if row["status"] in ("dead", "unassigned")]
+        if not down or topology.base.status == "KILLED":
+            return []
+        try:
+            return problems(view, topology, self.runnable(topology.code_dir), down)
+        except StormDagsterError as error:
+            return [
+                f"{len(down)} tasks do not run, and what stands in their way is not known: {error.message}"
+            ]
+
+    def _upgrade_of(self, topology: TopologyView) -> dict[str, Any]:
+        """``{"upgrade": ...}`` while the topology is being upgraded or rolled back, worker by worker."""
+        if topology.base.status not in ("UPGRADING", "ROLLBACK"):
+            return {}
+        if topology.assignment is None or topology.tasks is None:
+            return {}
+        state = self._nimbus.cluster.read_upgrade(topology.id)
+        return {"upgrade": upgrade_document(state, topology.assignment, topology.tasks)}
+
+    def facts(self, name: str) -> TopologyFacts:
+        """Everything that pages of a topology (by name or id) show; :class:`NotAlive` when there is none."""
+        topology = topology_by_name(self.view(), name)
+        return topology_facts(
+            topology,
+            self._stats_of(topology),
+            now_secs=int(time.time()),
+            errors=status.errors_of(self._reading_context(), topology.id),
+        )
+
+    def stats(self, name: str) -> Mapping[str, Any] | None:
+        """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""
+        return self._stats_of(topology_by_name(self.view(), name))
+
+    def all_facts(self, deadline_secs: float) -> list[TopologyFacts]:
+        """Facts of every topology, without errors; figures of those whose topology master answers in time."""
+        topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
+        pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
+        wait(pending.values(), timeout=deadline_secs)
+        now_secs = int(time.time())
+        found: list[TopologyFacts] = []
+        for one in topologies:
+            future = pending[one.id]
+            future.cancel()
+            told = future.result() if future.done() and not future.cancelled() else None
+            found.append(topology_facts(one, told, now_secs=now_secs))
+        return found
+
+    def runnable(self, topology_id: str) -> Runnable:
+        """Normalized topology and total conf of a running topology, read from its blobs."""
+        return load_runnable(self._reading_context(), topology_id)
+
+    def replication(self, topology_ids: Iterable[str]) -> dict[str, int]:
+        """Topology id -> how many nimbuses hold the newest code of it; at most 2 s old."""
+        ids = list(topology_ids)
+        read_at, known = self._copies
+        if time.monotonic() - read_at < _COPIES_SECS and known.keys() >= set(ids):
+            return {topology_id: known[topology_id] for topology_id in ids}
+        registry = BlobRegistry(self._nimbus.cluster, self._nimbus.identity.address)
+        found = registry.read(jar_key(topology_id) for topology_id in ids)
+        held = {topology_id: len(found[jar_key(topology_id)].newest_holders()) for topology_id in ids}
+        self._copies = (time.monotonic(), held)
+        return held
+
+    def placement(self, name: str, task: int | None = None) -> dict[str, Any]:
+        """Why each task of a topology is where it is, as the run that published it stored it, and what stands
+        in the way of those that do not run; with ``task`` also what its worker was chosen against."""
+        view = self.view()
+        topology = topology_by_name(view, name)
+        key = placement_key(topology.id)
+        try:
+            document = json.loads(self._nimbus.blobs.read(key))
+        except KeyNotFound:
+            raise KeyNotFound(
+                f"the reasons for the placement of {topology.base.name!r} are not stored: rebalance it to get new ones"
+            ) from None
+        except ValueError:
+            raise Corrupt(f"blob {key!r} is no JSON: rebalance the topology, which writes it anew") from None
+        if not isinstance(document, dict):
+            return {"reasons": document}
+        down = [row["id"] for row in self.show(name)["tasks"] if row["status"] in ("dead", "unassigned")]
+        return explain_document(view, topology, self.runnable(topology.id), document, down, task)
+
+    def cluster(self) -> dict[str, Any]:
+        """Nimbuses, supervisors and whether a healing sensor is armed."""
+        view = self.view()
+        used = view.used_ports()
+        now = time.time()
+        healer = self._nimbus.cluster.state.get_data(paths.HEALER)
+        return {
+            "cluster_id": view.cluster_id,
+            "nimbuses": self._nimbuses(),
+            "supervisors": [
+                {
+                    "id": supervisor_id,
+                    "host": info.host,
+                    "ports": list(info.ports),
+                    "used": sorted(used.get(supervisor_id, ())),
+                    "uptime_secs": max(0, int(now) - info.started),
+                    "version": info.version,
+                    "http": info.http,
+                    "blacklisted": info.host in view.blacklist,
+                }
+                for supervisor_id, info in sorted(view.supervisors.items())
+            ],
+            "healer": healer is not None,
+            "alarm": _alarm_of(healer) or self._nimbus.alarm,
+            "corrupt": dict(view.corrupt),
+        }
+
+    def health(self) -> dict[str, Any]:
+        """``/healthz``; asks nobody, so that it answers also while ZooKeeper is away."""
+        nimbus = self._nimbus
+        known = nimbus.status.known
+        leading = nimbus.status.epoch is not None
+        if not nimbus.cluster.session.connected:
+            word = "no connection to ZooKeeper"
+        elif leading or known.leader_http:
+            word = "ok" if not known.missing else "degraded"
+        else:
+            word = "no leader"
+        return {
+            "status": word,
+            "leader": leading,
+            "leader_http": nimbus.identity.http if leading else known.leader_http,
+            "epoch": nimbus.status.epoch,
+            "id": nimbus.identity.id,
+            "address": nimbus.identity.address,
+            "version": nimbus.identity.version,
+            "cluster_id": nimbus.cluster.cluster_id(),
+            "uptime_secs": nimbus.identity.uptime_secs,
+            "missing": known.missing,
+        }
+
+    def _nimbuses(self) -> list[dict[str, Any]]:
+        nimbus = self._nimbus
+        leader = nimbus.leadership.current()
+        rows = [
+            _row(address, False, detail)
+            for address, detail in sorted(nimbus.leadership.followers().items())
+            if address != leader
+        ]
+        known = nimbus.cluster.epoch()
+        if leader is not None and known is not None and known[1].leader == leader:
+            http = known[1].http
+            if leader == nimbus.identity.address:
+                detail: Mapping[str, Any] = self.health()
+            else:
+                detail = self._ask_health(http)
+            rows.insert(0, _row(leader, True, {**detail, "http": http}))
+        return rows
+
+    def _ask_health(self, http: str) -> Mapping[str, Any]:
+        try:
+            document = self._http.get(f"{http}/healthz").json()
+        except (httpx.HTTPError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    def _reading_context(self) -> OperationsContext:
+        # Reading is fenced with nothing: any epoch will do.
+        return self._nimbus.operations(epoch=-1)
+
+    def _stats_of(self, topology: TopologyView) -> Mapping[str, Any] | None:
+        now = time.monotonic()
+        with self._stats_lock:
+            cached = self._stats.get(topology.id)
+            if cached is not None and now - cached[0] < _STATS_SECS:
+                return cached[1]
+        answer = self._ask(topology)
+        if answer is None:
+            return None  # not cached: a topology that is just starting is asked again at once
+        with self._stats_lock:
+            if len(self._stats) >= _MOST_STATS:
+                self._stats.clear()
+            self._stats[topology.id] = (time.monotonic(), answer)
+        return answer
+
+
+def _alarm_of(healer: bytes | None) -> str | None:
+    """Why healing pauses, as the armed sensor says in its node."""
+    try:
+        said = json.loads(healer or b"{}").get("alarm")
+    except (ValueError, AttributeError):
+        return None
+    return said if isinstance(said, str) else None
+
+
+def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:
+    host, _, port = address.rpartition(":")
+    uptime, started = detail.get("uptime_secs"), detail.get("started_secs")
+    if uptime is None and isinstance(started, int):
+        uptime = max(0, int(time.time()) - started)
+    return {
+        "host": host,
+        "port": int(port) if port.isdecimal() else None,
+        "http": detail.get("http"),
+        "leader": leader,
+        "uptime_secs": uptime,
+        "version": detail.get("version"),
+        "missing": detail.get("missing"),
+    }

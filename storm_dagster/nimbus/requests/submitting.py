@@ -1,0 +1,179 @@
+"""A submission at the leader: checked, made idempotent by its token, and launched as a Dagster run."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    Corrupt,
+    InvalidRequest,
+    Misconfigured,
+    Unavailable,
+)
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.nimbus.dagster.client import FINISHED
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.nimbus.time_cache_map import TimeCacheMap
+from storm_dagster.operations.submit.staging import check_token, read_token
+
+__all__ = ["Submissions"]
+
+_FIELDS = {"name", "handle", "token", "inactive", "allow_degraded"}
+_REMEMBERED_SECS = 600.0
+_LOOK_SECS = 0.5
+"""So old may the knowledge be that a run goes on: of a hundred callers with one name few ask Dagster."""
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """The newest launch of a name."""
+
+    token: str
+    run_id: str
+    seen: float
+    """When the run was last known to go on, monotonic seconds."""
+
+
+class Submissions:
+    """Launches submissions. The same token, however often and from however many callers, makes one run."""
+
+    def __init__(self, nimbus: Nimbus) -> None:
+        self._nimbus = nimbus
+        self._runs: TimeCacheMap[str, str] = TimeCacheMap(
+            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
+        )
+        self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(
+            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
+        )
+        self._turns = _Turns()
+
+    def advance(self, now: float) -> None:
+        """Forget old tokens; called by the upkeep thread."""
+        self._runs.advance(now)
+        self._names.advance(now)
+
+    def submit(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Launch the run of a submission: ``{"run_id", "token"}``.
+
+        A token that was used before answers with its run (or, when that failed, with a new one).
+        :class:`AlreadyAlive` when a topology of the name exists under another token, or is being submitted.
+        """
+        unknown = sorted(set(document) - _FIELDS)
+        if unknown:
+            raise InvalidRequest(
+                f"a submission has no field {unknown[0]!r}: it has {', '.join(sorted(_FIELDS))}"
+            )
+        epoch = self._nimbus.status.require()
+        name = check_topology_name(document.get("name"))
+        token = check_token(document.get("token") or uuid.uuid4().hex)
+        flags = {field: document.get(field, False) for field in ("inactive", "allow_degraded")}
+        for field, value in flags.items():
+            if not isinstance(value, bool):
+                raise InvalidRequest(f"{field!r} of the submission must be true or false, got {value!r:.40}")
+        with self._turns.take(token), self._turns.take(f"name {name}"):
+            self._refuse_under_way(name, token)
+            alive = self._is_alive(name, token)
+            try:
+                run_id = self._earlier_run(token, name, epoch)
+            except (Misconfigured, Unavailable):
+                if not alive:
+                    raise
+                run_id = None  # its topology runs: which run made it is not worth an error
+            if run_id is None and not alive:
+                handle = document.get("handle")
+                self._nimbus.uploads.require(handle)
+                run_id = self._launch(name, token, {"handle": handle, "token": token, **flags})
+        return {"run_id": run_id, "token": token}
+
+    def _earlier_run(self, token: str, name: str, epoch: int) -> str | None:
+        """The run that the token had, unless it failed; ``None`` at the token's first use."""
+        known = read_token(self._nimbus.operations(epoch), token)
+        if known is not None and known[0].name != name:
+            raise Conflict(
+                f"token {token!r} belongs to topology {known[0].name!r}: submit {name!r} with a token of its own"
+            )
+        if known is None and self._runs.get(token) is None:
+            return None
+        found = self._nimbus.dagster.find_run(TOKEN_TAG, token, job=SUBMIT_JOB)
+        return None if found is None or found.failed else found.run_id
+
+    def _refuse_under_way(self, name: str, token: str) -> None:
+        """:class:`AlreadyAlive` while the run of another submission of the name goes on: only one can win."""
+        other = self._names.get(name)
+        if other is None or other.token == token:
+            return
+        if time.monotonic() - other.seen > _LOOK_SECS:
+            found = self._nimbus.dagster.find_run(TOKEN_TAG, other.token, job=SUBMIT_JOB)
+            if found is None or found.status in FINISHED:
+                self._names.remove(name)
+                return
+            self._names.put(name, replace(other, seen=time.monotonic()))
+        raise AlreadyAlive(
+            f"topology {name!r} is being submitted already (run {other.run_id}): wait until that has ended, or choose "
+            "another name"
+        )
+
+    def _is_alive(self, name: str, token: str) -> bool:
+        """Whether this very submission runs already; :class:`AlreadyAlive` when another one does."""
+        for topology_id in self._nimbus.cluster.active_storms():
+            try:
+                base = self._nimbus.cluster.storm_base(topology_id)
+            except Corrupt:
+                if topology_id.rsplit("-", 2)[0] == name:
+                    raise
+                continue  # a damaged topology is in the way of its own name only
+            if base is None or base.name != name:
+                continue
+            if base.token == token:
+                return True
+            raise AlreadyAlive(
+                f"topology {name!r} is alive already (id {topology_id}, {base.status}): kill it first, choose another "
+                "name, or update it"
+            )
+        return False
+
+    def _launch(self, name: str, token: str, config: Mapping[str, Any]) -> str:
+        dagster = self._nimbus.dagster
+        dagster.add_partition(name)
+        run_id = dagster.launch(
+            SUBMIT_JOB,
+            {"ops": {dagster.names.stage_op("topology_conf"): {"config": dict(config)}}},
+            {"dagster/partition": name, "storm/topology": name, TOKEN_TAG: token},
+            patient=True,
+        )
+        self._runs.put(token, run_id)
+        self._names.put(name, _UnderWay(token, run_id, time.monotonic()))
+        return run_id
+
+
+class _Turns:
+    """One lock for each word in use."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+
+    @contextmanager
+    def take(self, word: str) -> Iterator[None]:
+        with self._guard:
+            lock, waiting = self._locks.get(word, (threading.Lock(), 0))
+            self._locks[word] = (lock, waiting + 1)
+        try:
+            with lock:
+                yield
+        finally:
+            with self._guard:
+                lock, waiting = self._locks[word]
+                if waiting == 1:
+                    del self._locks[word]
+                else:
+                    self._locks[word] = (lock, waiting - 1)

@@ -1,0 +1,78 @@
+"""Levels of loggers in running workers: asked of the workers themselves, and kept for those that begin later."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from storm_dagster.model.errors import StormDagsterError, Unavailable
+from storm_dagster.model.security import Security
+from storm_dagster.model.view import TopologyView
+from storm_dagster.model.wire import LevelChange
+from storm_dagster.nimbus.member import Nimbus
+from storm_dagster.operations.live.log_levels import keep_log_levels
+from storm_dagster.operations.live.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_requests import ask_worker
+
+__all__ = ["WorkerLevels"]
+
+_log = logging.getLogger(__name__)
+_ANSWER_SECS = 2.0
+_AT_ONCE = 8
+
+
+class WorkerLevels:
+    """Storm's dynamic log levels."""
+
+    def __init__(self, nimbus: Nimbus) -> None:
+        self._nimbus = nimbus
+        self._security = Security.of(nimbus.conf)
+
+    def change(self, topology: TopologyView, changes: Mapping[str, LevelChange]) -> None:
+        """Change levels in every worker of the topology, and in those that will be started in their places.
+
+        At the leader. :class:`Unavailable` when a worker did not answer: the others have changed then, and that one
+        does when it starts anew.
+        """
+        epoch = self._nimbus.status.require()
+        if not changes:
+            return
+        keep_log_levels(self._nimbus.operations(epoch), topology.id, changes)
+        silent = [who for who, answer in self._ask_all(topology, dict(changes)) if answer is None]
+        if silent:
+            raise Unavailable(
+                f"log levels of topology {topology.base.name!r} are kept, and not yet changed at "
+                f"{', '.join(sorted(silent))}: those workers did not answer and take them when they start anew; try again"
+            )
+
+    def current(self, topology: TopologyView) -> dict[str, dict[str, Any]]:
+        """Logger -> ``{"level", "secs", "reset"}``: what is changed in any worker that answers."""
+        found: dict[str, dict[str, Any]] = {}
+        for _, answer in self._ask_all(topology, {}):
+            found.update(answer or {})
+        return found
+
+    def _ask_all(
+        self, topology: TopologyView, changes: dict[str, LevelChange]
+    ) -> list[tuple[str, dict[str, Any] | None]]:
+        key = link_key_of(self._security, topology.id)
+
+        def ask(worker: Any) -> tuple[str, dict[str, Any] | None]:
+            who = f"{worker.host}:{worker.port}"
+            live = topology.live_workers.get(worker.slot)
+            if live is None:
+                return who, None
+            try:
+                answer = ask_worker(
+                    worker.host, worker.port, live.token, "log_levels", _ANSWER_SECS, key, levels=changes
+                )
+            except StormDagsterError as error:
+                _log.info("%s gave no log levels: %s", who, error)
+                return who, None
+            return who, dict(answer.get("levels") or {})
+
+        workers = topology.assignment.workers if topology.assignment else ()
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="nimbus-levels") as pool:
+            return list(pool.map(ask, workers))

@@ -1,0 +1,1 @@
+"""Operations on topologies that run: lifecycle, rebalance, healing, cleaning."""

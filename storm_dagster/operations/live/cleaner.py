@@ -1,0 +1,349 @@
+"""Removal of garbage: chosen by a pure function, removed in fenced steps (``docs/decisions.md#garbage``).
+
+Absence is not an order. A key or node is garbage only when the topology that it belongs to has neither a
+base in ZooKeeper nor a token that still counts, it was seen so by this observer for the whole
+grace time, and the lists of nodes and blobs were read before the lists of tokens and bases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Corrupt, Fenced, InvalidRequest, KeyNotFound, StormDagsterError
+from storm_dagster.model.names import code_dir_of_blob_key, id_of_blob_key, topology_name_of
+from storm_dagster.model.records import TokenRecord, decode_record
+from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.reports import CleanReport
+from storm_dagster.operations.steps import operation, step
+from storm_dagster.operations.submit.staging import token_of_staging_key
+from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
+
+__all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "read_tokens", "take_inventory"]
+
+CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
+
+_PER_TOPOLOGY = (
+    paths.TASKS,
+    paths.TASKBEATS,
+    paths.TASKERRORS,
+    paths.METRICS,
+    paths.GRAY_UPGRADE,
+    paths.WORKERS,
+    paths.ASSIGNMENTS,
+)
+
+CleanerMemory = Mapping[str, float]
+"""Garbage or token -> boot clock at which this observer first saw it so."""
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """Everything that may be garbage, and everything that keeps it from being so."""
+
+    blobs: tuple[str, ...]
+    nodes: Mapping[str, tuple[str, ...]]
+    """First-level node -> topology ids below it."""
+    tokens: Mapping[str, TokenRecord]
+    """Client token -> record. A damaged record pins its staging: it is in ``damaged_tokens``."""
+    damaged_tokens: tuple[str, ...] = ()
+    topologies: tuple[str, ...] = ()
+    """Ids below ``/topology``, damaged ones included."""
+    handles: Mapping[str, str] = field(default_factory=dict)
+    """Token -> upload handle of its staging record."""
+    newest: Mapping[str, str] = field(default_factory=dict)
+    """Blob ``staging-of.<name>`` -> the token that it holds."""
+    versions: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Topology id -> the versions of its code that its assignment and its upgrade name."""
+    busy_workers: tuple[str, ...] = ()
+    """Topology ids that still have live workers: their nodes are not touched."""
+
+
+@dataclass(frozen=True)
+class Garbage:
+    """What may go now."""
+
+    nodes: tuple[str, ...]
+    blobs: tuple[str, ...]
+    tokens: tuple[str, ...]
+    waiting: int
+    """Things that are garbage but not for long enough."""
+
+
+def find_garbage(
+    inventory: Inventory,
+    memory: CleanerMemory,
+    *,
+    boot_now: float,
+    grace_secs: float,
+    token_secs: float,
+    upload_secs: float,
+) -> tuple[Garbage, dict[str, float]]:
+    """Decide what may go, and what to remember until the next time.
+
+    A token counts while its topology is alive, and for ``token_secs`` after this observer first saw it.
+    Uploads go ``upload_secs`` after they were first seen, unless a token that counts names their handle
+    and is not published yet. Everything else goes after ``grace_secs`` of being garbage.
+    """
+    alive = set(inventory.topologies)
+    seen: dict[str, float] = {}
+
+    def age(key: str) -> float:
+        since = memory.get(key, boot_now)
+        seen[key] = since if since <= boot_now else boot_now
+        return boot_now - seen[key]
+
+    expired: list[str] = []
+    counting: set[str] = set(inventory.damaged_tokens)
+    pinned_ids = set(alive)
+    for token, record in sorted(inventory.tokens.items()):
+        if record.topology_id in alive or age(f"token {token}") < token_secs:
+            counting.add(token)
+            if record.topology_id in alive or not record.published:
+                pinned_ids.add(record.topology_id)
+        else:
+            expired.append(token)
+    pinned_handles = {
+        handle
+        for token, handle in inventory.handles.items()
+        if token in counting and not (token in inventory.tokens and inventory.tokens[token].published)
+    }
+    waiting = 0
+    blobs: list[str] = []
+    nodes: list[str] = []
+    for key in inventory.blobs:
+        limit = _blob_limit(
+            key,
+            inventory,
+            pinned_ids,
+            counting,
+            pinned_handles,
+            grace_secs=grace_secs,
+            upload_secs=upload_secs,
+        )
+        if limit is None:
+            continue
+        if age(f"blob {key}") >= limit:
+            blobs.append(key)
+        else:
+            waiting += 1
+    for parent, ids in inventory.nodes.items():
+        for topology_id in ids:
+            if topology_id in pinned_ids or topology_id in inventory.busy_workers:
+                continue
+            if not _is_topology_id(topology_id):
+                continue  # Not ours to judge.
+            if age(f"node {parent}/{topology_id}") >= grace_secs:
+                nodes.append(f"{parent}/{topology_id}")
+            else:
+                waiting += 1
+    return Garbage(tuple(nodes), tuple(blobs), tuple(expired), waiting), seen
+
+
+def _blob_limit(
+    key: str,
+    inventory: Inventory,
+    pinned_ids: Collection[str],
+    counting: Collection[str],
+    pinned_handles: Collection[str],
+    *,
+    grace_secs: float,
+    upload_secs: float,
+) -> float | None:
+    """How long the blob must have been seen as garbage; ``None`` when it is none."""
+    topology_id = id_of_blob_key(key)
+    if topology_id is not None:
+        stale = inventory.versions.get(topology_id)
+        code_dir = code_dir_of_blob_key(key)
+        # The first version stays as long as the topology; a later one as long as somebody names it.
+        if topology_id in pinned_ids:
+            superseded = stale is not None and code_dir != topology_id and code_dir not in stale
+            # As long as an upload: an upgrade stores its code well before it begins.
+            return max(grace_secs, upload_secs) if superseded else None
+        return grace_secs
+    token = token_of_staging_key(key)
+    if token is not None:
+        return None if token in counting else grace_secs
+    if key.startswith("staging-of."):
+        return None if inventory.newest.get(key) in counting else grace_secs
+    if key.startswith("upload."):
+        handle = key[len("upload.") :].rpartition(".")[0]
+        return None if handle in pinned_handles else upload_secs
+    return None  # A blob that a user put there.
+
+
+def _is_topology_id(text: str) -> bool:
+    try:
+        topology_name_of(text)
+    except InvalidRequest:
+        return False
+    return True
+
+
+def take_inventory(ctx: OperationsContext) -> Inventory:
+    """Read what there is: blobs and nodes first, then what keeps them, so that nothing new looks like garbage."""
+    blobs = tuple(ctx.blobs.keys())
+    state = ctx.cluster.state
+    nodes = {parent: tuple(state.find_children(parent) or ()) for parent in _PER_TOPOLOGY}
+    busy = tuple(
+        topology_id
+        for topology_id in nodes[paths.WORKERS]
+        if state.find_children(f"{paths.WORKERS}/{topology_id}")
+    )
+    newest: dict[str, str] = {}
+    handles: dict[str, str] = {}
+    for key in blobs:
+        token = token_of_staging_key(key)
+        if key.startswith("staging-of."):
+            newest[key] = (_read(ctx, key) or b"").decode("utf-8", "replace")
+        elif token is not None and key.endswith(".record"):
+            handle = _handle_of(ctx, key)
+            if handle:
+                handles[token] = handle
+    tokens, damaged = read_tokens(ctx)
+    return Inventory(
+        blobs=blobs,
+        nodes=nodes,
+        tokens=tokens,
+        damaged_tokens=tuple(damaged),
+        topologies=tuple(state.find_children(paths.TOPOLOGY) or ()),
+        handles=handles,
+        newest=newest,
+        versions=_versions(ctx, blobs),
+        busy_workers=busy,
+    )
+
+
+def _versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
+    """The versions in use, of the topologies that have blobs of more than their first one."""
+    found: dict[str, frozenset[str]] = {}
+    for topology_id in {
+        id_of_blob_key(key) for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)
+    }:
+        try:
+            assignment = ctx.cluster.assignment_info(topology_id) if topology_id else None
+            upgrade = ctx.cluster.read_upgrade(topology_id) if topology_id else None
+        except Corrupt:
+            continue  # Nothing is decided about what cannot be read.
+        if topology_id is None or assignment is None or upgrade is None:
+            continue
+        named = {assignment.code_dir, upgrade.record.code_dir if upgrade.record else ""}
+        found[topology_id] = frozenset(named)
+    return found
+
+
+def read_tokens(ctx: OperationsContext) -> tuple[dict[str, TokenRecord], list[str]]:
+    """Every client token with its record, and those whose record is damaged."""
+    state = ctx.cluster.state
+    # The blob store is not ZooKeeper: see at least what was written before it was listed.
+    state.sync_path(paths.TOKENS)
+    tokens: dict[str, TokenRecord] = {}
+    damaged: list[str] = []
+    listed = state.find_children(paths.TOKENS) or []
+    for token, found in zip(listed, state.get_many([paths.token(each) for each in listed]), strict=True):
+        if found is None:
+            continue
+        try:
+            tokens[token] = decode_record(TokenRecord, found[0], paths.token(token))
+        except StormDagsterError:
+            damaged.append(token)
+    return tokens, damaged
+
+
+def _read(ctx: OperationsContext, key: str) -> bytes | None:
+    try:
+        return ctx.blobs.read(key)
+    except KeyNotFound:
+        return None
+
+
+def _handle_of(ctx: OperationsContext, key: str) -> str | None:
+    try:
+        document = decode_json(_read(ctx, key) or b"{}", key)
+    except StormDagsterError:
+        return None
+    handle = document.get("handle") if isinstance(document, dict) else None
+    return handle if isinstance(handle, str) else None
+
+
+def clean(
+    ctx: OperationsContext,
+    memory: CleanerMemory | None = None,
+    *,
+    boot_now: float | None = None,
+    grace_secs: float = 60.0,
+    token_secs: float | None = None,
+    upload_secs: float | None = None,
+) -> tuple[CleanReport, dict[str, float]]:
+    """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Hand the memory in again next time.
+
+    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless told otherwise. Refuses with
+    :class:`Unavailable` when the cluster's root is empty or another one's (``load_view`` checks it).
+    """
+    now = ctx.monotonic() if boot_now is None else boot_now
+    age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
+    epoch = ctx.current_epoch()
+    ctx.cluster.load_view()  # Refuses an empty or foreign root.
+    inventory = take_inventory(ctx)
+    garbage, seen = find_garbage(
+        inventory,
+        memory or {},
+        boot_now=now,
+        grace_secs=grace_secs,
+        token_secs=age if token_secs is None else token_secs,
+        upload_secs=age if upload_secs is None else upload_secs,
+    )
+    problems: list[str] = []
+    nodes = [path for path in garbage.nodes if _delete_node(ctx, epoch, path, problems)]
+    tokens = [token for token in garbage.tokens if _delete_node(ctx, epoch, paths.token(token), problems)]
+    return (
+        CleanReport(
+            nodes=tuple(nodes),
+            blobs=tuple(_delete_blobs(ctx, epoch, garbage.blobs, problems)),
+            tokens=tuple(tokens),
+            waiting=garbage.waiting,
+            problems=tuple(problems),
+        ),
+        seen,
+    )
+
+
+def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[str]) -> bool:
+    try:
+        if path.startswith(f"{paths.ASSIGNMENTS}/"):
+            topology_id = path[len(paths.ASSIGNMENTS) + 1 :]
+
+            def unassign(view: ClusterView) -> None:
+                transaction = raise_turnstile(fenced(ctx, epoch), view)
+                if ctx.cluster.delete_assignment_ops(transaction, topology_id):
+                    commit(ctx, transaction, "clean.assignment")
+
+            take_turns(ctx, f"cleaning {path}", unassign)
+            return True
+        name = "clean.token" if path.startswith(f"{paths.TOKENS}/") else "clean.node"
+        return delete_tree(ctx, epoch, path, name) > 0
+    except Fenced:
+        raise
+    except StormDagsterError as error:
+        problems.append(f"{path}: {error.message}")
+        return False
+
+
+def _delete_blobs(ctx: OperationsContext, epoch: int, keys: Iterable[str], problems: list[str]) -> list[str]:
+    gone: list[str] = []
+    for key in keys:
+        found = ctx.cluster.epoch()
+        if found is None or found[0] != epoch:
+            raise Fenced(f"leadership epoch {epoch} is over: cleaning stops, the new leader goes on with it")
+        try:
+            with step(ctx, "clean.blob"):
+                ctx.blobs.delete(key)
+            gone.append(key)
+        except KeyNotFound:
+            continue
+        except StormDagsterError as error:
+            problems.append(f"{key}: {error.message}")
+    return gone

@@ -1,0 +1,149 @@
+"""Reassignment: tasks that were judged dead get a slot again.
+
+The causes come from :func:`storm_dagster.core.liveness.detection.observe`, whoever observes: the heartbeat sensor
+through a run, or the leader when no sensor is armed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.detection import Observation, observe
+from storm_dagster.core.reassignment import assignment_of, causes_still_true, monitor_batch, same_workers
+from storm_dagster.core.transitions import HEALED
+from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
+from storm_dagster.model.placement import PlacementBatch, PlacementResult
+from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.context import OperationsContext, load_runnable
+from storm_dagster.operations.records_io import append_assignment, append_backup
+from storm_dagster.operations.reports import ReassignReport
+from storm_dagster.operations.steps import operation
+from storm_dagster.operations.submit.publishing import write_reasons
+from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.upgrade.ending import roll_back_if_upgraded
+
+__all__ = ["Observation", "observe", "reassign"]
+
+REASSIGN = operation("reassign", "store.placement.json", "reassign")
+
+
+def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignReport]:
+    """Place the tasks of the causes anew, one transaction for each topology, in topology id order.
+
+    A cause that speaks of an older assignment is ``void``. An unchanged placement is not written. Each
+    topology fails alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark
+    plans; when it is out of reach its twin does, and the report says so.
+    """
+    by_topology: dict[str, list[Cause]] = {}
+    for cause in causes:
+        by_topology.setdefault(cause.topology_id, []).append(cause)
+    if not by_topology:
+        return []
+    epoch = ctx.current_epoch()
+    reports: list[ReassignReport] = []
+    for topology_id, mine in sorted(by_topology.items()):
+        try:
+            reports.append(_reassign_one(ctx, epoch, topology_id, mine))
+        except Fenced:
+            raise
+        except StormDagsterError as error:
+            ctx.log.warning("reassigning %s failed: %s", topology_id, error.message)
+            reports.append(
+                ReassignReport(
+                    topology_id=topology_id,
+                    name=mine[0].name,
+                    status="failed",
+                    causes=tuple(cause.key for cause in mine),
+                    error=error.message,
+                )
+            )
+    return reports
+
+
+def plan_or_fall_back(ctx: OperationsContext, batch: PlacementBatch) -> tuple[PlacementResult, str | None]:
+    """The placement, and why the twin had to make it (``None`` when PySpark did)."""
+    try:
+        return ctx.planner(batch), None
+    except Unavailable as error:
+        ctx.log.warning("placing with the plain-Python planner: %s", error.message)
+        return ctx.fallback(batch), error.message
+
+
+def _reassign_one(
+    ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
+) -> ReassignReport:
+    committed: list[ReassignReport] = []
+    # First of all: what is placed anew then runs the former code.
+    roll_back_if_upgraded(ctx, topology_id, causes)
+
+    def attempt(view: ClusterView) -> ReassignReport:
+        topology = view.topologies.get(topology_id)
+        keys = tuple(cause.key for cause in causes)
+        if topology is None or topology.base.status not in HEALED:
+            return ReassignReport(topology_id, causes[0].name, "gone", keys)
+        name = topology.base.name
+        true = causes_still_true(topology, causes)
+        if not true or topology.tasks is None or topology.assignment is None:
+            if committed and topology.assignment == committed[0].assignment:
+                return committed[0]  # The reply of our own commit was lost.
+            return ReassignReport(topology_id, name, "void", keys)
+        batch = monitor_batch(view, topology, load_runnable(ctx, topology.code_dir), topology.tasks, true)
+        result, why = plan_or_fall_back(ctx, batch)
+        placement = result.placement(name)
+        dead = frozenset(task for cause in true for task in cause.tasks)
+        if placement.status == "failed":
+            return ReassignReport(
+                topology_id,
+                name,
+                "failed",
+                keys,
+                planner=result.planner,
+                why_planner=why,
+                error=placement.error,
+                placement=placement,
+            )
+        if placement.status == "unchanged" or same_workers(topology.assignment, placement):
+            return ReassignReport(
+                topology_id,
+                name,
+                "unchanged",
+                keys,
+                planner=result.planner,
+                why_planner=why,
+                assignment=topology.assignment,
+                placement=placement,
+            )
+        now = ctx.now_secs()
+        assignment = assignment_of(
+            placement,
+            topology_id=topology_id,
+            previous=topology.assignment,
+            now_secs=now,
+            now_ms=now * 1000,
+            restarted=dead,
+        )
+        assert topology.assignment_at is not None
+        transaction = raise_turnstile(fenced(ctx, epoch), view)
+        append_assignment(ctx, transaction, assignment, topology.assignment_at)
+        append_backup(ctx, transaction, name, assignment)
+        write_reasons(ctx, topology_id, result, name)
+        report = ReassignReport(
+            topology_id,
+            name,
+            "assigned",
+            keys,
+            moved=placement.moved,
+            planner=result.planner,
+            why_planner=why,
+            assignment=assignment,
+            placement=placement,
+            version=topology.assignment_at.version + 1,
+            assign_secs=result.assign_secs,
+        )
+        committed[:] = [report]
+        commit(ctx, transaction, "reassign")
+        ctx.log.info("reassigned %d tasks of %s", placement.moved, topology_id)
+        return report
+
+    return take_turns(ctx, f"reassigning {topology_id}", attempt)

@@ -1,0 +1,214 @@
+"""Activate, deactivate, kill, remove; restart and update; and what is due because its delay has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from storm_dagster.core.submission import message_timeout_secs
+from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError
+from storm_dagster.model.records import StormBase, encode_record
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.actions import Action, announce
+from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.live.deploy import restart, update
+from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, finish_rebalance
+from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.steps import operation, shared_steps
+from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY, finish_activation
+from storm_dagster.operations.submit.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
+from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.upgrade.ending import (
+    COMPLETE_UPGRADE,
+    FINISH_ROLLBACK,
+    ROLL_BACK,
+    advance_upgrades,
+    complete_upgrade,
+    roll_back,
+)
+from storm_dagster.operations.upgrade.start import gray_upgrade
+
+__all__ = [
+    "FinishReport",
+    "activate",
+    "complete_upgrade",
+    "deactivate",
+    "finish_due",
+    "gray_upgrade",
+    "kill",
+    "remove",
+    "restart",
+    "roll_back",
+    "update",
+]
+
+ACTIVATE = operation("activate", "activate")
+DEACTIVATE = operation("deactivate", "deactivate")
+REMOVE = shared_steps("remove", "unassign", SWEEP, DELETE_BLOBS, "remove_base")
+KILL = operation("kill", "kill", REMOVE)
+FINISH_DUE = operation(
+    "finish_due",
+    *(REMOVE, FINISH_REBALANCE, ABANDON_REBALANCE, ACTIVATE_TOPOLOGY),
+    *(COMPLETE_UPGRADE, ROLL_BACK, FINISH_ROLLBACK),
+)
+
+
+_ACTIONS: dict[Event, Action] = {
+    "activate": "activate",
+    "deactivate": "deactivate",
+    "kill": "killTopology",
+}
+
+
+def activate(ctx: OperationsContext, name: str) -> LifecycleReport:
+    """Make the topology's spouts run. Active already: nothing is written.
+
+    :class:`NotAlive` for an unknown name, :class:`Conflict` when its status does not allow it.
+    """
+    return _change(ctx, name, "activate")
+
+
+def deactivate(ctx: OperationsContext, name: str) -> LifecycleReport:
+    """Make the topology's spouts pause; its workers stay. Inactive already: nothing is written."""
+    return _change(ctx, name, "deactivate")
+
+
+def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleReport:
+    """Mark the topology KILLED, so that its spouts stop; after the delay it is removed.
+
+    The delay is ``wait_secs``, else (also when negative) the topology's message timeout. With a delay of 0
+    it is removed before this returns; otherwise :func:`finish_due` or :func:`remove` does it. Allowed in
+    every status; killing again stores the new delay.
+    """
+
+    def delay(topology: TopologyView) -> int:
+        if wait_secs is not None and wait_secs >= 0:
+            return wait_secs
+        return delay_of(wait_secs, _message_timeout(ctx, topology.code_dir))
+
+    report = _change(ctx, name, "kill", delay)
+    return remove(ctx, report.topology_id) if report.delay_secs == 0 else report
+
+
+def _message_timeout(ctx: OperationsContext, code_dir: str) -> int:
+    try:
+        return message_timeout_secs(load_runnable(ctx, code_dir).conf)
+    except StormDagsterError:
+        # A topology whose blobs are lost or damaged can still be killed.
+        return message_timeout_secs(ctx.values())
+
+
+def _change(
+    ctx: OperationsContext, name: str, event: Event, delay: Callable[[TopologyView], int] | None = None
+) -> LifecycleReport:
+    """One fenced transaction on the base, or none when nothing changes."""
+    epoch = ctx.current_epoch()
+    chosen: dict[str, int] = {}
+
+    def attempt(view: ClusterView) -> LifecycleReport:
+        topology = topology_by_name(view, name)
+        before: StormBase = topology.base
+        if delay is not None and topology.id not in chosen:
+            chosen[topology.id] = delay(topology)
+        delay_secs = chosen.get(topology.id)
+        after = apply_event(before, event, delay_secs=delay_secs)
+        if after is not before:
+            transaction = fenced(ctx, epoch)
+            transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
+            announce(ctx, transaction, topology.id, _ACTIONS[event])
+            commit(ctx, transaction, event)
+            ctx.log.info("%s: %s -> %s", topology.id, before.status, after.status)
+        return LifecycleReport(
+            topology_id=topology.id,
+            name=before.name,
+            status=after.status,
+            changed=after is not before,
+            delay_secs=delay_secs,
+            previous=before.status,
+        )
+
+    return take_turns(ctx, f"{event} {name}", attempt)
+
+
+def remove(ctx: OperationsContext, topology_id: str) -> LifecycleReport:
+    """Remove a killed topology for good: assignment first, base last, so that a crash leaves it removable.
+
+    Waits up to ``task.cleanup.timeout.sec`` for its workers to end. The token and the backup of the
+    assignment stay. Gone already: nothing is written. :class:`Conflict` when it is not KILLED.
+    """
+    epoch = ctx.current_epoch()
+
+    def unassign(view: ClusterView) -> TopologyView | None:
+        topology = view.topologies.get(topology_id)
+        if topology is None:
+            return None
+        if topology.base.status != "KILLED":
+            raise Conflict(
+                f"topology {topology.base.name!r} is {topology.base.status} and cannot be removed: kill it first"
+            )
+        if ctx.cluster.state.exists(paths.assignment(topology_id)):
+            transaction = raise_turnstile(fenced(ctx, epoch), view)
+            transaction.check(paths.topology(topology_id), topology.base_at.version)
+            ctx.cluster.delete_assignment_ops(transaction, topology_id)
+            commit(ctx, transaction, "unassign")
+        return topology
+
+    topology = take_turns(ctx, f"removing {topology_id}", unassign)
+    if topology is None:
+        return LifecycleReport(topology_id, topology_id.rsplit("-", 2)[0], None, changed=False)
+    sweep(ctx, epoch, topology_id)
+    delete_blobs(ctx, topology_id, topology.base)
+    delete_tree(ctx, epoch, paths.topology(topology_id), "remove_base")
+    ctx.log.info("removed %s", topology_id)
+    return LifecycleReport(topology_id, topology.base.name, None, changed=True, previous="KILLED")
+
+
+@dataclass(frozen=True)
+class FinishReport:
+    """What was due and is done, what failed (topology id -> message), and what to remember."""
+
+    done: tuple[str, ...]
+    """``"remove wc-1-..."`` and the like; the topology id comes last."""
+    failed: dict[str, str]
+    memory: DueMemory
+
+
+def finish_due(
+    ctx: OperationsContext,
+    memory: DueMemory | None = None,
+    *,
+    boot_id: str = "",
+    boot_now: float | None = None,
+) -> FinishReport:
+    """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the leader and ``lifecycle_sensor``.
+
+    Hand the report's memory in again next time: delays run on the caller's boot clock (``boot_now``,
+    default: the context's monotonic clock) from when it first saw the status. Each topology fails alone;
+    only :class:`Fenced` ends the whole call.
+    """
+    now = ctx.monotonic() if boot_now is None else boot_now
+    due, remembered = due_actions(
+        ctx.cluster.load_view(), memory or DueMemory(), boot_id=boot_id, boot_now=now
+    )
+    done: list[str] = []
+    failed: dict[str, str] = {}
+    for action in due:
+        try:
+            if action.action == "remove":
+                remove(ctx, action.topology_id)
+            elif action.action == "finish_rebalance":
+                finish_rebalance(ctx, action.topology_id)
+            else:
+                finish_activation(ctx, action.topology_id, ctx.current_epoch())
+            done.append(f"{action.action} {action.topology_id}")
+        except Fenced:
+            raise
+        except NotAlive:
+            continue  # Somebody else was faster.
+        except StormDagsterError as error:
+            failed[action.topology_id] = error.message
+            ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error.message)
+    done += [f"{report.outcome}: upgrade of {report.topology_id}" for report in advance_upgrades(ctx)]
+    return FinishReport(tuple(done), failed, remembered)

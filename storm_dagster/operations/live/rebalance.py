@@ -1,0 +1,328 @@
+"""Rebalance of a running topology: other parallelism, other spread.
+
+Begin: the base becomes REBALANCING with the delay, and what is wanted stands in a node below it, written
+by the same transaction. Finish: plan, then one transaction with tasks, assignment and the former status.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from storm_dagster.core.reassignment import (
+    Runnable,
+    assignment_of,
+    offered_supervisors,
+    rebalance_batch,
+    same_workers,
+)
+from storm_dagster.core.submission import fixed_task_components, message_timeout_secs, rescale
+from storm_dagster.core.transitions import apply_event, delay_of
+from storm_dagster.model import paths
+from storm_dagster.model.conf_schema import check_value
+from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive, Unavailable
+from storm_dagster.model.names import TOPOLOGY_MASTER
+from storm_dagster.model.placement import PlacementResult
+from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.actions import announce
+from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.records_io import append_assignment, append_backup
+from storm_dagster.operations.reports import RebalanceReport
+from storm_dagster.operations.steps import operation, shared_steps
+from storm_dagster.operations.submit.publishing import placement_error, write_reasons
+from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
+from storm_dagster.zk.cluster_state import Transaction
+
+__all__ = ["RebalanceWish", "finish_rebalance", "rebalance", "require_offered_host"]
+
+FINISH_REBALANCE = shared_steps("finish_rebalance", "store.placement.json", "finish_rebalance")
+ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
+REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
+
+
+class RebalanceWish(Record):
+    """What a rebalance was asked for; stands at ``/topology/<id>/rebalance`` while it waits for its delay."""
+
+    workers: int
+    executors: dict[str, int]
+    reassign: bool = False
+
+
+@dataclass(frozen=True)
+class _Plan:
+    wish: RebalanceWish
+    table: TaskTable
+    result: PlacementResult
+    changed: bool
+    disturbs: bool
+    """Whether tasks move, come or go; else only what is wanted is noted, and nothing has to fall silent for that."""
+    bound: bool
+    """More than sizes decides who moves: wishes, isolation, tasks apart or together."""
+
+
+def _wish_path(topology_id: str) -> str:
+    return f"{paths.topology(topology_id)}/rebalance"
+
+
+def rebalance(
+    ctx: OperationsContext,
+    name: str,
+    workers: int | None = None,
+    executors: Mapping[str, int] | None = None,
+    reassign: bool = False,
+    wait_secs: int | None = None,
+    dry_run: bool = False,
+    *,
+    stay: bool = True,
+) -> RebalanceReport:
+    """Change the number of workers or executors, or only restore balance; ``reassign`` places all anew.
+
+    It is planned before anything changes: what does not fit, or changes nothing, never disturbs the
+    topology. The delay is ``wait_secs``, else the message timeout; with ``stay`` this waits for it and
+    finishes, without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
+    :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
+    planner's message; a rebalance never uses the twin in place of PySpark.
+    """
+    epoch = ctx.current_epoch()
+
+    def begin(view: ClusterView) -> RebalanceReport:
+        topology = topology_by_name(view, name)
+        require_offered_host(view, topology)
+        runnable = load_runnable(ctx, topology.code_dir)
+        delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
+        marked = apply_event(topology.base, "rebalance", delay_secs=delay)
+        wish = _wish(topology, runnable, workers, dict(executors or {}), reassign)
+        plan = _plan(ctx, view, topology, runnable, wish)
+        if not plan.disturbs:
+            marked, delay = apply_event(topology.base, "rebalance", delay_secs=0), 0
+        if dry_run or not plan.changed:
+            outcome = "planned" if plan.changed else "unchanged"
+            return _report(topology, topology.base, plan, outcome, delay=delay)
+        transaction = fenced(ctx, epoch)
+        transaction.set(paths.topology(topology.id), encode_record(marked), topology.base_at.version)
+        transaction.create(_wish_path(topology.id), encode_record(wish))
+        announce(ctx, transaction, topology.id, "rebalance")
+        commit(ctx, transaction, "rebalance")
+        return _report(topology, marked, plan, "waiting", delay=delay)
+
+    report = take_turns(ctx, f"rebalancing {name}", begin)
+    if report.outcome != "waiting" or (report.delay_secs and not stay):
+        return report
+    if report.delay_secs:
+        ctx.sleep(report.delay_secs)
+    return finish_rebalance(ctx, report.topology_id)
+
+
+def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
+    """:class:`Unavailable` when no host may take a task: then a rebalance could change nothing."""
+    if offered_supervisors(view, placing=[topology.id]):
+        return
+    hosts = sorted({info.host for info in view.supervisors.values()})
+    why = (
+        f"every host is blacklisted ({', '.join(hosts):.200}): `storm-dagster blacklist remove HOST`"
+        if hosts
+        else "no supervisor is registered: start one"
+    )
+    raise Unavailable(f"topology {topology.base.name!r} stays as it is, no host may take its tasks: {why}")
+
+
+def _wish(
+    topology: TopologyView,
+    runnable: Runnable,
+    workers: int | None,
+    executors: dict[str, int],
+    reassign: bool,
+) -> RebalanceWish:
+    name = topology.base.name
+    wrong = None if workers is None else check_value("topology.workers", workers)
+    if wrong:
+        raise InvalidRequest(f"rebalance of {name!r}: {wrong}")
+    known = topology.base.executors.keys() - {TOPOLOGY_MASTER}
+    most = runnable.conf.get("topology.max.task.parallelism")
+    for component, count in executors.items():
+        if component not in known:
+            near = difflib.get_close_matches(component, known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"components are {', '.join(sorted(known))}"
+            raise InvalidRequest(f"topology {name!r} has no component {component!r} to rebalance: {hint}")
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InvalidRequest(
+                f"rebalance of {name!r}: {component!r} cannot have {count!r} executors: give at least 1"
+            )
+        part = runnable.spec.component(component)
+        own = part.conf.get("topology.max.task.parallelism") if part else None
+        limit = most if own is None else own
+        if limit is not None and count > limit:
+            raise InvalidRequest(
+                f"rebalance of {name!r}: {component!r} cannot have {count} executors, "
+                f"topology.max.task.parallelism is {limit}"
+            )
+    return RebalanceWish(
+        workers=topology.base.workers if workers is None else workers,
+        executors={**topology.base.executors, **executors},
+        reassign=reassign,
+    )
+
+
+def _plan(
+    ctx: OperationsContext, view: ClusterView, topology: TopologyView, runnable: Runnable, wish: RebalanceWish
+) -> _Plan:
+    if topology.tasks is None or topology.assignment is None:
+        raise Unavailable(f"topology {topology.base.name!r} has no assignment yet: wait until it is healed")
+    changed = {
+        component: count
+        for component, count in wish.executors.items()
+        if count != topology.base.executors.get(component)
+    }
+    table = rescale(topology.tasks, changed, fixed_task_components(runnable.spec))
+    batch = rebalance_batch(
+        view,
+        topology,
+        runnable,
+        table,
+        executors=wish.executors,
+        workers=wish.workers,
+        reassign=wish.reassign,
+    )
+    result = ctx.planner(batch)
+    placement = result.placement(topology.base.name)
+    if placement.status == "failed":
+        raise placement_error(topology.base.name, placement)
+    disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
+    differs = disturbs or wish.workers != topology.base.workers or wish.executors != topology.base.executors
+    (asked,) = batch.topologies
+    bound = bool(asked.user_workers or asked.differ_node or asked.isolation or asked.executors)
+    return _Plan(wish, table, result, differs, disturbs, bound)
+
+
+def _report(
+    topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0
+) -> RebalanceReport:
+    before = topology.tasks.component_of() if topology.tasks else {}
+    after = plan.table.component_of()
+    placement = plan.result.placement(base.name)
+    return RebalanceReport(
+        topology_id=topology.id,
+        name=base.name,
+        status=base.status,
+        outcome=outcome,
+        workers=plan.wish.workers,
+        executors=plan.wish.executors,
+        moved=placement.moved,
+        delay_secs=delay,
+        planner=plan.result.planner,
+        placement=placement,
+        assignment=topology.assignment,
+        version=topology.assignment_at.version if topology.assignment_at else None,
+        tasks_added=tuple(sorted(after.keys() - before.keys())),
+        tasks_removed=tuple(sorted(before.keys() - after.keys())),
+        components={**before, **after},
+        assign_secs=plan.result.assign_secs,
+    )
+
+
+def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceReport:
+    """Apply the rebalance that a REBALANCING topology waits for, and give it its former status back.
+
+    When it does not fit any more the former status returns with the former placement, and the planner's
+    error is raised. Finished by somebody else already: ``unchanged``.
+    """
+    epoch = ctx.current_epoch()
+
+    def attempt(view: ClusterView) -> RebalanceReport:
+        topology = view.topologies.get(topology_id)
+        if topology is None:
+            raise NotAlive(f"topology {topology_id} is gone: there is nothing to rebalance")
+        if topology.base.status != "REBALANCING":
+            return _finished_elsewhere(topology)
+        path = _wish_path(topology_id)
+        found = ctx.cluster.state.get_data_with_version(path)
+        wish = (
+            decode_record(RebalanceWish, found[0], path)
+            if found is not None
+            else RebalanceWish(workers=topology.base.workers, executors=topology.base.executors)
+        )
+        after = apply_event(topology.base, "finish_rebalance")
+        transaction = fenced(ctx, epoch)
+        if found is not None:
+            transaction.delete(path, found[1].version)
+        try:
+            plan = _plan(ctx, view, topology, load_runnable(ctx, topology.code_dir), wish)
+        except (Unavailable, InvalidRequest, Conflict):
+            transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
+            commit(ctx, transaction, "abandon_rebalance")
+            raise
+        after = after.model_copy(update={"workers": wish.workers, "executors": wish.executors})
+        transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
+        return _apply(ctx, transaction, view, topology, after, plan)
+
+    return take_turns(ctx, f"finishing the rebalance of {topology_id}", attempt)
+
+
+def _finished_elsewhere(topology: TopologyView) -> RebalanceReport:
+    base = topology.base
+    return RebalanceReport(
+        topology_id=topology.id,
+        name=base.name,
+        status=base.status,
+        outcome="unchanged",
+        workers=base.workers,
+        executors=base.executors,
+        assignment=topology.assignment,
+        version=topology.assignment_at.version if topology.assignment_at else None,
+    )
+
+
+def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
+    """What the asset check ``fewest_moves`` judges the rebalance by; nothing where all was placed anew.
+
+    A topology master that is alone may move beside. Where more than sizes decides, nothing is recorded.
+    """
+    if plan.wish.reassign or topology.assignment is None or plan.bound:
+        return {}
+    offered = {
+        f"{part.id}:{port}"
+        for part in offered_supervisors(view, placing=[topology.id])
+        for port in part.ports
+    }
+    before = {f"{worker.node}:{worker.port}": worker.tasks for worker in topology.assignment.workers}
+    return {"moves": {"before": before, "slack": 1}} if before.keys() <= offered else {}
+
+
+def _apply(
+    ctx: OperationsContext,
+    transaction: Transaction,
+    view: ClusterView,
+    topology: TopologyView,
+    after: StormBase,
+    plan: _Plan,
+) -> RebalanceReport:
+    """Commit ``transaction``, which restores the status, together with whatever of the plan is new."""
+    report = _report(topology, after, plan, "assigned" if plan.changed else "unchanged")
+    placement = plan.result.placement(after.name)
+    if plan.table != topology.tasks or not same_workers(topology.assignment, placement):
+        tasks = ctx.cluster.state.get_data_with_version(paths.tasks(topology.id))
+        if tasks is None or decode_record(TaskTable, tasks[0]) != topology.tasks:
+            raise Conflict(f"the tasks of {topology.id} changed while it was rebalanced: rebalance it again")
+        now = ctx.now_secs()
+        assignment = assignment_of(
+            placement,
+            topology_id=topology.id,
+            previous=topology.assignment,
+            now_secs=now,
+            now_ms=now * 1000,
+            kind="Assign" if plan.table == topology.tasks else "ScaleTopology",
+        )
+        raise_turnstile(transaction, view)
+        if plan.table != topology.tasks:
+            transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks[1].version)
+        append_assignment(ctx, transaction, assignment, topology.assignment_at)
+        append_backup(ctx, transaction, after.name, assignment)
+        write_reasons(ctx, topology.id, plan.result, after.name, _moves(view, topology, plan))
+        report = replace(
+            report, assignment=assignment, version=(report.version if report.version is not None else -1) + 1
+        )
+    commit(ctx, transaction, "finish_rebalance")
+    return report

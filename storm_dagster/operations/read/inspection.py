@@ -1,0 +1,224 @@
+"""Looking at a live cluster for its invariants: what :mod:`storm_dagster.core.invariants` judges."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.blobstore.store import BlobStore
+from storm_dagster.core.invariants import RULES, Facts, GrayNodes, Pending, Violation, WorkerPid, settle
+from storm_dagster.core.invariants import violations as violations_of
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
+from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.model.worker_spec import worker_processes as all_workers
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.live.cleaner import CleanerMemory, find_garbage, read_tokens, take_inventory
+
+__all__ = ["Inspection", "code_keys", "inspect_cluster", "look", "stored_hashes", "worker_processes"]
+
+
+def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
+    """The worker processes of this machine, those of one HOME when it is given.
+
+    A worker is recognised by its command line, whether or not anybody has a record of it.
+    """
+    found: list[WorkerPid] = []
+    for process, path in all_workers():
+        try:
+            spec = WorkerSpec.read(path)
+        except (Corrupt, OSError):
+            continue
+        if home is None or os.path.realpath(spec.home) == os.path.realpath(home):
+            found.append(WorkerPid(spec.topology_id, spec.node, spec.port, process.pid))
+    return tuple(sorted(found, key=lambda part: (part.node, part.port, part.pid)))
+
+
+def look(
+    ctx: OperationsContext,
+    former: Facts | None = None,
+    *,
+    home: Path | None = None,
+    garbage: tuple[str, ...] | None = None,
+) -> Facts:
+    """One look. Processes are looked at with ``home``: those of this machine."""
+    processes = None if home is None else worker_processes(home)
+    view = ctx.cluster.load_view()
+    visible = [topology for topology in view.topologies.values() if topology.base.status != "KILLED"]
+    keys = code_keys(view)
+    copies, nimbuses = _copies(ctx, keys)
+    return Facts(
+        view=view,
+        # Tokens are claimed before a base exists, and read after it here.
+        tokens=read_tokens(ctx)[0],
+        blobs=stored_hashes(ctx.blobs, keys),
+        copies=copies,
+        wanted_copies={topology.id: _wanted(ctx, topology, nimbuses) for topology in visible},
+        unschedulable=dict(_unschedulable(ctx, visible)),
+        wishes=frozenset(
+            topology.id
+            for topology in visible
+            if "rebalance" in (ctx.cluster.state.find_children(paths.topology(topology.id)) or ())
+        ),
+        gray={topology.id: _gray(ctx, topology.id) for topology in visible},
+        garbage=garbage,
+        processes=processes,
+        former=None if former is None else replace(former, former=None),
+    )
+
+
+def code_keys(view: ClusterView) -> list[str]:
+    """Blob keys of archive, conf and code of every topology that is not killed."""
+    return [
+        make(topology.assignment.code_dir if topology.assignment else topology.id)
+        for topology in view.topologies.values()
+        if topology.base.status != "KILLED"
+        for make in (jar_key, conf_key, code_key)
+    ]
+
+
+def stored_hashes(blobs: BlobStore, keys: Iterable[str]) -> dict[str, str]:
+    """Blob key -> SHA-256, of those that are stored."""
+    found: dict[str, str] = {}
+    for key in keys:
+        try:
+            found[key] = blobs.meta(key).sha256
+        except KeyNotFound:
+            continue
+    return found
+
+
+def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, int] | None, int]:
+    """Blob key -> nimbuses that hold the newest content; ``None`` when nobody registers blobs (a shared store)."""
+    state = ctx.cluster.state
+    nimbuses = len(state.find_children(paths.NIMBUS_SLAVE) or ()) + state.exists(paths.NIMBUS_MASTER)
+    held = state.find_children_many([paths.blob(key) for key in keys])
+    if all(holders is None for holders in held):
+        return None, nimbuses
+    copies: dict[str, int] = {}
+    for key, holders in zip(keys, held, strict=True):
+        sequences = [holder.rpartition("-")[2] for holder in holders or ()]
+        newest = max((int(text) for text in sequences if text.isdigit()), default=0)
+        copies[key] = sum(1 for text in sequences if text == str(newest))
+    return copies, nimbuses
+
+
+def _wanted(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
+    prefix = topology.assignment.code_dir if topology.assignment else topology.id
+    conf: Any = {}
+    try:
+        conf = decode_json(ctx.blobs.read(conf_key(prefix)), conf_key(prefix))
+    except StormDagsterError:
+        pass  # That it is missing or damaged is another rule's business.
+    own = conf.get("topology.min.replication.count") if isinstance(conf, dict) else None
+    wanted = own if isinstance(own, int) else int(ctx.conf.get("topology.min.replication.count") or 1)
+    return min(wanted, max(1, nimbuses))
+
+
+def _unschedulable(
+    ctx: OperationsContext, topologies: Sequence[TopologyView]
+) -> Iterator[tuple[str, frozenset[int]]]:
+    for topology in topologies:
+        if topology.tasks is None or topology.assignment is None:
+            continue
+        if topology.tasks.component_of().keys() == topology.assignment.task_slots().keys():
+            continue
+        try:
+            document = decode_json(ctx.blobs.read(placement_key(topology.id)), placement_key(topology.id))
+            yield topology.id, frozenset(int(task) for task in document["unassigned"])
+        except (StormDagsterError, KeyError, TypeError, ValueError):
+            continue
+
+
+def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:
+    state = ctx.cluster.read_upgrade(topology_id)
+    if state.record is None:
+        return GrayNodes(False)
+    key = jar_key(state.record.code_dir)
+    code = stored_hashes(ctx.blobs, [key]).get(key)
+    return GrayNodes(
+        True, frozenset(state.upgrading), frozenset(state.upgraded), None if code is None else code[:16]
+    )
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What an inspection found."""
+
+    violations: tuple[Violation, ...]
+    """What stayed broken for the whole settling time."""
+    warnings: tuple[Violation, ...]
+    """What the cluster is healing, and what was broken in the last look but not for long enough to count."""
+    garbage: tuple[str, ...]
+    """What belongs to nothing and waits for the cleaner."""
+    view: ClusterView
+    looks: int
+    seconds: float
+
+    @property
+    def sound(self) -> bool:
+        """Whether every invariant holds."""
+        return not self.violations
+
+
+def inspect_cluster(
+    ctx: OperationsContext,
+    *,
+    home: Path | None = None,
+    settle_secs: float = 10.0,
+    interval_secs: float = 1.0,
+    progress: Callable[[Facts, list[Violation]], None] | None = None,
+) -> Inspection:
+    """Look at least twice, and again while something is broken; what stays so for ``settle_secs`` counts.
+
+    Gives up waiting after three times ``settle_secs``: what keeps changing is a warning. ``home`` also
+    looks at the worker processes of this machine. Nothing is changed.
+    """
+    began = ctx.monotonic()
+    pending, former, looks = Pending(), None, 0
+    heals = {rule.name for rule in RULES if rule.heals}
+    idle: dict[Violation, None] = {}
+    while True:
+        facts = look(ctx, former, home=home)
+        found = violations_of(facts)
+        now = ctx.monotonic()
+        counted, pending = settle(pending, found, boot_now=now, settle_secs=settle_secs)
+        idle.update((violation, None) for violation in counted if violation.rule == "no_idle_writes")
+        former, looks = facts, looks + 1
+        if progress is not None:
+            progress(facts, found)
+        hard = [violation for violation in found if violation.rule not in heals]
+        over = now - began >= 3 * settle_secs
+        if looks > 1 and (over or all(violation in counted for violation in hard)):
+            break
+        ctx.sleep(interval_secs)
+    bad = {**idle, **{violation: None for violation in counted if violation.rule not in heals}}
+    return Inspection(
+        violations=tuple(bad),
+        warnings=tuple(violation for violation in found if violation not in bad),
+        garbage=_garbage(ctx),
+        view=facts.view,
+        looks=looks,
+        seconds=round(ctx.monotonic() - began, 3),
+    )
+
+
+def _garbage(ctx: OperationsContext, memory: CleanerMemory | None = None) -> tuple[str, ...]:
+    """What the cleaner would remove if it had seen it long enough; tokens and uploads in their time are none."""
+    inventory = take_inventory(ctx)
+    found, _ = find_garbage(
+        inventory,
+        memory or {},
+        boot_now=time.monotonic(),
+        grace_secs=0.0,
+        token_secs=float("inf"),
+        upload_secs=float("inf"),
+    )
+    return (*found.nodes, *found.blobs)

@@ -1,0 +1,1 @@
+"""Submission: staging, code, publication."""

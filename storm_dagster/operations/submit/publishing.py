@@ -1,0 +1,345 @@
+"""Stages 4 to 6 of a submission: place the tasks, make the topology visible in one transaction, activate it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from storm_dagster.core.reassignment import Runnable, assignment_of, new_batch, offered_supervisors
+from storm_dagster.core.submission import topology_master_task, total_conf
+from storm_dagster.core.transitions import apply_event
+from storm_dagster.model import paths
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    Fenced,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+    error_from_document,
+)
+from storm_dagster.model.names import placement_key
+from storm_dagster.model.placement import PlacementResult, TopologyPlacement
+from storm_dagster.model.records import StormBase, TaskBeats, encode_record
+from storm_dagster.model.view import ClusterView, TopologyView
+from storm_dagster.operations.actions import Action, announce
+from storm_dagster.operations.context import OperationsContext, damaged_topology
+from storm_dagster.operations.documents import encode_json
+from storm_dagster.operations.records_io import append_assignment, append_backup, read_backup
+from storm_dagster.operations.reports import ActivateReport, AssignmentReport, PublishReport
+from storm_dagster.operations.steps import shared_steps, step
+from storm_dagster.operations.submit.staging import (
+    StagedPlacement,
+    StagedTasks,
+    StagingRecord,
+    read_placement,
+    read_record,
+    read_tasks,
+    read_token,
+    read_topology,
+    write_part,
+)
+from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
+from storm_dagster.zk.shards import delete_ops
+
+__all__ = [
+    "activate_topology",
+    "finish_activation",
+    "placement_error",
+    "publish_assignment",
+    "stage_assignment",
+    "write_reasons",
+]
+
+STAGE_ASSIGNMENT = shared_steps("stage_assignment", "stage.placement")
+PUBLISH_ASSIGNMENT = shared_steps("publish_assignment", "stage.placement", "store.placement.json", "publish")
+ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
+
+
+def placement_error(name: str, placement: TopologyPlacement) -> StormDagsterError:
+    """The error that a failed placement means for the caller: the planner's own message."""
+    message = placement.error or f"topology {name!r} cannot be placed: no reason was given"
+    error = error_from_document(
+        {"error": {"type": placement.error_type or "Unavailable", "message": message}}
+    )
+    return error if type(error) is not StormDagsterError else Unavailable(message)
+
+
+def write_reasons(
+    ctx: OperationsContext,
+    topology_id: str,
+    result: PlacementResult,
+    name: str,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """Store why each task is where it is as blob ``<id>-placement.json`` (``explain`` reads it), and ``more``."""
+    placement = result.placement(name)
+    document = {
+        "topology_id": topology_id,
+        "planner": result.planner,
+        "assign_secs": result.assign_secs,
+        **placement.model_dump(mode="json"),
+        **(more or {}),
+    }
+    with step(ctx, "store.placement.json"):
+        ctx.blobs.put(placement_key(topology_id), encode_json(document))
+
+
+def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentReport:
+    """Stage 4: compute a placement for the cluster as it is now, and stage it.
+
+    Raises the planner's error when the topology does not fit (:class:`Unavailable`); nothing waits for
+    room. A submission never uses the twin in place of PySpark.
+    """
+    record, staged, runnable = _staged(ctx, token)
+    view = ctx.cluster.load_view()
+    if record.topology_id in view.topologies:
+        return _assignment_report(record, read_placement(ctx, token).result, view)
+    _check_name_free(view, record)
+    planned = _plan(ctx, view, record, staged, runnable)
+    _write_placement(ctx, token, planned)
+    return _assignment_report(record, planned.result, view)
+
+
+def _assignment_report(record: StagingRecord, result: PlacementResult, view: ClusterView) -> AssignmentReport:
+    return AssignmentReport(
+        topology_id=record.topology_id,
+        name=record.name,
+        placement=result.placement(record.name),
+        planner=result.planner,
+        session_secs=result.session_secs,
+        assign_secs=result.assign_secs,
+        supervisors=len(offered_supervisors(view, placing=[])),
+        result=result,
+    )
+
+
+def _staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, StagedTasks, Runnable]:
+    record = read_record(ctx, token)
+    conf, spec = read_topology(ctx, token)
+    return record, read_tasks(ctx, token), Runnable(spec=spec, conf=total_conf(ctx.values(), conf))
+
+
+def _check_name_free(view: ClusterView, record: StagingRecord) -> None:
+    damage = damaged_topology(view, record.name)
+    if damage is not None:
+        raise AlreadyAlive(
+            f"topology {record.name!r} exists already and is damaged ({damage}): remove it first"
+        )
+    for topology in view.topologies.values():
+        if topology.base.name == record.name and topology.id not in (record.topology_id, record.replaces):
+            raise AlreadyAlive(
+                f"topology {record.name!r} exists already ({topology.id}, {topology.base.status}): another submission "
+                "of the name came first; kill it, or use another name"
+            )
+    if record.replaces is not None and record.replaces not in view.topologies:
+        raise NotAlive(
+            f"topology {record.replaces} was killed while its replacement was prepared: submit {record.name!r} anew"
+        )
+
+
+def _plan(
+    ctx: OperationsContext, view: ClusterView, record: StagingRecord, staged: StagedTasks, runnable: Runnable
+) -> StagedPlacement:
+    batch = new_batch(
+        view,
+        name=record.name,
+        topology_id=record.topology_id,
+        runnable=runnable,
+        table=staged.table,
+        executors=staged.executors,
+        workers=staged.workers,
+        backup=read_backup(ctx, record.name)[0],
+        replaces=record.replaces,
+    )
+    result = ctx.planner(batch)
+    placement = result.placement(record.name)
+    if placement.status == "failed":
+        raise placement_error(record.name, placement)
+    return StagedPlacement(view.assignments_version, result)
+
+
+def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacement) -> None:
+    document = {
+        "assignments_version": planned.assignments_version,
+        "result": planned.result.model_dump(mode="json"),
+    }
+    write_part(ctx, token, "placement", document)
+
+
+def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishReport:
+    """Stage 5: one fenced transaction makes the topology visible, INACTIVE, with its wanted status.
+
+    When the cluster has changed since the placement was computed, it is computed again here, and again
+    after every lost race, until the assignment wait ends. Published already: nothing is written. Raises
+    :class:`AlreadyAlive` when the name was taken meanwhile, :class:`Fenced` when the epoch of the staged
+    conf is over, :class:`Unavailable` when the topology does not fit any more.
+    """
+    record, staged, runnable = _staged(ctx, token)
+    planned = read_placement(ctx, token)
+    attempts = replanned = 0
+
+    def attempt(view: ClusterView) -> PublishReport:
+        nonlocal planned, attempts, replanned
+        attempts += 1
+        present = view.topologies.get(record.topology_id)
+        if present is not None:
+            return _already(record, planned, present, attempts, replanned)
+        if view.epoch != record.epoch:
+            raise Fenced(
+                f"topology {record.name!r} was staged under leadership epoch {record.epoch}, which is over "
+                f"(now {view.epoch}): materialize storm/topology_conf again"
+            )
+        _check_name_free(view, record)
+        if planned.assignments_version != view.assignments_version or not _fits(planned, record, view):
+            planned = _plan(ctx, view, record, staged, runnable)
+            replanned += 1
+            _write_placement(ctx, token, planned)
+        write_reasons(ctx, record.topology_id, planned.result, record.name)
+        return _publish(ctx, token, record, staged, planned, view, attempts, replanned)
+
+    report = take_turns(ctx, f"publishing {record.topology_id}", attempt)
+    ctx.log.info("published %s in %d attempts", report.topology_id, report.attempts)
+    return report
+
+
+def _already(
+    record: StagingRecord, planned: StagedPlacement, present: TopologyView, attempts: int, replanned: int
+) -> PublishReport:
+    assert present.assignment is not None and present.assignment_at is not None
+    return PublishReport(
+        topology_id=record.topology_id,
+        name=record.name,
+        status=present.base.status,
+        assignment=present.assignment,
+        placement=planned.result.placement(record.name),
+        planner=planned.result.planner,
+        versions={
+            paths.assignment(present.id): present.assignment_at.version,
+            paths.topology(present.id): present.base_at.version,
+        },
+        attempts=attempts,
+        replanned=replanned,
+        already=True,
+    )
+
+
+def _fits(planned: StagedPlacement, record: StagingRecord, view: ClusterView) -> bool:
+    """Whether every slot of the placement is still offered and free: supervisors come and go unversioned."""
+    placing = [record.topology_id, *([record.replaces] if record.replaces else [])]
+    offered = offered_supervisors(view, placing=placing)
+    free = {(part.id, port) for part in offered for port in part.ports if port not in part.used}
+    workers = planned.result.placement(record.name).workers
+    return all((worker.node, worker.port) in free for worker in workers)
+
+
+def _publish(
+    ctx: OperationsContext,
+    token: str,
+    record: StagingRecord,
+    staged: StagedTasks,
+    planned: StagedPlacement,
+    view: ClusterView,
+    attempts: int,
+    replanned: int,
+) -> PublishReport:
+    topology_id = record.topology_id
+    claimed = read_token(ctx, token)
+    if claimed is None or claimed[0].topology_id != topology_id:
+        raise NotAlive(f"token {token!r} has expired: submit topology {record.name!r} again")
+    if claimed[0].published:
+        raise Conflict(f"{topology_id} was published before and has been killed: submit with a new token")
+    now = ctx.now_secs()
+    assignment = assignment_of(
+        planned.result.placement(record.name),
+        topology_id=topology_id,
+        previous=None,
+        now_secs=now,
+        now_ms=now * 1000,
+    )
+    base = StormBase(
+        name=record.name,
+        launch_time_secs=now,
+        status="INACTIVE",
+        wanted_status=record.wanted_status,
+        workers=staged.workers,
+        executors=staged.executors,
+        token=token,
+    )
+    beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
+    transaction = raise_turnstile(fenced(ctx, record.epoch), view)
+    published = claimed[0].model_copy(update={"published": True})
+    transaction.set(paths.token(token), encode_record(published), claimed[1])
+    replaced = view.topologies.get(record.replaces) if record.replaces else None
+    if replaced is not None:
+        # The one that is replaced ends in the very same step; what is left of it is garbage.
+        delete_ops(ctx.cluster.state, transaction, paths.assignment(replaced.id))
+        for child in ctx.cluster.state.find_children(paths.topology(replaced.id)) or ():
+            transaction.delete(f"{paths.topology(replaced.id)}/{child}")
+        transaction.delete(paths.topology(replaced.id), replaced.base_at.version)
+    created = {
+        paths.tasks(topology_id): encode_record(staged.table),
+        paths.taskbeats(topology_id): encode_record(beats),
+        paths.task_errors(topology_id): b"",
+        paths.metrics(topology_id): b"",
+        paths.workers(topology_id): b"",
+        paths.gray_upgrade(topology_id): b"",
+        paths.gray_upgrade(topology_id, "upgrading_workers"): b"",
+        paths.gray_upgrade(topology_id, "upgraded_workers"): b"",
+    }
+    for path, content in created.items():
+        transaction.create(path, content)
+    append_assignment(ctx, transaction, assignment, None)
+    append_backup(ctx, transaction, record.name, assignment)
+    transaction.create(paths.topology(topology_id), encode_record(base))
+    # What takes the place of a topology was uploaded (hot deploy), or is its own code again.
+    again: Action = "restart" if record.handle is None else "updateTopology"
+    announce(ctx, transaction, topology_id, again if replaced is not None else "submitTopology")
+    commit(ctx, transaction, "publish")
+    found = ctx.cluster.state.get_version(paths.assignment(topology_id))
+    return PublishReport(
+        topology_id=topology_id,
+        name=record.name,
+        status="INACTIVE",
+        assignment=assignment,
+        placement=planned.result.placement(record.name),
+        planner=planned.result.planner,
+        versions={
+            paths.ASSIGNMENTS: view.assignments_version + 1,
+            **dict.fromkeys(created, 0),
+            paths.assignment(topology_id): found or 0,
+            paths.topology(topology_id): 0,
+        },
+        attempts=attempts,
+        replanned=replanned,
+        replaced=replaced.id if replaced else None,
+    )
+
+
+def activate_topology(ctx: OperationsContext, *, token: str) -> ActivateReport:
+    """Stage 6: a second fenced transaction sets the wanted status; nothing is written when it holds already."""
+    record = read_record(ctx, token)
+    return finish_activation(ctx, record.topology_id, record.epoch)
+
+
+def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> ActivateReport:
+    """Give a published topology its wanted status. :class:`NotAlive` when it is not published or gone."""
+
+    def attempt(view: ClusterView) -> ActivateReport:
+        topology = view.topologies.get(topology_id)
+        if topology is None:
+            raise NotAlive(
+                f"topology {topology_id} is not published or was killed: materialize storm/published_assignment first"
+            )
+        base = topology.base
+        version = topology.base_at.version
+        if base.status != "INACTIVE" or base.wanted_status != "ACTIVE":
+            if base.status == "KILLED":
+                raise Conflict(f"topology {base.name!r} was killed before it was activated: submit it again")
+            return ActivateReport(topology_id, base.name, base.status, changed=False, version=version)
+        changed = apply_event(base, "activate")
+        transaction = fenced(ctx, epoch).set(paths.topology(topology_id), encode_record(changed), version)
+        commit(ctx, transaction, "activate")
+        return ActivateReport(topology_id, base.name, changed.status, changed=True, version=version + 1)
+
+    return take_turns(ctx, f"activating {topology_id}", attempt)

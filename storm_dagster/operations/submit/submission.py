@@ -1,0 +1,357 @@
+"""A submission in six stages (``docs/decisions.md#two-phase-publication``). Each reads its input from the blob store.
+
+Nothing of a topology is visible before :func:`publish_assignment`; every stage may run again, alone, after
+any crash, and the whole ends in exactly one topology for one client token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from storm_dagster.core.submission import (
+    SUBMITTED_KEYS,
+    check_conf,
+    conf_differences,
+    kept_conf,
+    normalize_conf,
+    normalize_topology,
+    number_tasks,
+    total_conf,
+    validate_topology,
+    wanted_executors,
+    with_system_components,
+)
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Conflict,
+    InvalidTopology,
+    KeyNotFound,
+    NotAlive,
+)
+from storm_dagster.model.names import check_topology_name
+from storm_dagster.model.records import encode_record
+from storm_dagster.model.security import public_conf
+from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.model.view import TopologyView
+from storm_dagster.operations.context import OperationsContext, damaged_topology, load_runnable
+from storm_dagster.operations.documents import decode_json
+from storm_dagster.operations.reports import CodeReport, ConfReport, TasksReport
+from storm_dagster.operations.steps import operation, shared_steps, step
+from storm_dagster.operations.submit.code_storage import store_code
+from storm_dagster.operations.submit.publishing import (
+    ACTIVATE_TOPOLOGY,
+    PUBLISH_ASSIGNMENT,
+    STAGE_ASSIGNMENT,
+    activate_topology,
+    publish_assignment,
+    stage_assignment,
+)
+from storm_dagster.operations.submit.staging import (
+    StagedTasks,
+    StagingRecord,
+    claim_topology_id,
+    newest_token_key,
+    read_record,
+    read_token,
+    read_topology,
+    staging_key,
+    upload_key,
+    write_part,
+)
+
+__all__ = [
+    "activate_topology",
+    "normalised",
+    "publish_assignment",
+    "read_source",
+    "stage_assignment",
+    "stage_code",
+    "stage_conf",
+    "stage_tasks",
+    "take_over",
+    "update_differences",
+]
+
+STAGE_CONF = shared_steps(
+    "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
+)
+STAGE_CODE = shared_steps("stage_code", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser")
+STAGE_TASKS = shared_steps("stage_tasks", "stage.tasks")
+SUBMIT = operation(
+    "submit", STAGE_CONF, STAGE_CODE, STAGE_TASKS, STAGE_ASSIGNMENT, PUBLISH_ASSIGNMENT, ACTIVATE_TOPOLOGY
+)
+
+
+def stage_conf(
+    ctx: OperationsContext,
+    *,
+    name: str,
+    token: str,
+    handle: str | None,
+    inactive: bool = False,
+    allow_degraded: bool = False,
+    unknown: Literal["error", "warn"] | None = None,
+    replaces: str | None = None,
+) -> ConfReport:
+    """Stage 1: check and normalise conf and topology, bind the token to a topology id, stage both.
+
+    Source is the upload ``handle``; without one, or when it has expired, what is staged already, which is
+    validated again. A re-execution takes the current leadership epoch. ``unknown`` says what an unknown
+    conf key is (default: a warning when the upload's part ``source`` says ``thrift``, else an error).
+    ``replaces`` (a topology id) publishes over the topology of that name instead of beside it.
+
+    Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name is taken,
+    :class:`Conflict` when the token's topology was published and is gone, and :class:`Unavailable` without
+    a leader.
+    """
+    check_topology_name(name)
+    epoch = ctx.current_epoch()
+    known = read_token(ctx, token)
+    if known is not None and replaces is None:
+        replaces = _staged_replaces(ctx, token)
+    view = ctx.cluster.load_view()
+    published = known is not None and known[0].published
+    if known is not None and published and known[0].topology_id not in view.topologies:
+        raise Conflict(
+            f"token {token!r} was used for {known[0].topology_id}, which has been killed since: submit with a new token"
+        )
+    alive = view.topology_named(name)
+    if alive is not None and alive.id != replaces and not (known and alive.id == known[0].topology_id):
+        raise AlreadyAlive(
+            f"topology {name!r} exists already ({alive.id}, {alive.base.status}): kill it first, use another name, "
+            "or `storm-dagster update`"
+        )
+    damage = damaged_topology(view, name)
+    if damage is not None:
+        raise AlreadyAlive(f"topology {name!r} exists already and is damaged ({damage}): remove it first")
+    if replaces is not None and not published and (alive is None or alive.id != replaces):
+        raise NotAlive(
+            f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology"
+        )
+    if published:
+        return _take_epoch(ctx, token, epoch)
+    submitted, spec, warnings, archive = read_source(
+        ctx, token, handle, unknown, alive.code_dir if alive and replaces else None
+    )
+    spec = spec.model_copy(update={"name": name})
+    # Checked in full before the token's node, the first thing that is stored.
+    normalised(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
+    claimed, _ = claim_topology_id(ctx, token, name, epoch)
+    conf, spec = normalised(ctx, submitted, spec, claimed.topology_id)
+    record = StagingRecord(
+        topology_id=claimed.topology_id,
+        name=name,
+        epoch=epoch,
+        handle=handle,
+        archive=archive,
+        wanted_status="INACTIVE" if inactive else "ACTIVE",
+        allow_degraded=allow_degraded,
+        replaces=replaces,
+    )
+    write_part(ctx, token, "conf", conf)
+    write_part(ctx, token, "topology", spec.model_dump(mode="json", exclude_defaults=True))
+    write_part(ctx, token, "record", record)
+    with step(ctx, "stage.newest"):
+        ctx.blobs.put(newest_token_key(name), token.encode())
+    return ConfReport(
+        token=token,
+        topology_id=claimed.topology_id,
+        name=name,
+        epoch=epoch,
+        conf=conf,
+        topology=spec,
+        warnings=tuple(warnings),
+        replaces=replaces,
+    )
+
+
+def take_over(ctx: OperationsContext, token: str) -> bool:
+    """For a stage that runs again in another process: the current epoch, what is staged validated again.
+
+    Nothing happens, and ``False`` is returned, when the staging is of the current epoch. Errors as of
+    :func:`stage_conf`.
+    """
+    record = read_record(ctx, token)
+    if record.epoch == ctx.current_epoch():
+        return False
+    stage_conf(
+        ctx,
+        name=record.name,
+        token=token,
+        handle=record.handle,
+        inactive=record.wanted_status == "INACTIVE",
+        allow_degraded=record.allow_degraded,
+        replaces=record.replaces,
+    )
+    return True
+
+
+def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
+    """What the submission was begun to replace: a repetition of the stage alone need not know."""
+    try:
+        return read_record(ctx, token).replaces
+    except NotAlive:
+        return None
+
+
+def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfReport:
+    """A submission that is published keeps what was staged for it; only its epoch becomes the current one."""
+    record = read_record(ctx, token).model_copy(update={"epoch": epoch})
+    conf, spec = read_topology(ctx, token)
+    write_part(ctx, token, "record", record)
+    return ConfReport(
+        token=token,
+        topology_id=record.topology_id,
+        name=record.name,
+        epoch=epoch,
+        conf=conf,
+        topology=spec,
+        published=True,
+        replaces=record.replaces,
+    )
+
+
+def normalised(
+    ctx: OperationsContext, submitted: dict[str, Any], spec: TopologySpec, topology_id: str
+) -> tuple[dict[str, Any], TopologySpec]:
+    """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what cannot run."""
+    conf = normalize_conf(ctx.values(), submitted, spec, topology_id)
+    total = total_conf(ctx.values(), conf)
+    normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
+    validate_topology(normal, total)
+    table = number_tasks(with_system_components(normal, total), total)
+    encode_record(table)  # refused here when no node could hold it
+    return conf, normal
+
+
+def read_source(
+    ctx: OperationsContext,
+    token: str,
+    handle: str | None,
+    unknown: Literal["error", "warn"] | None,
+    former: str | None = None,
+) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
+    """Conf and topology as submitted, warnings, and the blob key of the archive.
+
+    The conf keeps what was submitted with the code stored under ``former`` and is not given again; not for an upload
+    by Thrift, for a Storm client sends the whole conf each time.
+    """
+    whole = handle is not None and _blob(ctx, upload_key(handle, "source")) == b"thrift"
+    uploaded = None if handle is None else _blob(ctx, upload_key(handle, "topology"))
+    staged = uploaded is None
+    if handle is not None and uploaded is not None:
+        raw_conf = _blob(ctx, upload_key(handle, "conf")) or b"{}"
+        archive = upload_key(handle, "archive")
+        if unknown is None:
+            unknown = "warn" if whole else "error"
+        where = "the uploaded conf"
+    else:
+        uploaded = _blob(ctx, staging_key(token, "topology"))
+        raw_conf = _blob(ctx, staging_key(token, "conf")) or b"{}"
+        if uploaded is None:
+            raise NotAlive(
+                f"upload {handle!r} does not exist, it has expired or was never finished: upload again"
+                if handle
+                else f"submission {token!r} has nothing staged and names no upload: submit from the start"
+            )
+        archive = read_record(ctx, token).archive
+        # Its unknown keys were judged when it came in.
+        unknown = unknown or "warn"
+        where = "the staged conf"
+    spec = decode_topology(uploaded)
+    try:
+        document = decode_json(raw_conf, where)
+    except Exception as error:
+        raise InvalidTopology(f"{where} is no JSON: {error}") from None
+    conf, warnings = check_conf(document, source=where, unknown=unknown)
+    if staged:
+        conf.setdefault(SUBMITTED_KEYS, [])
+    else:
+        conf.pop(SUBMITTED_KEYS, None)
+        if former is not None and not whole:
+            conf = {**kept_conf(ctx.values(), load_runnable(ctx, former).conf, document), **conf}
+    _, more = check_conf(spec.conf, source="the topology's own conf", unknown=unknown)
+    warnings.extend(more)
+    for component_id, kind, part in spec.components():
+        _, more = check_conf(part.conf, source=f"conf of {kind} {component_id!r}", unknown=unknown)
+        warnings.extend(more)
+    return conf, spec, warnings, archive
+
+
+def update_differences(
+    ctx: OperationsContext, topology: TopologyView, handle: str
+) -> dict[str, dict[str, Any]]:
+    """What an update of a running topology with an upload changes in its conf: key -> ``{"old", "new"}``, no secrets.
+
+    :class:`InvalidTopology` for an upload that no topology can be made of.
+    """
+    submitted, spec, _, _ = read_source(ctx, "none", handle, None, topology.code_dir)
+    old = {**load_runnable(ctx, topology.code_dir).conf, "topology.workers": topology.base.workers}
+    new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
+    found = conf_differences(old, new)
+    before = public_conf({key: pair[0] for key, pair in found.items()})
+    after = public_conf({key: pair[1] for key, pair in found.items()})
+    return {key: {"old": before[key], "new": after[key]} for key in found}
+
+
+def _blob(ctx: OperationsContext, key: str) -> bytes | None:
+    try:
+        return ctx.blobs.read(key)
+    except KeyNotFound:
+        return None
+
+
+def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
+    """Stage 2: store archive, conf and topology under the topology's id, and see them replicated.
+
+    An archive that is stored already with the same content is not copied again, and nothing of a
+    published topology is replaced. Raises :class:`Unavailable` when
+    ``topology.min.replication.count`` nimbuses do not hold all of it within
+    ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
+    """
+    record = read_record(ctx, token)
+    conf, spec = read_topology(ctx, token)
+    topology_id = record.topology_id
+    claimed = read_token(ctx, token)
+    # What runs is never replaced by a repetition: a published topology is only completed.
+    keep = claimed is not None and claimed[0].published
+    stored = store_code(
+        ctx,
+        topology_id,
+        name=record.name,
+        archive=record.archive,
+        conf=conf,
+        spec=spec,
+        keep=keep,
+        allow_degraded=record.allow_degraded,
+    )
+    return CodeReport(
+        topology_id=topology_id,
+        name=record.name,
+        blobs=stored.blobs,
+        copies=stored.copies,
+        wanted_copies=stored.wanted,
+        degraded=stored.degraded,
+    )
+
+
+def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksReport:
+    """Stage 3: number the tasks of the topology and its system components."""
+    record = read_record(ctx, token)
+    conf, spec = read_topology(ctx, token)
+    total = total_conf(ctx.values(), conf)
+    whole = with_system_components(spec, total)
+    staged = StagedTasks(
+        table=number_tasks(whole, total),
+        executors=wanted_executors(whole),
+        workers=int(total["topology.workers"]),
+    )
+    write_part(ctx, token, "tasks", staged)
+    return TasksReport(
+        topology_id=record.topology_id,
+        name=record.name,
+        table=staged.table,
+        executors=staged.executors,
+        workers=staged.workers,
+        tasks=len(staged.table.component_of()),
+    )

@@ -1,0 +1,91 @@
+"""Deleting what a topology leaves: nodes in fenced transactions, blobs after a look at the epoch."""
+
+from __future__ import annotations
+
+from storm_dagster.model import paths
+from storm_dagster.model.errors import Fenced, KeyNotFound
+from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key, placement_key
+from storm_dagster.model.records import StormBase
+from storm_dagster.operations.context import OperationsContext
+from storm_dagster.operations.steps import shared_steps, step
+from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
+from storm_dagster.operations.turnstile import delete_tree
+
+__all__ = ["delete_blobs", "delete_code", "sweep"]
+
+SWEEP = shared_steps(
+    "sweep",
+    *(f"sweep.{part}" for part in ("tasks", "taskbeats", "taskerrors", "gray_upgrade", "metrics", "workers")),
+)
+DELETE_CODE = shared_steps(
+    "delete_code",
+    *(f"delete.{suffix}" for suffix in ("stormjar.jar", "stormconf.ser", "stormcode.ser", "placement.json")),
+)
+DELETE_BLOBS = shared_steps(
+    "delete_blobs", DELETE_CODE, *(f"delete.staged.{part}" for part in PARTS), "delete.newest"
+)
+
+_WORKER_POLL_SECS = 0.1
+
+
+def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
+    """Delete the nodes of a topology that is assigned no more, once its workers have ended or their time is up."""
+    _await_workers(ctx, topology_id, float(ctx.conf.get("task.cleanup.timeout.sec", 10)))
+    for name, path in (
+        ("sweep.tasks", paths.tasks(topology_id)),
+        ("sweep.taskbeats", paths.taskbeats(topology_id)),
+        ("sweep.taskerrors", paths.task_errors(topology_id)),
+        ("sweep.gray_upgrade", paths.gray_upgrade(topology_id)),
+        ("sweep.metrics", paths.metrics(topology_id)),
+    ):
+        delete_tree(ctx, epoch, path, name)
+    if not ctx.cluster.state.find_children(paths.workers(topology_id)):
+        # A worker that is still there keeps its node: the cleaner takes the parent once it is gone.
+        delete_tree(ctx, epoch, paths.workers(topology_id), "sweep.workers")
+    # Blobs are not in ZooKeeper, so their deletion is preceded by a look at the epoch.
+    found = ctx.cluster.epoch()
+    if found is None or found[0] != epoch:
+        raise Fenced(
+            f"leadership epoch {epoch} is over, no blob was deleted: stop acting, ask the new leader"
+        )
+
+
+def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -> None:
+    deadline = ctx.monotonic() + wait_secs
+    while ctx.cluster.state.find_children(paths.workers(topology_id)):
+        if ctx.monotonic() >= deadline:
+            ctx.log.warning("workers of %s did not end within %g s", topology_id, wait_secs)
+            return
+        ctx.sleep(_WORKER_POLL_SECS)
+
+
+def delete_blobs(ctx: OperationsContext, topology_id: str, base: StormBase) -> None:
+    """Delete the topology's blobs and its staging; those that are gone already do not matter."""
+    delete_code(ctx, topology_id)
+    for part in PARTS:
+        _delete(ctx, f"delete.staged.{part}", staging_key(base.token, part))
+    newest = newest_token_key(base.name)
+    try:
+        if ctx.blobs.read(newest) == base.token.encode():
+            _delete(ctx, "delete.newest", newest)
+    except KeyNotFound:
+        pass
+
+
+def delete_code(ctx: OperationsContext, topology_id: str) -> None:
+    """Delete archive, conf, topology and reasons of an id; those that are gone already do not matter."""
+    for make_key in (jar_key, conf_key, code_key, placement_key):
+        key = make_key(topology_id)
+        _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
+    for key in ctx.blobs.keys(f"{topology_id}."):
+        # Later versions of the code, which upgrades left.
+        if id_of_blob_key(key) == topology_id:
+            _delete(ctx, f"delete.{key.rpartition('-')[2]}", key)
+
+
+def _delete(ctx: OperationsContext, name: str, key: str) -> None:
+    with step(ctx, name):
+        try:
+            ctx.blobs.delete(key)
+        except KeyNotFound:
+            return

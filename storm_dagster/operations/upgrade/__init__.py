@@ -1,0 +1,1 @@
+"""Gray upgrades: start, progress and end."""

@@ -1,0 +1,1 @@
+"""Routes, tuple trees, frames and links between workers."""

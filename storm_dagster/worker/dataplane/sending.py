@@ -1,0 +1,201 @@
+"""Handing a tuple to its targets: the hottest code of the worker outside of the components themselves."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.topology import ComponentSpec, StreamSpec
+from storm_dagster.model.wire import MAX_FRAME_BYTES
+from storm_dagster.worker.dataplane.routes import Route
+from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge, next_tuple_id
+
+__all__ = [
+    "check_travels",
+    "check_types",
+    "check_values",
+    "deliver",
+    "guarded",
+    "remote",
+    "route_of",
+    "spread",
+    "why_not",
+]
+
+_log = logging.getLogger("storm_dagster.component")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
+    """The route of a declared stream; ``InvalidRequest`` for any other."""
+    try:
+        return routes[stream]
+    except KeyError:
+        known = ", ".join(map(repr, routes)) or "none"
+        raise InvalidRequest(
+            f"component {component!r} emits on stream {stream!r} but declares: {known}; add it to outputs"
+        ) from None
+
+
+def check_values(values: Any, route: Route) -> None:
+    """``InvalidRequest`` unless ``values`` is a list or tuple of as many values as the stream has fields."""
+    if not isinstance(values, list | tuple):
+        raise InvalidRequest(
+            f"component {route.component!r} emits {type(values).__name__} {values!r:.60} on stream {route.stream!r}, which "
+            "takes a list of values: wrap it in [ ]"
+        )
+    if len(values) != route.width:
+        raise InvalidRequest(
+            f"component {route.component!r} emits {len(values)} values on stream {route.stream!r}, which has "
+            f"{route.width} fields ({', '.join(route.fields) or 'none'}): emit a value for each of them, or change outputs"
+        )
+
+
+def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
+    """``InvalidRequest`` unless the values could go to another worker."""
+    try:
+        size = len(_encode(values))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"component {component!r}, stream {stream!r}: {why_not(error)}") from None
+    if size > MAX_FRAME_BYTES:
+        raise InvalidRequest(
+            f"component {component!r} emits a tuple of {size} bytes on stream {stream!r}, the limit is "
+            f"{MAX_FRAME_BYTES}: send a reference to it (a path, a key), or several smaller tuples"
+        )
+
+
+def why_not(error: Exception) -> str:
+    """Why a tuple cannot be encoded, and what to do about it."""
+    return (
+        f"a value cannot travel to another worker ({error}): emit numbers, texts, bytes, lists, maps, None, booleans or "
+        "datetimes"
+    )
+
+
+_TYPES: dict[str, type | tuple[type, ...]] = {
+    "str": str,
+    "int": int,
+    "float": (float, int),
+    "bool": bool,
+    "bytes": (bytes, bytearray, memoryview),
+    "list": (list, tuple),
+    "dict": dict,
+    "datetime": datetime.datetime,
+    "any": object,
+}
+
+
+def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component: str) -> None:
+    """``InvalidRequest`` unless each value is of the type that its field declares."""
+    for field, kind, value in zip(stream.fields, stream.types, values, strict=False):
+        if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind in ("int", "float")):
+            raise InvalidRequest(
+                f"component {component!r} emits {value!r:.60} ({type(value).__name__}) as field {field!r} of stream "
+                f"{name!r}, which is declared {kind}: convert it, or declare another type"
+            )
+
+
+def guarded(
+    emit: Callable[..., Any],
+    conf: Mapping[str, Any],
+    part: ComponentSpec,
+    component: str,
+    task: int,
+    stream_at: int,
+) -> Callable[..., Any]:
+    """``emit``, or what also logs (``topology.debug``), checks the types of typed streams, and that values could
+    travel, when the conf or the component asks. ``stream_at``: place of the stream among its arguments."""
+    debug, check = conf.get("topology.debug"), conf.get("topology.testing.always.try.serialize")
+    typed = {name: stream for name, stream in part.outputs.items() if stream.types}
+    if not (debug or check or typed):
+        return emit
+
+    def careful(tup: Any, *rest: Any, **named: Any) -> Any:
+        given = rest[stream_at - 1] if len(rest) >= stream_at else named.get("stream")
+        stream = str(given or "default")
+        if stream in typed:
+            check_types(tup, typed[stream], stream, component)
+        if check:
+            check_travels(tup, stream, component)
+        sent = emit(tup, *rest, **named)
+        if debug:
+            _log.info("%s-%d emits %r %s", component, task, tup, {**dict(enumerate(rest)), **named} or "")
+        return sent
+
+    return careful
+
+
+def remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
+    """Add a tuple to the bundles that wait for another worker."""
+    if link.last is tree:
+        link.bundle.append(values)
+        return
+    if tree is None:
+        root: Any = 0
+        edge = 0
+    elif tree.parents is None:
+        root = tree.root
+        edge = next_edge()
+        tree.val ^= edge
+    else:
+        edge = 0
+        root = []
+        for leaf in leaves(tree):
+            number = next_edge()
+            leaf.val ^= number
+            root += (leaf.root, number)
+    link.last = tree
+    link.bundle = [values]
+    if not link.items:
+        link.peer.dirty.append(link)
+    link.items.append((root, edge, link.bundle))
+
+
+def deliver(
+    link: Any,
+    tree: Tree | None,
+    ledger: Ledger,
+    component: str,
+    stream: str,
+    task: int,
+    values: Sequence[Any],
+) -> None:
+    """Hand one tuple to one target."""
+    append = link.append
+    if append is None:
+        remote(link, tree, values)
+        return
+    if tree is not None:
+        ledger.add(tree)
+    append(Tuple(next_tuple_id(), component, stream, task, values, tree))
+
+
+def spread(
+    route: Route,
+    values: Sequence[Any],
+    tree: Tree | None,
+    ledger: Ledger,
+    component: str,
+    task: int,
+    direct_task: int | None,
+) -> list[Any]:
+    """Hand one tuple to all its targets, which are returned. ``route.emitted`` is counted by the caller."""
+    if direct_task:
+        links = [route.link_to(direct_task)]
+    elif route.direct is not None and not route.fans and not route.many:
+        if route.direct:
+            raise InvalidRequest(
+                f"stream {route.stream!r} is direct: name the receiving task with direct_task=..."
+            )
+        links = []
+    else:
+        links = route.links(values)
+    for link in links:
+        deliver(link, tree, ledger, component, route.stream, task, values)
+    return links

@@ -1,0 +1,277 @@
+"""Frames between workers over ZeroMQ: one ROUTER socket for what comes, one DEALER for each peer.
+
+A socket's queue is short, so that a slow receiver is felt by its senders through TCP: what cannot be sent
+waits in the peer's backlog, and a backlog stops the spouts of this worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+import zmq
+
+from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.wire import MAX_FRAME_BYTES, Frame, encode_frame
+from storm_dagster.operations.live.worker_curve import secure_client, secure_server
+
+__all__ = ["Backlog", "Peer", "Transport"]
+
+_log = logging.getLogger(__name__)
+
+_SEND_FRAMES = 64
+_RECEIVE_FRAMES = 64
+_SOCKET_BYTES = 256 * 1024
+"""Kernel buffers on either side. By default they grow to several megabytes: tens of thousands of tuples that a receiver
+takes on without having read, or felt, one of them."""
+_BUSY_FRAMES = 4
+"""Frames in a backlog from which on spouts wait."""
+_DROP_FRAMES = 2048
+"""Frames kept for a peer that cannot be reached; older ones are dropped (their tuples are replayed)."""
+
+Backlog = deque[bytes]
+Broken = Callable[[Any, Any, Exception], None]
+"""(link, bundle, error): a tuple that cannot travel."""
+
+
+class Peer:
+    """Another worker: what this pass has for it, and what could not be sent yet."""
+
+    def __init__(self, slot: tuple[str, int], address: str, socket: zmq.Socket[bytes]) -> None:
+        self.slot = slot
+        self.address = address
+        self.socket = socket
+        self.alive = False
+        """Whether its node exists in ZooKeeper."""
+        self.dirty: list[Any] = []
+        """Links with waiting bundles."""
+        self.acks: dict[int, list[int]] = {}
+        self.inits: dict[int, list[int]] = {}
+        self.fails: dict[int, list[int]] = {}
+        self.acked: dict[int, list[int]] = {}
+        self.failed: dict[int, list[int]] = {}
+        self.pressure: bool | None = None
+        self.report: Any = None
+        self.loads: list[tuple[int, float]] | None = None
+        self.backlog: Backlog = deque()
+        self.dropped = 0
+
+    def has_news(self) -> bool:
+        """Whether there is anything for the next frame."""
+        return bool(
+            self.dirty
+            or self.acks
+            or self.inits
+            or self.fails
+            or self.acked
+            or self.failed
+            or self.pressure is not None
+            or self.report is not None
+            or self.loads is not None
+        )
+
+    def frames(self, token: str, most: int, broken: Broken) -> Iterator[bytes]:
+        """Everything for the peer as encoded frames of at most ``most`` bundles; it is then forgotten here."""
+        dirty, self.dirty = self.dirty, []
+        taken = [(link, link.take()) for link in dirty]
+        rest = Frame(
+            token,
+            [],
+            list(self.acks.items()),
+            list(self.inits.items()),
+            list(self.fails.items()),
+            list(self.acked.items()),
+            list(self.failed.items()),
+            self.pressure,
+            self.report,
+            self.loads,
+        )
+        self.acks, self.inits, self.fails, self.acked, self.failed = {}, {}, {}, {}, {}
+        self.pressure = self.report = self.loads = None
+        groups: list[Any] = []
+        room = most
+        for link, items in taken:
+            # What fills the frame exactly ends it, below: the next link must find room.
+            if len(items) < room:
+                groups.append((link.task, link.source, link.stream, items))
+                room -= len(items)
+                continue
+            pieces = iter(items)
+            while piece := list(islice(pieces, room)):
+                groups.append((link.task, link.source, link.stream, piece))
+                room -= len(piece)
+                if room <= 0:
+                    yield from _encoded(Frame(token, groups), taken, broken)
+                    groups, room = [], most
+        rest.groups = groups
+        yield from _encoded(rest, taken, broken)
+
+
+def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
+    try:
+        raw = encode_frame(frame)
+        if len(raw) <= MAX_FRAME_BYTES:
+            yield raw
+            return
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+        pass
+    # Rare: find the tuples that cannot travel, and send the others one bundle at a time.
+    groups = frame.groups
+    frame.groups = []
+    yield encode_frame(frame)
+    links = {(link.task, link.source, link.stream): link for link, _ in taken}
+    for task, source, stream, items in groups:
+        for item in items:
+            try:
+                raw = encode_frame(Frame(frame.token, [(task, source, stream, [item])]))
+                if len(raw) > MAX_FRAME_BYTES:
+                    raise ValueError(
+                        f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES}: send a reference to it "
+                        "(a path, a key), or several smaller tuples"
+                    )
+            except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+                broken(links[(task, source, stream)], item, error)
+            else:
+                yield raw
+
+
+class Transport:
+    """The sockets of a worker. Loop's thread only, but for :meth:`wake`.
+
+    With a ``link_key`` (the cluster has a secret) only who knows it can speak to the worker.
+    """
+
+    def __init__(self, host: str, port: int, token: str, batch: int, link_key: str = "") -> None:
+        self.token = token
+        self._link_key = link_key
+        self.batch = batch
+        self.peers: dict[tuple[str, int], Peer] = {}
+        self.unsendable = 0
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.setsockopt(zmq.LINGER, 0)
+        self._router.setsockopt(zmq.RCVHWM, _RECEIVE_FRAMES)
+        self._router.setsockopt(zmq.RCVBUF, _SOCKET_BYTES)
+        self._router.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        secure_server(self._router, link_key)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            self._router.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            self.close()
+            raise Unavailable(
+                f"{host}:{port} cannot be bound ({error.strerror}): another worker or program holds the port"
+            ) from None
+        endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
+        self.port: int = int(endpoint.rpartition(":")[2])
+        """The port that is bound (the one asked for, or any free one for 0)."""
+        self._poller = zmq.Poller()
+        self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._wakeup, zmq.POLLIN)
+
+    # -- peers ------------------------------------------------------------------------------------------
+
+    def set_peers(self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]) -> None:
+        """Connect to these slots, and forget all others with what waits for them."""
+        living = set(alive)
+        for slot, peer in list(self.peers.items()):
+            if addresses.get(slot) != peer.address:
+                peer.socket.close()
+                del self.peers[slot]
+        for slot, address in addresses.items():
+            peer = self.peers.get(slot)
+            if peer is None:
+                socket = self._context.socket(zmq.DEALER)
+                socket.setsockopt(zmq.LINGER, 0)
+                socket.setsockopt(zmq.SNDHWM, _SEND_FRAMES)
+                socket.setsockopt(zmq.SNDBUF, _SOCKET_BYTES)
+                socket.setsockopt(zmq.IMMEDIATE, 1)
+                socket.setsockopt(zmq.RECONNECT_IVL, 20)
+                socket.setsockopt(zmq.RECONNECT_IVL_MAX, 500)
+                secure_client(socket, self._link_key)
+                socket.connect(f"tcp://{address}")
+                peer = self.peers[slot] = Peer(slot, address, socket)
+            peer.alive = slot in living
+
+    def flush(self, broken: Broken) -> None:
+        """Send what this pass has for others; what does not go out now waits in order."""
+        for peer in self.peers.values():
+            if peer.has_news():
+                peer.backlog.extend(peer.frames(self.token, self.batch, broken))
+            backlog = peer.backlog
+            if not backlog:
+                continue
+            try:
+                while backlog:
+                    peer.socket.send(backlog[0], zmq.NOBLOCK)
+                    backlog.popleft()
+            except zmq.Again:
+                if not peer.alive:
+                    while len(backlog) > _DROP_FRAMES:
+                        backlog.popleft()
+                        peer.dropped += 1
+
+    def busy(self) -> bool:
+        """Whether a living peer takes frames more slowly than they are made."""
+        return any(peer.alive and len(peer.backlog) > _BUSY_FRAMES for peer in self.peers.values())
+
+    def waiting(self) -> bool:
+        """Whether any frame waits to be sent."""
+        return any(peer.backlog for peer in self.peers.values())
+
+    def dropped(self) -> int:
+        """Frames dropped because their peer could not be reached."""
+        return sum(peer.dropped for peer in self.peers.values())
+
+    # -- what comes -------------------------------------------------------------------------------------
+
+    def receive(self, most: int) -> list[list[bytes]]:
+        """At most ``most`` waiting messages, each as [sender, ..., payload]."""
+        found: list[list[bytes]] = []
+        receive = self._router.recv_multipart
+        while len(found) < most:
+            try:
+                found.append(receive(zmq.NOBLOCK))
+            except zmq.Again:
+                break
+        return found
+
+    def reply(self, envelope: list[bytes], payload: bytes) -> None:
+        """Answer a request; a client that is gone, or slow, misses it."""
+        try:
+            self._router.send_multipart([*envelope, payload], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            _log.debug("a reply could not be sent: %s", error)
+
+    def wait(self, secs: float | None) -> None:
+        """Sleep until something comes, :meth:`wake` is called, or ``secs`` have passed."""
+        millis = None if secs is None else max(1, int(secs * 1000 + 0.5))
+        if any(ready == self._wakeup for ready, _ in self._poller.poll(millis)):
+            try:
+                os.eventfd_read(self._wakeup)
+            except BlockingIOError:
+                pass
+
+    def wake(self) -> None:
+        """End :meth:`wait`; any thread."""
+        try:
+            os.eventfd_write(self._wakeup, 1)
+        except (BlockingIOError, OSError):
+            # Full means that it is awake; closed, that nobody sleeps.
+            pass
+
+    def close(self) -> None:
+        """Close all sockets; what waits is dropped."""
+        for peer in self.peers.values():
+            peer.socket.close()
+        self.peers.clear()
+        self._router.close()
+        self._context.term()
+        descriptor, self._wakeup = self._wakeup, -1
+        if descriptor >= 0:
+            os.close(descriptor)

@@ -1,0 +1,149 @@
+"""What tasks, ackers and spouts of several workers tell each other about tuple trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storm_dagster.core.acking import Verdicts
+from storm_dagster.model.wire import Frame
+from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.engine.system import Acker
+from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.spouts import SpoutBase
+
+__all__ = ["AckExchange"]
+
+
+class AckExchange:
+    """Moves acks to ackers and verdicts to spouts, in this worker directly and to others by their frames."""
+
+    def __init__(self, shared: Shared, transport: Transport | None, runners: dict[int, Runner]) -> None:
+        self._shared = shared
+        self._transport = transport
+        self.runners = runners
+        """The engine's own map, which it changes."""
+        self.ackers: dict[int, Acker] = {}
+        self.spouts: list[SpoutBase] = []
+        self.placement: Placement | None = None
+        self.misdirected: int = 0
+        """Tuples that came for tasks which are not here; they were failed at once."""
+
+    def refuse(self, bundles: Any) -> None:
+        """Fail the trees of tuples that came for a task which is not here."""
+        for root, _, many in bundles:
+            self.misdirected += len(many)
+            if root.__class__ is int:
+                if root:
+                    self._shared.ledger.fails.append(root)
+            else:
+                self._shared.ledger.fails.extend(root[::2])
+
+    def take(self, frame: Frame) -> None:
+        """What a peer has for ackers of this worker, and the verdicts for its spouts."""
+        for task, roots in frame.acked:
+            runner = self.runners.get(task)
+            if isinstance(runner, SpoutBase):
+                runner.acked.extend(roots)
+        for task, roots in frame.failed:
+            self.tell_failed(task, roots)
+        if not (frame.acks or frame.inits or frame.fails):
+            return
+        verdicts = Verdicts()
+        now = self._shared.clock()
+        for task, flat in frame.inits:
+            if task in self.ackers:
+                parts = iter(flat)
+                self.ackers[task].table.apply(now, inits=zip(parts, parts, parts, strict=True), into=verdicts)
+        for task, flat in frame.acks:
+            if task in self.ackers:
+                parts = iter(flat)
+                self.ackers[task].table.apply(now, acks=zip(parts, parts, strict=True), into=verdicts)
+        for task, flat in frame.fails:
+            if task in self.ackers:
+                self.ackers[task].table.apply(now, fails=flat, into=verdicts)
+        self.hand_out(verdicts)
+
+    def hand_out(self, verdicts: Verdicts) -> None:
+        """Tell spouts, here and elsewhere."""
+        placement = self.placement
+        assert placement is not None
+        for task, roots in verdicts.acked.items():
+            runner = self.runners.get(task)
+            if isinstance(runner, SpoutBase):
+                runner.acked.extend(roots)
+            else:
+                peer = self._peer_of(task)
+                if peer is not None:
+                    peer.acked.setdefault(task, []).extend(roots)
+        for task, roots in verdicts.failed.items():
+            if task in self.runners:
+                self.tell_failed(task, roots)
+            else:
+                peer = self._peer_of(task)
+                if peer is not None:
+                    peer.failed.setdefault(task, []).extend(roots)
+        if verdicts.homeless:
+            self.tell_failed(0, verdicts.homeless)
+            if self._transport is not None:
+                for peer in self._transport.peers.values():
+                    peer.failed.setdefault(0, []).extend(verdicts.homeless)
+
+    def _peer_of(self, task: int) -> Any:
+        assert self.placement is not None
+        slot = self.placement.slots.get(task)
+        return self._transport.peers.get(slot) if self._transport is not None and slot is not None else None
+
+    def tell_failed(self, task: int, roots: list[int]) -> None:
+        """Trees of a spout task (0: of any) failed."""
+        for runner in self.spouts:
+            if task in (0, runner.task_id):
+                entries = runner.pending.entries
+                runner.failed.extend(root for root in roots if root in entries)
+
+    def flush(self, now: float) -> bool:
+        """Hand what the pass owes to the ackers over; whether spouts of this worker got verdicts from it."""
+        ledger, ackers = self._shared.ledger, self._shared.acker_tasks
+        if ledger.empty():
+            return False
+        acks, ledger.acks = ledger.acks, {}
+        inits, ledger.inits = ledger.inits, []
+        fails, ledger.fails = ledger.fails, []
+        count = len(ackers)
+        if not count:
+            # No ackers any more: whoever waits is told by the timeout.
+            return False
+        ack_lists: list[list[int]] = [[] for _ in ackers]
+        for root, value in acks.items():
+            ack_lists[root % count] += (root, value)
+        init_lists: list[list[int]] = [[] for _ in ackers]
+        for root, value, task in inits:
+            init_lists[root % count] += (root, value, task)
+        fail_lists: list[list[int]] = [[] for _ in ackers]
+        for root in fails:
+            fail_lists[root % count].append(root)
+        verdicts = Verdicts()
+        for index, task in enumerate(ackers):
+            flat_acks, flat_inits, flat_fails = ack_lists[index], init_lists[index], fail_lists[index]
+            local = self.ackers.get(task)
+            if local is not None:
+                triples, pairs = iter(flat_inits), iter(flat_acks)
+                local.table.apply(
+                    now,
+                    zip(triples, triples, triples, strict=True),
+                    zip(pairs, pairs, strict=True),
+                    flat_fails,
+                    verdicts,
+                )
+                continue
+            peer = self._peer_of(task)
+            if peer is None:
+                continue
+            if flat_acks:
+                peer.acks.setdefault(task, []).extend(flat_acks)
+            if flat_inits:
+                peer.inits.setdefault(task, []).extend(flat_inits)
+            if flat_fails:
+                peer.fails.setdefault(task, []).extend(flat_fails)
+        self.hand_out(verdicts)
+        return bool(verdicts.acked or verdicts.failed or verdicts.homeless)

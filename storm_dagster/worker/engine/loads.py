@@ -1,0 +1,56 @@
+"""How busy tasks are, here and at the peers, for load-aware shuffling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.tasks.runner import Runner
+
+__all__ = ["Loads"]
+
+_LOOK_SECS = 1.0
+_VALID_SECS = 4.0
+"""A peer repeats itself while its task is busy; it may have died, or the task moved."""
+_WORTH_TELLING = 0.05
+
+
+class Loads:
+    """Loads of all tasks that are known to be busy. A task's load is the time that what waits for it will
+    take, in seconds, at most 1."""
+
+    def __init__(self, conf: Mapping[str, Any], transport: Transport | None) -> None:
+        self._transport = transport
+        self._enabled = not conf.get("topology.disable.loadaware.messaging")
+        self._next = 0.0
+        self._mine: dict[int, float] = {}
+        self._theirs: dict[int, tuple[float, float]] = {}
+        """Task -> (load, until when that is believed)."""
+
+    def hear(self, loads: Iterable[tuple[int, float]], now: float) -> None:
+        """The loads of a peer's tasks, as far as they have changed."""
+        self._theirs.update((task, (load, now + _VALID_SECS)) for task, load in loads)
+
+    def look(self, now: float, runners: Iterable[Runner]) -> None:
+        """Once a second: measure, tell the peers, and let the shuffles of all tasks take notice."""
+        if not self._enabled or now < self._next:
+            return
+        self._next = now + _LOOK_SECS
+        runners = list(runners)
+        before, self._mine = self._mine, {}
+        for runner in runners:
+            load = min(1.0, runner.backlog_secs())
+            if load > _WORTH_TELLING:
+                self._mine[runner.task_id] = round(load, 3)
+        if self._transport is not None and (self._mine or before):
+            # A task that is not busy any more is told once.
+            told = [*self._mine.items(), *((task, 0.0) for task in before.keys() - self._mine.keys())]
+            for peer in self._transport.peers.values():
+                peer.loads = told
+        self._theirs = {task: told for task, told in self._theirs.items() if told[1] > now}
+        known = {**{task: load for task, (load, _) in self._theirs.items()}, **self._mine}
+        for runner in runners:
+            for route in runner.routes.values():
+                for shuffle in route.shuffles:
+                    shuffle.refresh([known.get(link.task, 0.0) for link in shuffle.targets])

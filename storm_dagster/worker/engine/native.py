@@ -1,0 +1,431 @@
+"""The engine of this project: Python components and multilang programs, on the worker's loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
+from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
+from storm_dagster.model.wire import Frame, TaskReport
+from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes
+from storm_dagster.worker.dataplane.sending import why_not
+from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
+from storm_dagster.worker.engine.acks import AckExchange
+from storm_dagster.worker.engine.loads import Loads
+from storm_dagster.worker.engine.pressure import Pressure
+from storm_dagster.worker.engine.system import Acker, TopologyMaster
+from storm_dagster.worker.tasks.factory import make_runner
+from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.spouts import SpoutBase
+
+__all__ = ["NativeEngine"]
+
+_log = logging.getLogger(__name__)
+
+_CLOCK_SECS = 0.1
+"""Pause between two looks at ticks and timeouts."""
+_MOST_HELD = 10_000
+"""Tuples kept for a task that is assigned here but still open elsewhere."""
+_SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"))
+
+
+class NativeEngine:
+    """Runs the tasks of a worker. The loop owns process, lease, sockets and clock; this owns tasks and tuples.
+
+    All methods are called from the loop's thread."""
+
+    def __init__(
+        self,
+        *,
+        topology_id: str,
+        spec: TopologySpec,
+        conf: Mapping[str, Any],
+        shared: Shared,
+        transport: Transport | None,
+        slot: tuple[str, int],
+        host: str = "127.0.0.1",
+        archive: Path | None = None,
+        state_dir: Path | None = None,
+    ) -> None:
+        self.topology_id = topology_id
+        self.spec = spec
+        self.conf = conf
+        self.shared = shared
+        self.transport = transport
+        self.slot = slot
+        self.host = host
+        self.archive = archive
+        self.state_dir = state_dir
+        self.placement: Placement | None = None
+        self.runners: dict[int, Runner] = {}
+        self.exchange: AckExchange = AckExchange(shared, transport, self.runners)
+        self._order: list[Runner] = []
+        self.master: TopologyMaster | None = None
+        self._held: dict[int, list[Tuple]] = {}
+        self._next_clock = 0.0
+        self._starting = False
+        self._released = False
+        """Whether spouts may start: every worker was ready once, or the wait was over."""
+        self._release_at = shared.clock() + 10.0
+        self._pressure = Pressure(conf, transport)
+        self._loads = Loads(conf, transport)
+
+    # -- placement --------------------------------------------------------------------------------------
+
+    def place(self, placement: Placement) -> None:
+        """Open the tasks in ``placement.open`` that are not, close all others, send to the new places."""
+        previous, self.placement = self.placement, placement
+        self.exchange.placement = placement
+        self.shared.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
+        self.close_tasks(self.runners.keys() - placement.open)
+        self.close_tasks(self._divided_anew(previous, placement), again=True)
+        same_places = (
+            previous is not None
+            and previous.slots == placement.slots
+            and previous.components == placement.components
+            and previous.open == placement.open
+            and previous.addresses == placement.addresses
+        )
+        if self.transport is not None:
+            used = {slot for slot in placement.slots.values() if slot != self.slot}
+            self.transport.set_peers(
+                {slot: address for slot, address in placement.addresses.items() if slot in used},
+                placement.tokens.values(),
+            )
+        for task in sorted(placement.open - self.runners.keys()):
+            self._open(task)
+        if not same_places:
+            self._rewire()
+        for task in list(self._held):
+            held = self._held.pop(task)
+            runner = self.runners.get(task)
+            if runner is not None:
+                runner.queue.extend(held)
+            elif task in placement.mine:
+                self._held[task] = held
+            else:
+                for tup in held:
+                    self.shared.ledger.reject(tup)
+        if self.master is not None:
+            self.master.table.keep_only(f"{node}:{port}" for node, port in set(placement.slots.values()))
+        self._update_spouts(self.shared.clock())
+
+    def _divided_anew(self, previous: Placement | None, placement: Placement) -> list[int]:
+        # Input, state and keys are divided over the tasks of a component, and whoever sends directly names tasks of
+        # its readers: what `initialize` made of the context does not hold with other tasks.
+        now, before = _tasks_of(placement.components), _tasks_of(previous.components if previous else {})
+        changed = {component for component in {*now, *before} if now.get(component) != before.get(component)}
+        changed |= {
+            item.component
+            for reader, _, part in self.spec.components()
+            for item in part.inputs
+            if reader in changed and item.grouping.type == "direct"
+        }
+        return [
+            task
+            for task, runner in self.runners.items()
+            if runner.kind != "system" and runner.component in changed
+        ]
+
+    def _component_conf(self, part: ComponentSpec) -> dict[str, Any]:
+        return {**self.conf, **part.conf}
+
+    def _open(self, task: int) -> None:
+        assert self.placement is not None
+        component = self.placement.components[task]
+        part = self.spec.component(component) or _SYSTEM_PART
+        context = TopologyContext(
+            topology_id=self.topology_id,
+            spec=self.spec,
+            tasks=self.placement.components,
+            task_id=task,
+            component=component,
+            conf=self._component_conf(part),
+            host=self.host,
+            port=self.slot[1],
+            node=self.slot[0],
+            archive=self.archive,
+            state_dir=self.state_dir,
+            owns=self.shared.owns,
+            now_ms=self.shared.now_ms,
+            assignment_version=self.placement.version,
+        )
+        runner: Runner
+        if component == ACKER:
+            runner = self.exchange.ackers[task] = Acker(self.shared, context, part)
+        elif component == TOPOLOGY_MASTER:
+            runner = self.master = TopologyMaster(self.shared, context, part)
+        else:
+            runner = make_runner(self.shared, context, part, is_spout=component in self.spec.spouts)
+        self.runners[task] = runner
+        self._starting = True
+        if isinstance(runner, SpoutBase):
+            self.exchange.spouts.append(runner)
+        # Bolts come first: in one pass of the loop tuples go as far down the topology as they can.
+        self._order = sorted(self.runners.values(), key=lambda one: (isinstance(one, SpoutBase), one.task_id))
+
+    def close_tasks(self, tasks: Collection[int], again: bool = False) -> None:
+        """End these tasks: afterwards nothing of theirs is executed, emitted or acked.
+
+        Tuples that wait for them fail, and their spouts send them again. With ``again`` the tasks are opened at once,
+        and get those that nobody would send again."""
+        for task in list(tasks):
+            runner = self.runners.pop(task, None)
+            if runner is None:
+                continue
+            _log.info("closing task %d (%s)", task, runner.component)
+            runner.retire()
+            self.shared.events.close(task)
+            if again:
+                self._held.setdefault(task, []).extend(tup for tup in runner.queue if tup._tree is None)
+            for tup in runner.queue:
+                self.shared.ledger.reject(tup)
+            runner.queue.clear()
+            self._order.remove(runner)
+            if isinstance(runner, SpoutBase):
+                self.exchange.spouts.remove(runner)
+            self.exchange.ackers.pop(task, None)
+            if runner is self.master:
+                self.master = None
+
+    def _rewire(self) -> None:
+        placement = self.placement
+        assert placement is not None
+        tasks_of = _tasks_of(
+            {task: name for task, name in placement.components.items() if task in placement.slots}
+        )
+        ackers = tuple(sorted(tasks_of.get(ACKER, ())))
+        self.shared.acker_tasks = ackers
+        self.shared.home_ackers = tuple(
+            index for index, task in enumerate(ackers) if task in self.exchange.ackers
+        )
+        for runner in self.runners.values():
+            runner.context._tasks = placement.components
+            links: dict[tuple[int, str], Any] = {}
+            try:
+                routes = build_routes(
+                    self.spec,
+                    tasks_of,
+                    runner.component,
+                    runner.task_id,
+                    self._linker(runner.task_id, links),
+                    runner.context,
+                )
+            except Exception as error:
+                # A custom grouping that cannot be made: the task must not run half wired.
+                runner.report(error, "groupings")
+                runner.wired = False
+                continue
+            runner.wire(routes)
+            if runner.hears_peers:
+                link = self._linker(runner.task_id, {})
+                others = set(tasks_of.get(runner.component, ())) - {runner.task_id}
+                runner.peers = {task: link(task, "__peers") for task in others}
+            runner.wired = True
+
+    def _linker(self, source: int, links: dict[tuple[int, str], Any]) -> Callable[[int, str], Any]:
+        placement = self.placement
+        assert placement is not None
+
+        def link(target: int, stream: str) -> Any:
+            found = links.get((target, stream))
+            if found is None:
+                runner = self.runners.get(target)
+                slot = placement.slots[target]
+                if runner is not None:
+                    found = LocalLink(target, runner.queue.append)
+                elif slot == self.slot or self.transport is None:
+                    found = LocalLink(target, self._held.setdefault(target, []).append)
+                else:
+                    found = RemoteLink(target, source, stream, self.transport.peers[slot])
+                links[(target, stream)] = found
+            return found
+
+        return link
+
+    # -- frames -----------------------------------------------------------------------------------------
+
+    def deliver(self, frame: Frame) -> None:
+        """Take the tuples and acks that a peer sent."""
+        placement = self.placement
+        assert placement is not None
+        components = placement.components
+        for target, source, stream, bundles in frame.groups:
+            runner = self.runners.get(target)
+            if runner is None:
+                held = self._held.setdefault(target, []) if target in placement.mine else None
+                if held is None or len(held) > _MOST_HELD:
+                    self.exchange.refuse(bundles)
+                    continue
+                append = held.append
+            else:
+                append = runner.queue.append
+            component = components.get(source, "")
+            for root, edge, many in bundles:
+                if not root:
+                    tree = None
+                elif root.__class__ is int:
+                    tree = Tree(len(many), root, edge)  # type: ignore[arg-type]
+                else:
+                    pairs = iter(root)  # type: ignore[arg-type]
+                    parents = tuple(Tree(1, one, number) for one, number in zip(pairs, pairs, strict=True))
+                    tree = Tree(len(many), 0, 0, None, parents)
+                for values in many:
+                    append(Tuple(next_tuple_id(), component, stream, source, values, tree))
+        self.exchange.take(frame)
+        if frame.report is not None and self.master is not None:
+            self.master.receive(frame.report)
+        if frame.loads is not None:
+            self._loads.hear(frame.loads, self.shared.clock())
+        if frame.pressure is not None:
+            slot = placement.tokens.get(frame.token)
+            if slot is not None:
+                self._pressure.hear(slot, frame.pressure)
+                self._update_spouts(self.shared.clock())
+
+    def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
+        """A bundle could not be encoded: its tuples fail, and the sender's task gets the error."""
+        root, _, many = bundle
+        self.exchange.refuse([(root, 0, many)])
+        runner = self.runners.get(link.source)
+        if runner is not None:
+            if not isinstance(error, ValueError):
+                error = InvalidRequest(why_not(error))
+            runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
+
+    # -- running ----------------------------------------------------------------------------------------
+
+    def activate(self, active: bool) -> None:
+        """Let spouts emit, or stop them; tuples under way are processed in any case."""
+        if active == self.shared.active:
+            return
+        self.shared.active = active
+        _log.info("the topology is %s", "active" if active else "inactive")
+        for spout in self.exchange.spouts:
+            (spout.activate if active else spout.deactivate)()
+        self._update_spouts(self.shared.clock())
+
+    def run(self, now: float) -> bool:
+        """One pass: process what is there, ask spouts for more, hand results over. Whether anything was done."""
+        if self._starting:
+            self._start_tasks(now)
+        if now >= self._next_clock - 1e-6:
+            self._look_at_clock(now)
+        worked = False
+        shared = self.shared
+        for runner in self._order:
+            shared.at = runner
+            if runner.wired and runner.status == "running" and runner.run(now):
+                worked = True
+        shared.at = None
+        if shared.events.pending and shared.events.run(now):
+            worked = True
+        self._loads.look(now, self._order)
+        if self.exchange.flush(now):
+            worked = True
+        if self._pressure.watch(now, self._order):
+            self._update_spouts(now)
+        return worked
+
+    def _start_tasks(self, now: float) -> None:
+        missing = False
+        for runner in self._order:
+            self.shared.at = runner
+            missing = not runner.start(now) or missing
+        self._starting = missing
+        self._update_spouts(now)
+
+    def _look_at_clock(self, now: float) -> None:
+        self._next_clock = now + _CLOCK_SECS
+        for runner in self._order:
+            runner.look_at_clock(now)
+            runner.stats.snapshot(now)
+            if runner.status == "starting":
+                self._starting = True
+        self._pressure.forget_old(now)
+        self._update_spouts(now)
+
+    def _update_spouts(self, now: float) -> None:
+        shared = self.shared
+        if not self._released and self.placement is not None:
+            slots = set(self.placement.slots.values()) - {self.slot}
+            mine_ready = all(runner.status == "running" for runner in self._order)
+            self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
+        shared.spouts_run = (
+            shared.active and self._released and not self._pressure.holds() and not shared.closing
+        )
+
+    def idle_secs(self, now: float) -> float | None:
+        """How long nothing needs to be run unless something arrives."""
+        least = max(0.0, self._next_clock - now)
+        for runner in self._order:
+            secs = runner.idle_secs(now)
+            if secs is not None and secs < least:
+                least = secs
+        return least
+
+    def open_trees(self) -> int:
+        """How many tuples of the spouts here are neither acked nor failed yet."""
+        return sum(len(spout.pending) for spout in self.exchange.spouts)
+
+    def drained(self) -> bool:
+        """Whether no tuple waits or is under way in this worker."""
+        return self.shared.ledger.empty() and not any(
+            runner.waiting() or runner.owes() for runner in self._order
+        )
+
+    # -- looking ----------------------------------------------------------------------------------------
+
+    def statuses(self) -> dict[int, str]:
+        """Task id -> ``starting`` or ``running``."""
+        # The keeper's thread asks too: list() takes the items in one step.
+        return {
+            task: runner.status if runner.wired else "starting" for task, runner in list(self.runners.items())
+        }
+
+    def stats(self) -> dict[str, TaskReport]:
+        """State and statistics of all tasks, by task id."""
+        now = time.monotonic()
+        return {
+            str(task): TaskReport(
+                status=runner.status,
+                component=runner.component,
+                uptime_secs=runner.uptime(),
+                stats=runner.stats.all_time(),
+                windows=runner.stats.windows(now),
+                streams=runner.stats.by_stream(),
+                window_streams=runner.stats.window_streams(now),
+                errors=runner.stats.errors,
+                metrics=runner.stats.metrics,
+            )
+            for task, runner in self.runners.items()
+        }
+
+    def close(self) -> None:
+        """End all tasks in good order."""
+        self.shared.closing = True
+        self._update_spouts(self.shared.clock())
+        for runner in list(self._order):
+            runner.close()
+        self.shared.events.drop()
+        self.runners.clear()
+        self._order.clear()
+        self.exchange.spouts.clear()
+        self.exchange.ackers.clear()
+
+
+def _tasks_of(components: Mapping[int, str]) -> dict[str, list[int]]:
+    """Component -> its tasks, ascending."""
+    found: dict[str, list[int]] = {}
+    for task in sorted(components):
+        found.setdefault(components[task], []).append(task)
+    return found

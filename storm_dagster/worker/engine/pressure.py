@@ -1,0 +1,69 @@
+"""Back pressure: when spouts of the whole topology have to wait."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.tasks.runner import Runner
+
+__all__ = ["Pressure"]
+
+_REPEAT_SECS = 1.0
+_VALID_SECS = 4.0
+"""Back pressure that a peer does not repeat is over: the peer may have died."""
+_BACKLOG_SECS = 1.0
+"""Work waiting for one task, in seconds, that stops the spouts: long before tuples time out in a queue."""
+_FEW_TUPLES = 16
+
+
+class Pressure:
+    """Knows of the queues of this worker, and of the peers that asked to wait."""
+
+    def __init__(self, conf: Mapping[str, Any], transport: Transport | None) -> None:
+        self._transport = transport
+        self._enabled = conf.get("topology.backpressure.enable") is not False
+        self._high = max(2, int(conf.get("topology.executor.queue.size") or 32768) // 2)
+        self._own = False
+        self._sent = 0.0
+        self._peers: dict[tuple[str, int], float] = {}
+        """Slot -> until when its request to wait is valid."""
+
+    def holds(self) -> bool:
+        """Whether spouts have to wait."""
+        return self._own or bool(self._peers)
+
+    def hear(self, slot: tuple[str, int], wait: bool) -> None:
+        """A peer asks all spouts to wait, or says that they need not for its sake."""
+        if wait:
+            self._peers[slot] = time.monotonic() + _VALID_SECS
+        else:
+            self._peers.pop(slot, None)
+
+    def forget_old(self, now: float) -> None:
+        """Drop the requests that were not repeated."""
+        if self._peers:
+            self._peers = {slot: until for slot, until in self._peers.items() if until > now}
+
+    def watch(self, now: float, runners: Iterable[Runner]) -> bool:
+        """Look at the queues, and tell the peers; whether that changed what holds here."""
+        if not self._enabled:
+            return False
+        # Between the two marks the state stays, so that it does not flutter.
+        share = 0.5 if self._own else 1.0
+        mark, secs = self._high * share, _BACKLOG_SECS * share
+        full = any(
+            (waiting := runner.waiting()) > mark or (waiting > _FEW_TUPLES and runner.backlog_secs() > secs)
+            for runner in runners
+        )
+        transport = self._transport
+        pressure = full or (transport is not None and transport.busy())
+        changed = pressure != self._own
+        self._own = pressure
+        if transport is not None and (changed or (pressure and now - self._sent > _REPEAT_SECS)):
+            self._sent = now
+            for peer in transport.peers.values():
+                peer.pressure = pressure
+        return changed

@@ -1,0 +1,69 @@
+"""The tasks that the system adds to a topology: ackers and the topology master."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from storm_dagster.api.context import TopologyContext
+from storm_dagster.core.acking import Acker as AckerTable
+from storm_dagster.model.topology import ComponentSpec
+from storm_dagster.worker.dataplane.routes import Route
+from storm_dagster.worker.engine.master import ListeningClock, TopologyMasterTable
+from storm_dagster.worker.tasks.runner import Runner, Shared
+
+__all__ = ["Acker", "TopologyMaster"]
+
+
+class Acker(Runner):
+    """One ``__acker`` task. Its messages travel beside tuples, in batches; see ``Frame`` and ``Ledger``."""
+
+    kind = "system"
+
+    def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
+        super().__init__(shared, context, part)
+        timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
+        # Twice: the spout's own clock decides, and it may have started later.
+        self.table = AckerTable(2 * timeout)
+        self.sent = Route("__ack_ack", ("id",))
+        self.tick_secs = None
+        self._expire_at = 0.0
+
+    def wire(self, routes: dict[str, Route]) -> None:
+        """An acker has no routes; what it sends is counted."""
+        self.routes["__ack_ack"] = self.sent
+
+    def look_at_clock(self, now: float) -> None:
+        """Forget the trees that nobody waits for any longer."""
+        if now >= self._expire_at:
+            self.table.expire(now)
+            self._expire_at = now + max(1.0, self.table_timeout / 20)
+        self.stats.executed = self.stats.acked = self.table.updates
+
+    @property
+    def table_timeout(self) -> float:
+        """Seconds that an incomplete tree is kept."""
+        return 2 * float(self.conf.get("topology.message.timeout.secs") or 30)
+
+
+class TopologyMaster(Runner):
+    """The ``__topology_master`` task: collects the reports of all workers and writes ``/taskbeats/<id>``.
+
+    Writing is the keeper's: it asks :meth:`TopologyMasterTable.beats` when an interval is over.
+    """
+
+    kind = "system"
+
+    def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
+        super().__init__(shared, context, part)
+        self.tick_secs = None
+        self.table = TopologyMasterTable(context.topology_id, self.task_id)
+        self.listening = ListeningClock()
+
+    def wire(self, routes: dict[str, Route]) -> None:
+        """A topology master sends no tuples."""
+
+    def receive(self, report: Any) -> None:
+        """Take a worker's report."""
+        self.stats.executed += 1
+        self.stats.acked += 1
+        self.table.receive(report, self.listening.now)

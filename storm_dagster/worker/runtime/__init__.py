@@ -1,0 +1,1 @@
+"""The worker process: its loop, session, heartbeats, log levels and shutdown."""

@@ -1,0 +1,298 @@
+"""The worker's side of the cluster state, in a thread of its own: lease, assignment, status, errors, beats.
+
+The loop never waits for ZooKeeper: the keeper hands it one immutable :class:`Placement` after the other,
+and waits for the loop only when tasks must be closed before their new owner may hear of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
+from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.records import Assignment, StormBase, WorkerNode
+from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.metric_ids import MetricIdsDriver
+from storm_dagster.worker.runtime.upgrade_driver import UpgradeDriver
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+if TYPE_CHECKING:
+    from storm_dagster.worker.runtime.loop import Loop
+
+__all__ = ["Keeper"]
+
+_log = logging.getLogger(__name__)
+
+_RUNNING = ("ACTIVE", "UPGRADING", "ROLLBACK")
+"""Statuses in which spouts emit."""
+_BLOCKED_SECS = 0.5
+"""Pause before looking again at tasks that another worker still holds."""
+_CLOSE_SECS = 30.0
+
+
+class Keeper:
+    """Keeps the worker's node, lease and placement right until :meth:`stop`."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        conf: Mapping[str, Any],
+        cluster: StormClusterState,
+        lease: Lease,
+        loop: Loop,
+    ) -> None:
+        self.spec = spec
+        self.conf = conf
+        self.cluster = cluster
+        self.lease = lease
+        self.loop = loop
+        self.slot = (spec.node, spec.port)
+        self._event = threading.Event()
+        self._stale = threading.Event()
+        """The view must be read again."""
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._errors: queue.Queue[tuple[int, str, str, int]] = queue.Queue(maxsize=1000)
+        self._started_ms = int(time.time() * 1000)
+        self._claim: frozenset[int] = frozenset()
+        self._written: tuple[WorkerNode, int] | None = None
+        """The newest node that was written, and the session it was written under."""
+        self._view: tuple[Assignment, int, StormBase] | None = None
+        self._components: tuple[int, dict[int, str]] | None = None
+        """(version of the assignment, task -> component)."""
+        self._next_beat = 0.0
+        self._runs_master = False
+        self._metric_ids = MetricIdsDriver(spec.topology_id, conf, cluster)
+        self._upgrades = UpgradeDriver(spec.topology_id, cluster, lease)
+        self._refreshed = 0.0
+        self._levels_known = False
+        session = cluster.session
+        session.add_listener(lambda _: self._wake_stale())
+
+    # -- from other threads -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, deadline: float = 3.0) -> None:
+        """End the thread and remove the worker's node, so that its tasks may start elsewhere at once."""
+        self._stopping = True
+        self._event.set()
+        if self._thread.ident is not None:
+            self._thread.join(deadline)
+        self.lease.revoke()
+        try:
+            if self.cluster.session.connected:
+                self.cluster.remove_worker_node(self.spec.topology_id, *self.slot)
+        except StormDagsterError as error:
+            _log.warning("the node of this worker was not removed, its session ends with it: %s", error)
+        self.cluster.session.close(deadline)
+
+    def look_again(self) -> None:
+        """Read assignment, workers and status again soon (a hint: a watch, an unknown token, a status)."""
+        self._wake_stale()
+
+    def report_error(self, task: int, component: str, text: str, secs: int) -> None:
+        """Record an error of a task; dropped when a thousand are waiting."""
+        try:
+            self._errors.put_nowait((task, component, text, secs))
+        except queue.Full:
+            return
+        self._event.set()
+
+    def _wake_stale(self) -> None:
+        self._stale.set()
+        self._event.set()
+
+    # -- the thread -------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        session = self.cluster.session
+        poll = float(self.conf.get("task.refresh.poll.secs") or 10)
+        pause = 0.0
+        blocked = False
+        while not self._stopping:
+            self._event.wait(pause)
+            self._event.clear()
+            if self._stopping:
+                return
+            interval = max(0.1, min(1.0, session.negotiated_timeout_ms / 5000.0))
+            pause = interval
+            try:
+                session.ping()
+                now = time.monotonic()
+                due = now - self._refreshed >= (_BLOCKED_SECS if blocked else poll)
+                if self._stale.is_set() or due or not self.lease.granted:
+                    self._stale.clear()
+                    blocked = self._refresh()
+                    self._refreshed = time.monotonic()
+                if blocked:
+                    pause = min(pause, _BLOCKED_SECS)
+                self._write_node()
+                self._write_errors()
+                self._write_beats()
+                self._drive_upgrade()
+            except Unavailable as error:
+                _log.debug("ZooKeeper: %s", error)
+                self._stale.set()
+                pause = min(0.2, interval)
+            except Conflict as error:
+                # Somebody was faster: what was read is old.
+                _log.info("reading again: %s", error)
+                self._stale.set()
+                pause = 0.02
+            except Exception:
+                _log.exception("the keeper failed and tries again")
+                self._stale.set()
+                pause = 1.0
+
+    def _refresh(self) -> bool:
+        """Read everything and bring claim, node and placement in line; whether tasks wait for other workers."""
+        spec, cluster = self.spec, self.cluster
+        found = cluster.read_assignment(spec.topology_id, self._wake_stale)
+        base = cluster.storm_base(spec.topology_id, self._wake_stale)
+        if found is None or base is None:
+            # Absence is no order: a wiped or exchanged ensemble raises here, and the worker pauses.
+            cluster.check_cluster_id()
+            if base is None or base.status == "KILLED":
+                self._end(f"topology {spec.topology_id} does not exist any more")
+            else:
+                self._end(f"topology {spec.topology_id} has no assignment")
+            return False
+        assignment, at = found[0], found[1]
+        mine = next((worker for worker in assignment.workers if worker.slot == self.slot), None)
+        if mine is None:
+            self._end(f"version {at.version} of the assignment does not name {spec.node}:{spec.port}")
+            return False
+        wanted = frozenset(mine.ids)
+        live = cluster.live_workers(spec.topology_id, self._wake_stale)
+        own = live.get(self.slot)
+        if own is not None and own.token != spec.token and self._written is not None:
+            self._end(f"another process (pid {own.pid}) holds {spec.node}:{spec.port}")
+            return False
+        elsewhere = {task for slot, node in live.items() if slot != self.slot for task in _ids(node)}
+        keep = self._claim & wanted
+        claim = keep | (wanted - elsewhere)
+        gone = self._claim - claim
+        if gone:
+            self.loop.call(lambda: self.loop.close_tasks(gone), _CLOSE_SECS)
+        self._claim = claim
+        self._view = (assignment, at.version, base)
+        self._write_node()
+        if not self.lease.granted:
+            assert self._written is not None
+            self.lease.grant(self._written[1])
+            _log.info("the lease is held by session 0x%x", self._written[1])
+        if not self._levels_known:
+            # Later changes come as requests; those from before this process began stand in ZooKeeper.
+            kept = cluster.read_log_levels(spec.topology_id)
+            self.loop.post(lambda: self.loop.recall_levels(kept))
+            self._levels_known = True
+        placement = self._placement(assignment, at.version, claim, wanted, live)
+        active = base.status in _RUNNING
+        self.loop.post(lambda: self.loop.place(placement, active))
+        return claim != wanted
+
+    def _placement(
+        self,
+        assignment: Assignment,
+        version: int,
+        claim: frozenset[int],
+        wanted: frozenset[int],
+        live: Mapping[tuple[str, int], WorkerNode],
+    ) -> Placement:
+        if self._components is None or self._components[0] != version:
+            table = self.cluster.read_tasks(self.spec.topology_id)
+            if table is None:
+                raise Conflict(f"topology {self.spec.topology_id} has no task table: read again")
+            self._components = (version, table.component_of())
+        return Placement(
+            version=version,
+            slots=assignment.task_slots(),
+            addresses={worker.slot: f"{worker.host}:{worker.port}" for worker in assignment.workers},
+            components=self._components[1],
+            mine=wanted,
+            open=claim,
+            tokens={node.token: slot for slot, node in live.items()},
+            ready=frozenset(slot for slot, node in live.items() if node.status == "running"),
+        )
+
+    def _write_node(self) -> None:
+        """Write the worker's node when it differs from what stands there, or another session owns it."""
+        if self._view is None:
+            return
+        statuses = self.loop.statuses()
+        running = bool(self._claim) and all(statuses.get(task) == "running" for task in self._claim)
+        record = WorkerNode(
+            pid=os.getpid(),
+            token=self.spec.token,
+            version=self._view[1],
+            tasks=encode_ranges(self._claim),
+            started_ms=self._started_ms,
+            status="running" if running else "starting",
+            code=self.spec.code,
+        )
+        session = self.cluster.session.session_id
+        if self._written == (record, session):
+            return
+        self.cluster.write_worker_node(
+            self.spec.topology_id, *self.slot, record, assignment_version=self._view[1]
+        )
+        if self.cluster.session.session_id != session:
+            raise Unavailable("the session changed while the worker's node was written: write it again")
+        self._written = (record, session)
+
+    def _end(self, reason: str) -> None:
+        _log.warning("this worker is superseded: %s", reason)
+        self._stopping = True
+        self.lease.revoke()
+        self.loop.superseded(reason)
+
+    def _write_errors(self) -> None:
+        for _ in range(20):
+            try:
+                task, component, text, secs = self._errors.get_nowait()
+            except queue.Empty:
+                return
+            self.cluster.report_error(
+                self.spec.topology_id,
+                task,
+                text,
+                component=component,
+                host=self.spec.host,
+                port=self.spec.port,
+                time=secs,
+            )
+        self._event.set()
+
+    def _write_beats(self) -> None:
+        now = time.monotonic()
+        if now < self._next_beat or self._view is None:
+            return
+        beats = self.loop.beats(frozenset(self._view[0].task_slots()))
+        self._runs_master = beats is not None
+        if beats is None:
+            return
+        timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
+        self._next_beat = now + min(10.0, timeout / 3)
+        self.cluster.write_beats(self.spec.topology_id, beats)
+        if self._view[2].status in _RUNNING:
+            self._metric_ids.drive(self.loop.metric_names())
+
+    def _drive_upgrade(self) -> None:
+        """The topology master picks the batches of a gray upgrade."""
+        if self._view is not None and self._runs_master:
+            self._upgrades.drive(self._view[0], self._view[1], self._event)
+
+
+def _ids(node: WorkerNode) -> tuple[int, ...]:
+    return decode_ranges(node.tasks)

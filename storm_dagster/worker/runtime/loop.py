@@ -1,0 +1,354 @@
+"""The worker's one loop: frames in, tasks run, frames out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
+from storm_dagster.model.records import KeptLevels, TaskBeats
+from storm_dagster.model.wire import Frame, StateQuestion, WorkerReport, decode_frame, decode_request
+from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
+from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.engine.native import NativeEngine
+from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.log_levels import LogLevels
+
+__all__ = ["Loop"]
+
+_log = logging.getLogger(__name__)
+
+_FRAMES = 32
+"""Frames taken in by one pass."""
+_PAUSED_SECS = 0.05
+_HOLD_SECS = 2.0
+"""How long frames with an unknown token wait for the list of workers to be read again."""
+_MOST_HELD = 1000
+
+
+class Loop:
+    """Runs the engine until told to stop. :meth:`run` in the main thread; all else says which thread."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        conf: Mapping[str, Any],
+        transport: Transport,
+        lease: Lease,
+        engine: NativeEngine,
+    ) -> None:
+        self.spec = spec
+        self.transport = transport
+        self.lease = lease
+        self.engine = engine
+        self.passes = 0
+        self.paused = True
+        self.exit_code: int | None = None
+        self.look_again: Callable[[], None] = lambda: None
+        """Set by the process: makes the keeper read everything again."""
+        self.unknown_frames = 0
+        """Frames dropped because their sender is no live worker of the topology."""
+        self.bad_frames = 0
+        self.log_levels = LogLevels()
+        self._actions: deque[Callable[[], Any]] = deque()
+        self._held: deque[tuple[float, Frame]] = deque()
+        self._report_secs = float(conf.get("task.heartbeat.frequency.secs") or 3)
+        self._next_report = 0.0
+        self._reported: dict[int, str] = {}
+        self._count = 0
+        self._started = time.monotonic()
+        self._stop_requested = False
+
+    # -- from other threads -----------------------------------------------------------------------------
+
+    def post(self, action: Callable[[], Any]) -> None:
+        """Have the loop carry out ``action`` in its next pass."""
+        self._actions.append(action)
+        self.transport.wake()
+
+    def call(self, action: Callable[[], Any], timeout: float) -> Any:
+        """As :meth:`post`, and wait for the result."""
+        future: Future[Any] = Future()
+
+        def carry_out() -> None:
+            try:
+                future.set_result(action())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self.post(carry_out)
+        return future.result(timeout)
+
+    def stop(self) -> None:
+        """End in good order (SIGTERM); also from a signal handler."""
+        self._stop_requested = True
+        self.transport.wake()
+
+    def recall_levels(self, kept: KeptLevels) -> None:
+        """Levels of loggers that were changed before this worker began."""
+        self.log_levels.recall(kept, int(time.time() * 1000), time.monotonic())
+
+    def superseded(self, reason: str) -> None:
+        """End: the slot belongs to somebody else."""
+        self.exit_code = EXIT_SUPERSEDED
+        self.transport.wake()
+
+    def statuses(self) -> Mapping[int, str]:
+        """Task id -> status, of the open tasks (a copy)."""
+        return dict(self.engine.statuses())
+
+    def beats(self, tasks: frozenset[int]) -> TaskBeats | None:
+        """What the topology master knows, when it runs here."""
+        master = self.engine.master
+        if master is None or master.status != "running":
+            return None
+        timeout = float(self.engine.conf.get("nimbus.task.timeout.secs") or 30)
+        launch = float(self.engine.conf.get("nimbus.task.launch.secs") or 120)
+        return master.table.beats(master.listening.now, timeout, tasks, launch)
+
+    def metric_names(self) -> list[str]:
+        """What the topology's components report, when the topology master runs here."""
+        master = self.engine.master
+        return [] if master is None else master.table.metric_names()
+
+    def status(self) -> str:
+        """``paused``, ``starting`` or ``running``."""
+        if self.paused:
+            return "paused" if self.lease.pauses else "starting"
+        running = all(status == "running" for status in self.statuses().values())
+        return "running" if running else "starting"
+
+    # -- the keeper's orders, in the loop's thread ------------------------------------------------------
+
+    def close_tasks(self, tasks: frozenset[int]) -> None:
+        """Close tasks and let go of what they still owe."""
+        self.engine.close_tasks(tasks)
+
+    def place(self, placement: Placement, active: bool) -> None:
+        """Take a new placement."""
+        previous = self.engine.placement
+        self.engine.place(placement)
+        self.engine.activate(active)
+        if previous is None or previous.version != placement.version:
+            self._next_report = 0.0
+            _log.info(
+                "version %d of the assignment: %d tasks here, %d open",
+                placement.version,
+                len(placement.mine),
+                len(placement.open),
+            )
+
+    # -- the loop ---------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Run until stopped or superseded; the exit code."""
+        transport, engine, lease = self.transport, self.engine, self.lease
+        while self.exit_code is None and not self._stop_requested:
+            self.passes += 1
+            while self._actions:
+                self._actions.popleft()()
+            if not lease.valid() or engine.placement is None:
+                if not self.paused:
+                    self.paused = True
+                    _log.warning("the lease ended: paused until ZooKeeper confirms the assignment")
+                    self.look_again()
+                transport.wait(_PAUSED_SECS)
+                continue
+            if self.paused:
+                self.paused = False
+                _log.info("running")
+            received = transport.receive(_FRAMES)
+            for message in received:
+                self._take(message)
+            if self._held:
+                self._look_at_held()
+            now = time.monotonic()
+            worked = engine.run(now)
+            if now >= self._next_report or engine.statuses() != self._reported:
+                self._report(now)
+            if not lease.valid():
+                # What this pass made stays here; it goes out when the lease is renewed, or never.
+                continue
+            transport.flush(engine.cannot_travel)
+            if not worked and not received and not self._actions:
+                idle = engine.idle_secs(time.monotonic())
+                pause = 0.1 if idle is None else min(idle, 0.1)
+                if transport.waiting():
+                    pause = min(pause, 0.001)
+                if pause > 0:
+                    transport.wait(pause)
+        if self.exit_code is None:
+            self.exit_code = EXIT_STOPPED
+            self._finish()
+        return self.exit_code
+
+    def _finish(self) -> None:
+        """SIGTERM: stop the spouts, process what is here for a moment, close the tasks."""
+        _log.info("told to stop")
+        engine = self.engine
+        engine.activate(False)
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline and self.lease.valid() and engine.placement is not None:
+            worked = engine.run(time.monotonic())
+            self.transport.flush(engine.cannot_travel)
+            waits = self.transport.waiting() or engine.shared.events.pending
+            if not worked and engine.drained() and not waits:
+                break
+        engine.close()
+
+    def _take(self, message: list[bytes]) -> None:
+        payload = message[-1]
+        if payload[:1] == b"{":
+            self._answer(message[:-1], payload)
+            return
+        try:
+            frame = decode_frame(payload)
+        except msgspec.MsgspecError:
+            self.bad_frames += 1
+            return
+        placement = self.engine.placement
+        if placement is not None and frame.token in placement.tokens:
+            self._deliver(frame)
+            return
+        if len(self._held) >= _MOST_HELD:
+            self.unknown_frames += 1
+            return
+        if not self._held:
+            self.look_again()
+        self._held.append((time.monotonic() + _HOLD_SECS, frame))
+
+    def _deliver(self, frame: Frame) -> None:
+        try:
+            self.engine.deliver(frame)
+        except (ValueError, TypeError):
+            # A frame of the right form with impossible contents: nobody of ours sends it.
+            self.bad_frames += 1
+            _log.exception("a frame could not be taken in")
+
+    def _look_at_held(self) -> None:
+        placement = self.engine.placement
+        assert placement is not None
+        held, self._held = self._held, deque()
+        now = time.monotonic()
+        for until, frame in held:
+            if frame.token in placement.tokens:
+                self._deliver(frame)
+            elif now < until:
+                self._held.append((until, frame))
+            else:
+                self.unknown_frames += 1
+
+    # -- reports and requests ---------------------------------------------------------------------------
+
+    def report(self) -> WorkerReport:
+        """What this worker tells the topology master."""
+        spec, placement = self.spec, self.engine.placement
+        return WorkerReport(
+            node=spec.node,
+            host=spec.host,
+            port=spec.port,
+            pid=os.getpid(),
+            count=self._count,
+            uptime_secs=int(time.monotonic() - self._started),
+            version=placement.version if placement is not None else -1,
+            status=self.status(),
+            tasks=self.engine.stats(),
+            system={
+                "unknown_frames": self.unknown_frames,
+                "bad_frames": self.bad_frames,
+                "dropped_frames": self.transport.dropped(),
+                "misdirected_tuples": self.engine.exchange.misdirected,
+                "waiting_tuples": sum(runner.waiting() for runner in self.engine.runners.values()),
+                "open_trees": self.engine.open_trees(),
+                "lease_pauses": self.lease.pauses,
+            },
+        )
+
+    def _report(self, now: float) -> None:
+        engine, placement = self.engine, self.engine.placement
+        assert placement is not None
+        statuses = dict(engine.statuses())
+        if statuses != self._reported:
+            # The keeper shows in ZooKeeper when all tasks run.
+            self._reported = statuses
+            self.look_again()
+        self._next_report = now + self._report_secs
+        self._count += 1
+        self.log_levels.expire(time.monotonic())
+        if engine.master is not None:
+            # More than two intervals without a report of its own: it was paused, frozen, or as good as deaf.
+            engine.master.listening.tick(now, 2 * self._report_secs + 1)
+            engine.master.receive(self.report())
+            return
+        for task, component in placement.components.items():
+            if component == "__topology_master" and task in placement.slots:
+                peer = self.transport.peers.get(placement.slots[task])
+                if peer is not None:
+                    peer.report = self.report()
+
+    def _answer(self, envelope: list[bytes], payload: bytes) -> None:
+        try:
+            request = decode_request(payload)
+        except msgspec.MsgspecError:
+            self.bad_frames += 1
+            return
+        if request.token != self.spec.token:
+            self.unknown_frames += 1
+            self.transport.reply(envelope, b'{"error":{"type":"InvalidRequest","message":"wrong token"}}')
+            return
+        if request.op == "stats":
+            document: Any = self._stats_document()
+        elif request.op == "stacks":
+            document = {"stacks": stacks()}
+        elif request.op == "log_levels":
+            self.log_levels.apply(request.levels, time.monotonic())
+            document = {"levels": self.log_levels.document(time.monotonic())}
+        elif request.state is not None:
+            try:
+                document = self._state_page(request.state)
+            except StormDagsterError as error:
+                document = error.to_document()
+        else:
+            document = {"pid": os.getpid(), "status": self.status()}
+        self.transport.reply(envelope, msgspec.json.encode(document))
+
+    def _state_page(self, asked: StateQuestion) -> dict[str, Any]:
+        runner = self.engine.runners.get(asked.task)
+        if runner is None or runner.status != "running":
+            raise Unavailable(f"task {asked.task} is not open in this worker now: ask again in a moment")
+        if runner.state is None:
+            raise InvalidRequest(
+                f"component {runner.component!r} keeps no keyed state: that is for a StatefulBolt"
+            )
+        return runner.state.page(asked)
+
+    def _stats_document(self) -> dict[str, Any]:
+        master = self.engine.master
+        if master is not None:
+            master.table.receive(self.report(), master.listening.now)
+            return master.table.document()
+        from storm_dagster.worker.engine.master import TopologyMasterTable
+
+        alone = TopologyMasterTable(self.spec.topology_id, 0)
+        alone.receive(self.report(), time.monotonic())
+        return alone.document()
+
+
+def stacks() -> dict[str, list[str]]:
+    """Where each thread of this process is."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return {
+        f"{names.get(ident, '?')}-{ident}": traceback.format_stack(frame)
+        for ident, frame in sys._current_frames().items()
+    }

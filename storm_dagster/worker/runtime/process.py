@@ -1,0 +1,160 @@
+"""One worker process, from its spec to its exit code."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.model.conf import default_conf
+from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
+from storm_dagster.model.host import require_linux
+from storm_dagster.model.run_file import RunFile
+from storm_dagster.model.topology import TopologySpec, decode_topology
+from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, WorkerSpec
+from storm_dagster.worker.dataplane.transport import Transport
+from storm_dagster.worker.engine.native import NativeEngine
+from storm_dagster.worker.runtime.errors import ErrorReporter
+from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
+from storm_dagster.worker.runtime.keeper import Keeper
+from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.loop import Loop
+from storm_dagster.worker.runtime.watchdog import Watchdog
+from storm_dagster.worker.tasks.events import EventSender
+from storm_dagster.worker.tasks.runner import Shared
+from storm_dagster.zk.quorum_lease import lease_of
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["run_worker"]
+
+_log = logging.getLogger(__name__)
+
+_BIND_SECS = 5.0
+
+
+def _set_up_log(spec: WorkerSpec, conf: dict[str, Any]) -> None:
+    # Appended to, and rotated by the supervisor, because standard error goes to the same file.
+    handler = logging.FileHandler(spec.log_path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(threadName)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(str(conf.get("storm.log.level") or "INFO"))
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+
+
+def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
+    try:
+        topology_conf = json.loads(spec.conf_path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Corrupt(
+            f"{spec.conf_path} cannot be read ({error}): the supervisor must fetch it again"
+        ) from None
+    if not isinstance(topology_conf, dict):
+        raise Corrupt(f"{spec.conf_path} holds no map: the supervisor must fetch it again")
+    topology = decode_topology(spec.topology_path.read_bytes())
+    # The cluster's own keys are the daemon's to say; what the topology says of itself lies over its defaults.
+    conf = {**default_conf(), **spec.conf, **{k: v for k, v in topology_conf.items() if v is not None}}
+    conf.update({key: value for key, value in spec.conf.items() if key.startswith("storm.zookeeper.")})
+    users = {
+        "bolts": {name: part for name, part in topology.bolts.items() if not name.startswith("__")},
+        "spouts": {name: part for name, part in topology.spouts.items() if not name.startswith("__")},
+    }
+    return conf, topology.model_copy(update=users)
+
+
+def _bind(spec: WorkerSpec, batch: int) -> Transport:
+    """The slot's port. Holding it proves that no other process of this slot lives on this host."""
+    deadline = time.monotonic() + _BIND_SECS
+    while True:
+        try:
+            return Transport(spec.host, spec.port, spec.token, batch, spec.link_key)
+        except Unavailable:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+
+
+def run_worker(path: Path) -> int:
+    """Run the worker that ``path`` describes; its exit code (``model.worker_spec``)."""
+    require_linux("a worker")
+    spec = WorkerSpec.read(path)
+    conf, topology = _load(spec)
+    _set_up_log(spec, conf)
+    _log.info("worker %s of %s at %s:%d starts", spec.worker_id, spec.topology_id, spec.host, spec.port)
+    archive = str(spec.archive_root)
+    if archive not in sys.path:
+        sys.path.insert(0, archive)
+    # Measured: default thresholds make decoding of big batches three times slower.
+    gc.set_threshold(int(conf.get("worker.gc.threshold") or 100_000), 50, 100)
+    # The loop shares the interpreter with the keeper and kazoo; 5 ms is too long a turn for its latency.
+    sys.setswitchinterval(0.001)
+    transport = _bind(spec, int(conf.get("topology.transfer.batch.size") or 100))
+    run_file = RunFile.write(Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port})
+    try:
+        cluster = StormClusterState.open(conf)
+    except StormDagsterError as error:
+        _log.error("%s", error)
+        run_file.remove(Path(spec.home))
+        raise
+    lease = Lease(lease_of(cluster.session))
+    code = EXIT_SUPERSEDED
+    try:
+        code = _run(spec, conf, topology, transport, cluster, lease)
+    finally:
+        transport.close()
+        run_file.remove(Path(spec.home))
+        _log.info("worker %s ends with code %d", spec.worker_id, code)
+    return code
+
+
+def _run(
+    spec: WorkerSpec,
+    conf: dict[str, Any],
+    topology: TopologySpec,
+    transport: Transport,
+    cluster: StormClusterState,
+    lease: Lease,
+) -> int:
+    reporter = ErrorReporter(conf, lambda *error: keeper.report_error(*error), time.monotonic)
+    shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
+    shared.events.send = EventSender(spec, cluster, shared.events.answer).send
+    state_dir = Path(
+        conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state"
+    )
+    engine = NativeEngine(
+        topology_id=spec.topology_id,
+        spec=topology,
+        conf=conf,
+        shared=shared,
+        transport=transport,
+        slot=(spec.node, spec.port),
+        host=spec.host,
+        archive=spec.archive_root,
+        state_dir=state_dir,
+    )
+    loop = Loop(spec, conf, transport, lease, engine)
+    keeper = Keeper(spec, conf, cluster, lease, loop)
+    loop.look_again = keeper.look_again
+    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    heartbeat = HeartbeatThread(
+        Path(spec.heartbeat_path),
+        float(conf.get("worker.heartbeat.frequency.secs") or 1),
+        lambda: loop.passes,
+        loop.status,
+        Watchdog(shared, lambda: loop.passes, float(conf.get("worker.blocked.report.secs") or 5)).look,
+    )
+    heartbeat.start()
+    keeper.start()
+    gc.collect()
+    gc.freeze()
+    try:
+        return loop.run()
+    finally:
+        heartbeat.stop()
+        keeper.stop()

@@ -1,0 +1,66 @@
+"""The topology master's part in a gray upgrade: it picks each batch, as JStorm's GrayUpgradeHandler does."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from storm_dagster.core.gray_upgrade import pick
+from storm_dagster.model.errors import Conflict
+from storm_dagster.model.records import Assignment
+from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.zk.gray_upgrades import write_pick
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["UpgradeDriver"]
+
+_log = logging.getLogger(__name__)
+_READ_SECS = 15.0
+
+
+class UpgradeDriver:
+    """Looks at ``/gray_upgrade/<id>`` every 15 s and when it changes. Used by the keeper's thread alone."""
+
+    def __init__(self, topology_id: str, cluster: StormClusterState, lease: Lease) -> None:
+        self._id = topology_id
+        self._cluster = cluster
+        self._lease = lease
+        self._changed = threading.Event()
+        self._changed.set()
+        self._read_at = 0.0
+
+    def drive(self, assignment: Assignment, version: int, wake: threading.Event) -> None:
+        """Pick the batch that was asked for, if one was. ``version`` is that of the assignment.
+
+        Call it only in the worker that runs the topology master. The write checks the leadership epoch and the
+        assignment's version, so that neither a deposed leader's wish nor an old placement is acted on.
+        """
+        now = time.monotonic()
+        if not self._changed.is_set() and now - self._read_at < _READ_SECS:
+            return
+
+        def changed() -> None:
+            self._changed.set()
+            wake.set()
+
+        self._changed.clear()
+        self._read_at = now
+        try:
+            epoch = self._cluster.epoch()
+            state = self._cluster.read_upgrade(self._id, changed)
+            table = self._cluster.read_tasks(self._id) if state.record is not None else None
+            batch = pick(state, assignment, table) if table is not None else None
+            if batch is None or epoch is None or not self._lease.valid():
+                return
+            write_pick(
+                self._cluster.state, self._id, state, batch, epoch=epoch[0], assignment_version=version
+            )
+            chosen = ", ".join(batch.workers) or "none, what was asked for is not there"
+            _log.info("gray upgrade: the next batch is %s", chosen)
+        except Conflict as error:
+            _log.info("gray upgrade: read again (%s)", error)
+            self._changed.set()
+        except BaseException:
+            self._changed.set()
+            raise

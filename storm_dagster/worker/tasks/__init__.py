@@ -1,0 +1,1 @@
+"""Tasks: runners of spouts and bolts, their threads, subprocesses, state and statistics."""

@@ -1,0 +1,267 @@
+"""Bolt tasks on the worker's loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from operator import attrgetter
+from typing import Any
+
+from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.worker.dataplane.sending import check_values, guarded, remote, route_of, spread
+from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
+from storm_dagster.worker.tasks.drivers import acks_itself, attach_drivers
+from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, Runner, make_component
+
+__all__ = ["PASS_NANOS", "SLICE", "BoltRunner", "count_inputs"]
+
+SLICE = 64
+"""Tuples between two looks at the lease and the clock."""
+PASS_NANOS = 10_000_000
+"""Time that one bolt task may take of a pass."""
+SLOW_NANOS = 100_000
+"""Mean time for a tuple from which on slices are made shorter."""
+
+_log = logging.getLogger("storm_dagster.component")
+_source = attrgetter("component", "stream")
+
+
+def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
+    """Count a batch as executed, by the stream it came on."""
+    number = len(batch)
+    runner.stats.executed += number
+    if runner.debug:
+        for tup in batch:
+            _log.info("%s-%d received %r", runner.component, runner.task_id, tup)
+    by = runner.stats.executed_by
+    if len(runner.part.inputs) == 1:
+        first = batch[0]
+        key = f"{first.component}:{first.stream}"
+        by[key] = by.get(key, 0) + number
+        return
+    for (component, stream), times in Counter(map(_source, batch)).items():
+        key = f"{component}:{stream}"
+        by[key] = by.get(key, 0) + times
+
+
+class BoltRunner(Runner):
+    """A bolt whose ``process`` returns quickly."""
+
+    kind = "bolt"
+
+    def open(self) -> None:
+        """Make the bolt and build the loop that is specific to it."""
+        bolt = make_component(self.part)
+        if not isinstance(bolt, Bolt):
+            raise TypeError(f"{self.part.object.python} is no Bolt")
+        self._execute = self._bind(bolt)
+        attach_drivers(bolt, self)
+        bolt.initialize(self.conf, self.context)
+        self.instance = bolt
+        self.next_pulse: float = 0.0
+
+    def _bind(self, bolt: Any) -> Any:
+        """Connect the bolt, and return ``execute(batch) -> tuples failed by an error``.
+
+        Closures: a variable of an enclosing function is the cheapest place to keep state in, and this code
+        runs for every tuple.
+        """
+        routes, ledger, stats = self.routes, self.shared.ledger, self.stats
+        component, task_id = self.component, self.task_id
+        done = ledger.done
+        auto_ack = bolt.auto_ack and not acks_itself(bolt)
+        auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
+        current: Any = None
+
+        def emit(
+            tup: Any,
+            stream: str | None = None,
+            anchors: Any = None,
+            direct_task: int | None = None,
+            need_task_ids: bool = False,
+            tup_id: Any = None,
+        ) -> list[int] | None:
+            if stream is None:
+                stream = "default"
+            try:
+                route = routes[stream]
+            except KeyError:
+                route = route_of(routes, stream, component)
+            if (type(tup) is not list and type(tup) is not tuple) or len(tup) != route.width:
+                check_values(tup, route)
+            # A copy: the component may go on with its list, the tuple may stay in the worker.
+            values = [*tup]
+            if anchors is None:
+                tree = current
+            else:
+                tree = anchor_tree(anchors) if anchors else None
+            route.emitted += 1
+            only = route.only
+            if only is None or direct_task:
+                links = spread(route, values, tree, ledger, component, task_id, direct_task)
+                return [link.task for link in links] if need_task_ids else None
+            link = only(values)
+            append = link.append
+            if append is None:
+                if link.last is tree:
+                    link.bundle.append(values)
+                else:
+                    remote(link, tree, values)
+            else:
+                if tree is not None:
+                    if tree.parents is None:
+                        tree.count += 1
+                    else:
+                        ledger.add(tree)
+                append(Tuple(next_tuple_id(), component, stream, task_id, values, tree))
+            return [link.task] if need_task_ids else None
+
+        def ack(tup: Tuple) -> None:
+            if tup._tree is not None:
+                ledger.settle(tup)
+            stats.acked += 1
+
+        def fail(tup: Tuple) -> None:
+            if tup._tree is not None:
+                ledger.reject(tup)
+            stats.failed += 1
+
+        def broken(tup: Tuple, error: Exception) -> None:
+            self.report(error, f"process of a tuple of {tup.component}")
+            if bolt.auto_fail:
+                ledger.reject(tup)
+                stats.failed += 1
+
+        def event(event: DagsterEvent, anchors: Any) -> None:
+            tree = current if anchors is None else anchor_tree(anchors) if anchors else None
+            self.shared.events.add(self, event, tree)
+
+        def execute(batch: list[Tuple]) -> int:
+            nonlocal current
+            process = bolt.process
+            bad = 0
+            for tup in batch:
+                tree = tup._tree
+                current = tree if auto_anchor else None
+                try:
+                    process(tup)
+                except Exception as error:
+                    bad += 1
+                    broken(tup, error)
+                    continue
+                if auto_ack and tree is not None and tup._tree is not None:
+                    tup._tree = None
+                    left = tree.count = tree.count - 1
+                    if not left:
+                        done(tree)
+            current = None
+            if auto_ack:
+                stats.acked += len(batch) - bad
+            return bad
+
+        sends = guarded(emit, self.conf, self.part, component, task_id, 1)
+        bolt._collector = BoltCollector(self, sends, ack, fail, event)
+        bolt.context, bolt.conf = self.context, self.conf
+        # Straight to the closure, unless the class has an emit of its own.
+        if type(bolt).emit is Bolt.emit:
+            bolt.emit = sends
+        return execute
+
+    def run(self, now: float) -> bool:
+        """Process what is in the queue, as long as the lease is valid."""
+        queue = self.queue
+        if not queue:
+            if self.ticks:
+                self._tick()
+                return True
+            return self.state is not None and self.state.rest()
+        if self.ticks:
+            self._tick()
+            if self.status != "running":
+                return True
+        batch = queue.copy()
+        queue.clear()
+        owns, execute, stats = self.shared.owns, self._execute, self.stats
+        clock = time.perf_counter_ns
+        begin = clock()
+        until = begin + PASS_NANOS if self.shared.sliced else 1 << 62
+        total = len(batch)
+        size = SLICE
+        if stats.execute_ns > SLOW_NANOS * stats.timed:
+            size = max(1, PASS_NANOS * stats.timed // stats.execute_ns)
+        for start in range(0, total, size):
+            # The rest waits for the next pass, in which frames and clocks had their turn.
+            if not owns() or (start and clock() > until):
+                queue[:0] = batch[start:]
+                total = start
+                break
+            part = batch[start : start + size] if total > size else batch
+            execute(part)
+            count_inputs(self, part)
+        if not total:
+            return False
+        if stats.sampled(total):
+            spent = clock() - begin
+            stats.execute_ns += spent
+            stats.timed += total
+            stats.process_ns += spent
+            stats.processed += total
+        if self.state is not None and not queue:
+            self.state.rest()
+        return True
+
+    def idle_secs(self, now: float) -> float | None:
+        """Until the next checkpoint."""
+        return self.state.wait_secs() if self.state is not None else None
+
+    def _tick(self) -> None:
+        due, self.ticks = self.ticks, 0
+        if due & PULSE_DUE:
+            try:
+                self.instance._pulse()
+            except Exception as error:
+                self.report(error, "windows and state")
+        if not due & TICK_DUE:
+            return
+        tick = self.tick_tuple()
+        try:
+            self.instance.process_tick(tick)
+        except Exception as error:
+            self.report(error, "process_tick")
+
+
+class BoltCollector:
+    """What the methods of a component on the loop talk to."""
+
+    __slots__ = ("_runner", "ack", "ack_all", "emit", "event", "fail")
+
+    def __init__(self, runner: Runner, emit: Any, ack: Any, fail: Any, event: Any = None) -> None:
+        self._runner = runner
+        self.emit: Any = emit
+        self.ack: Any = ack
+        self.fail: Any = fail
+        self.ack_all: Any = self._ack_each
+        self.event: Any = event
+
+    def _ack_each(self, tups: Any) -> None:
+        for tup in tups:
+            self.ack(tup)
+
+    def joint(self, tups: Any) -> Tuple:
+        """One anchor that stands for several tuples."""
+        return joint_anchor(tups)
+
+    def tell(self, task: int, values: Any) -> None:
+        """See ``Runner.tell``."""
+        self._runner.tell(task, values)
+
+    def error(self, error: BaseException, tup: Any = None) -> None:
+        """See ``Component.raise_exception``."""
+        self._runner.report(error, "raise_exception")
+
+    def metric(self, name: str, value: Any) -> None:
+        """See ``Component.report_metric``."""
+        self._runner.metric(name, value)

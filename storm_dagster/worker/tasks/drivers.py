@@ -1,0 +1,49 @@
+"""What the worker adds to bolts that gather: windows and checkpointed state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from storm_dagster.model.errors import InvalidTopology
+
+if TYPE_CHECKING:
+    from storm_dagster.worker.tasks.runner import Runner
+
+__all__ = ["acks_itself", "attach_drivers"]
+
+
+def acks_itself(bolt: Any) -> bool:
+    """Whether the runner leaves acking to the bolt: it gathers tuples, or its acks wait for checkpoints."""
+    return bool(getattr(bolt, "_gathers", False)) or hasattr(type(bolt), "process_again")
+
+
+def attach_drivers(bolt: Any, runner: Runner) -> None:
+    """Give a windowed or stateful bolt what runs it. Called when its emit works, before ``initialize``.
+
+    Raises what is wrong with its conf, or that its state cannot be opened.
+    """
+    cls = type(bolt)
+    windows = state = None
+    if hasattr(cls, "process_window"):
+        from storm_dagster.worker.tasks.windows import WindowDriver
+
+        bolt._driver = windows = WindowDriver(bolt, runner)
+    if hasattr(cls, "process_again"):
+        from storm_dagster.worker.tasks.stateful import StateDriver
+
+        if runner.is_async:
+            raise InvalidTopology(
+                f"bolt {runner.component!r} has state and an async process: what one tuple does to the state could not "
+                "be told from what another does; make process a plain method"
+            )
+        bolt._state_driver = state = StateDriver(bolt, runner)
+    runner.state = state
+    if windows is not None and state is not None:
+
+        def both() -> None:
+            windows.pulse()
+            state.pulse()
+
+        bolt._pulse, bolt._pulse_secs = both, 0.1
+    elif state is not None:
+        bolt._pulse, bolt._pulse_secs = state.pulse, 0.1

@@ -1,0 +1,186 @@
+"""Handing the events of a worker's tasks to Dagster, through the leading nimbus, beside the loop."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.core.event_outbox import Answer, EventOutbox
+from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
+from storm_dagster.model.security import Security
+from storm_dagster.model.worker_spec import WorkerSpec
+from storm_dagster.worker.dataplane.tree import next_tuple_id
+
+if TYPE_CHECKING:
+    import httpx
+
+    from storm_dagster.worker.dataplane.tree import Tree
+    from storm_dagster.worker.tasks.runner import Runner, Shared
+    from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["EventDelivery", "EventSender"]
+
+_log = logging.getLogger(__name__)
+
+_REQUEST_SECS = 20.0
+_EXPIRE_SECS = 5.0
+
+
+class EventDelivery:
+    """The outbox of a worker. Belongs to the loop's thread but for :meth:`answer`.
+
+    An event is like one more tuple that hangs on the one in process: it keeps its tree open until Dagster has stored
+    it, so that a worker that dies leaves the tuple to be replayed, whatever its bolt acks and when.
+    """
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._runners: dict[int, Runner] = {}
+        self.outbox: EventOutbox[Tuple] = EventOutbox(
+            2 * float(shared.conf.get("topology.message.timeout.secs") or 30)
+        )
+        self._answers: deque[Answer] = deque()
+        self._expire_at = 0.0
+        self._troubled = False
+        self.send: Callable[[list[DagsterEvent]], None] | None = None
+        """Takes a batch, and has :meth:`answer` called with what became of it."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether :meth:`run` is to be called."""
+        return bool(self._answers) or len(self.outbox) > 0
+
+    def answer(self, answer: Answer) -> None:
+        """What became of the batch under way; any thread."""
+        self._answers.append(answer)
+        self._shared.wake()
+
+    def add(self, runner: Runner, event: DagsterEvent, tree: Tree | None) -> None:
+        """Keep an event of a task. With no room for it the tuple that it hangs on fails, or it is dropped; both are
+        reported."""
+        self._runners[runner.task_id] = runner
+        ledger, now = self._shared.ledger, self._shared.clock()
+        holder = None
+        if tree is not None:
+            ledger.add(tree)
+            holder = Tuple(next_tuple_id(), runner.component, "__dagster", runner.task_id, [], tree)
+        if self.outbox.add(runner.task_id, event, holder, now):
+            return
+        if holder is not None:
+            ledger.reject(holder)
+        self._report(
+            runner,
+            Unavailable(
+                f"the {event.kind} of {event.asset!r} was not taken, too many events of this task wait for Dagster: "
+                + ("its tuple fails" if holder is not None else "it is dropped")
+            ),
+        )
+
+    def run(self, now: float) -> bool:
+        """Carry out what became of events, and send the next ones; whether there was anything to do."""
+        ledger, outbox = self._shared.ledger, self.outbox
+        worked = bool(self._answers)
+        while self._answers:
+            answer = self._answers.popleft()
+            outcome = outbox.answered(answer, now)
+            for holder in outcome.ack:
+                ledger.settle(holder)
+            for entry, reason in outcome.refused:
+                for holder, _ in entry.holders:
+                    ledger.reject(holder)
+                error = InvalidRequest(
+                    f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}"
+                )
+                self._report(self._runners[entry.task], error)
+            waiting = outbox.entries()
+            if answer.trouble is not None and waiting and not self._troubled:
+                error = Unavailable(
+                    f"{len(waiting)} events wait for Dagster, and their tuples with them: {answer.trouble}"
+                )
+                self._report(self._runners[waiting[0].task], error)
+            self._troubled = answer.trouble is not None
+        if now >= self._expire_at:
+            self._expire_at = now + _EXPIRE_SECS
+            for holder in outbox.expire(now):
+                ledger.reject(holder)
+        if self.send is not None and (batch := outbox.next_batch(now)):
+            self.send(batch)
+            return True
+        return worked
+
+    def close(self, task: int) -> None:
+        """A task ends here."""
+        for holder in self.outbox.close(task):
+            self._shared.ledger.reject(holder)
+
+    def drop(self) -> None:
+        """The worker ends: report what nobody will report again."""
+        for entry in self.outbox.entries():
+            if entry.alone:
+                error = Unavailable(
+                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: it hung on no tuple, and the worker ends"
+                )
+                self._report(self._runners[entry.task], error)
+
+    def _report(self, runner: Runner, error: Exception) -> None:
+        runner.report(error, "events for Dagster")
+
+
+class EventSender:
+    """Posts batches to the leading nimbus, from a thread that begins with the first one."""
+
+    def __init__(
+        self, spec: WorkerSpec, cluster: StormClusterState, answer: Callable[[Answer], None]
+    ) -> None:
+        self._spec = spec
+        self._cluster = cluster
+        self._answer = answer
+        self._batches: queue.SimpleQueue[list[DagsterEvent]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._trouble: str | None = None
+
+    def send(self, batch: list[DagsterEvent]) -> None:
+        """Have a batch sent."""
+        self._batches.put(batch)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="dagster-events", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        # Most workers report nothing: they need no HTTP client.
+        import httpx
+
+        options = Security.of(self._spec.conf).client_options()
+        with httpx.Client(timeout=httpx.Timeout(_REQUEST_SECS, connect=2.0), **options) as http:
+            while True:
+                batch = self._batches.get()
+                try:
+                    answer = self._post(http, batch)
+                except (httpx.HTTPError, StormDagsterError, ValueError, KeyError, TypeError) as error:
+                    answer = Answer(trouble=f"{type(error).__name__}: {error}")
+                if answer.trouble != self._trouble:
+                    self._trouble = answer.trouble
+                    _log.warning("events for Dagster: %s", answer.trouble or "they are stored again")
+                self._answer(answer)
+
+    def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> Answer:
+        epoch = self._cluster.epoch()
+        if epoch is None:
+            raise Unavailable("no nimbus has led yet: start one")
+        response = http.post(
+            f"{epoch[1].http}/v1/topologies/{self._spec.topology_id}/events",
+            json={"events": msgspec.to_builtins(batch)},
+            headers={"Authorization": f"Bearer {self._spec.token}"},
+        )
+        document: Mapping[str, Any] = response.json()
+        if response.status_code != 200:
+            raise error_from_document(document)
+        return Answer(frozenset(document["stored"]), dict(document["refused"]), document["trouble"])

@@ -1,0 +1,260 @@
+"""What all kinds of tasks have in common inside a worker."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from storm_dagster.api.context import TopologyContext
+from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
+from storm_dagster.model.names import SYSTEM
+from storm_dagster.model.topology import ComponentSpec
+from storm_dagster.worker.dataplane.routes import Route, resolve
+from storm_dagster.worker.dataplane.sending import remote
+from storm_dagster.worker.dataplane.tree import Ledger, next_tuple_id
+from storm_dagster.worker.tasks.events import EventDelivery
+from storm_dagster.worker.tasks.stats import TaskStats
+
+if TYPE_CHECKING:
+    from storm_dagster.worker.tasks.stateful import StateDriver
+
+__all__ = ["MOST_RETRY_SECS", "PULSE_DUE", "TICK_DUE", "Runner", "Shared", "make_component"]
+
+_log = logging.getLogger(__name__)
+
+TICK_DUE, PULSE_DUE = 1, 2
+_PEERS = "__peers"
+"""Stream of the messages that tasks of one component send each other."""
+_EXACT_SECS = 1e-6
+"""Sums of times are off by less than that: what is due at ten is due when the clock says ten."""
+MOST_RETRY_SECS = 60.0
+"""Longest pause between two tries to initialize a component."""
+
+
+class Shared:
+    """What the tasks of one worker share. All of it belongs to the loop's thread unless said otherwise."""
+
+    def __init__(
+        self,
+        *,
+        conf: Mapping[str, Any],
+        owns: Callable[[], bool],
+        wake: Callable[[], None],
+        report: Callable[[int, str, BaseException, str], None],
+        clock: Callable[[], float] = time.monotonic,
+        epoch: float | None = None,
+    ) -> None:
+        self.conf = conf
+        self.clock = clock
+        """Seconds that never go back; a test's clock may be another one. Any thread."""
+        self._epoch = time.time() - clock() if epoch is None else epoch
+        self.owns = owns
+        """Whether the worker's lease is valid now; cheap, any thread."""
+        self.wake = wake
+        """Make the loop look again; any thread."""
+        self.report = report
+        """(task, component, error, context text): log and record an error; any thread."""
+        self.ledger = Ledger()
+        self.events = EventDelivery(self)
+        """What the tasks report to Dagster."""
+        self.spouts_run = False
+        """Whether spouts may emit: active, everybody ready, no back pressure. Read by any thread."""
+        self.active = False
+        self.acker_tasks: tuple[int, ...] = ()
+        self.home_ackers: tuple[int, ...] = ()
+        """Indices in ``acker_tasks`` of those in this worker: roots are chosen to belong to them."""
+        self.closing = False
+        self.sliced = True
+        """Whether a task's turn ends after some time, so that the others have theirs. The order in which tuples
+        are processed depends on how fast the machine is then, which the test harness does not want."""
+        self.at: Runner | None = None
+        """The task that the loop is in; read by the watchdog."""
+        self.hosts: frozenset[str] = frozenset()
+        """Hosts that run workers of the topology."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 that never go back while the process lives."""
+        return round((self._epoch + self.clock()) * 1000)
+
+
+def make_component(part: ComponentSpec) -> Any:
+    """An instance of the component's class; errors of its import or constructor pass through."""
+    if part.object.python is None:
+        raise AssertionError("a shell component has no class")
+    return resolve(part.object.python)(**part.object.args)
+
+
+class Runner:
+    """One task: its component, its queue of received tuples, its routes and its statistics."""
+
+    kind: Literal["spout", "bolt", "system"] = "bolt"
+    is_async = False
+    hears_peers = False
+    """Whether its tasks send each other messages (:meth:`tell`)."""
+
+    def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
+        self.shared = shared
+        self.context = context
+        self.part = part
+        self.task_id = context.task_id
+        self.component = context.component
+        self.conf = context.conf
+        self.debug = bool(self.conf.get("topology.debug"))
+        self.queue: list[Tuple] = []
+        """Received tuples. The list object never changes: links hold its ``append``."""
+        self.routes: dict[str, Route] = {}
+        rate = self.conf.get("topology.metric.sample.rate")
+        self.stats = TaskStats(1.0 if rate is None else float(rate))
+        self.stats.routes = self.routes
+        self.status: Literal["starting", "running"] = "starting"
+        self.wired = False
+        """Whether it is known where its tuples go; it does not run before."""
+        self.peers: dict[int, Any] = {}
+        """Other task of the component -> the link to it."""
+        self.ticks = 0
+        """What is due: ``TICK_DUE`` and ``PULSE_DUE``."""
+        self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None
+        self.next_tick = 0.0
+        self.next_pulse = 0.0
+        self.instance: Any = None
+        """The component. One with ``_pulse_secs`` has its ``_pulse`` called that often (windows, checkpoints)."""
+        self.state: StateDriver | None = None
+        """Of a stateful bolt."""
+        self._retry_at = 0.0
+        self._pause = 1.0
+
+    # -- life -------------------------------------------------------------------------------------------
+
+    def wire(self, routes: dict[str, Route]) -> None:
+        """Take new routes; counts go on from the old ones."""
+        for stream, route in routes.items():
+            if stream in self.routes:
+                route.adopt(self.routes[stream])
+        self.routes.clear()
+        self.routes.update(routes)
+
+    def start(self, now: float) -> bool:
+        """Try to make and initialize the component if that is due; whether the task runs now."""
+        if self.status == "running":
+            return True
+        if now < self._retry_at:
+            return False
+        try:
+            self.open()
+        except Exception as error:
+            self.report(error, "initialize")
+            self._retry_at = now + self._pause
+            self._pause = min(self._pause * 2, MOST_RETRY_SECS)
+            return False
+        self.status = "running"
+        self.next_tick = now + (self.tick_secs or 0.0)
+        return True
+
+    def open(self) -> None:
+        """Make and initialize the component."""
+
+    def run(self, now: float) -> bool:
+        """Do what there is to do; whether that was anything."""
+        return False
+
+    def idle_secs(self, now: float) -> float | None:
+        """How long the loop may sleep as far as this task is concerned; ``None``: until something comes."""
+        return None
+
+    def waiting(self) -> int:
+        """Tuples that wait for this task, in whatever queue."""
+        return len(self.queue)
+
+    def backlog_secs(self) -> float:
+        """How long the tuples that wait will take, as far as one can tell."""
+        stats = self.stats
+        return self.waiting() * stats.execute_ns / stats.timed / 1e9 if stats.timed else 0.0
+
+    def busy_elsewhere(self) -> bool:
+        """Whether a thread or process of the task is at work, so that the loop may wait for it."""
+        return False
+
+    def deactivate(self) -> None:
+        """The topology became inactive."""
+
+    def activate(self) -> None:
+        """The topology became active."""
+
+    def retire(self) -> None:
+        """End the task in good order while the topology goes on: here no more, or with another context."""
+        self.close()
+
+    def close(self) -> None:
+        """End the task in good order."""
+        if self.instance is not None and self.status == "running":
+            self.close_instance()
+        self.context.close()
+
+    def close_instance(self) -> None:
+        """Save the component's state, and tell it that this is the end. In the thread that runs it."""
+        for what, close in (
+            ("checkpoint", self.state.close if self.state is not None else None),
+            ("close", self.instance.close),
+        ):
+            try:
+                if close is not None:
+                    close()
+            except Exception as error:
+                self.report(error, what)
+        self.state = None
+
+    def start_again(self) -> None:
+        """Make the component anew, a second from now. Any thread that runs the task."""
+        self._retry_at = self.shared.clock() + 1.0
+        self.status = "starting"
+        self.close_instance()
+
+    def owes(self) -> bool:
+        """Whether acks wait for something else than a tuple."""
+        return self.state is not None and self.state.owes()
+
+    # -- services ---------------------------------------------------------------------------------------
+
+    def report(self, error: BaseException, where: str) -> None:
+        """Count an error, log it, and show it among the topology's errors."""
+        self.stats.errors += 1
+        self.shared.report(self.task_id, self.component, error, where)
+
+    def metric(self, name: str, value: Any) -> None:
+        """Keep the newest value of a user metric; at most 100 names."""
+        metrics = self.stats.metrics
+        if name in metrics or len(metrics) < 100:
+            metrics[str(name)[:200]] = value
+
+    def tell(self, task: int, values: Sequence[Any]) -> None:
+        """Send a message to another task of the component. It may be lost, as an untracked tuple may."""
+        link = self.peers.get(task)
+        if link is None:
+            return
+        if link.append is None:
+            remote(link, None, [*values])
+        else:
+            link.append(Tuple(next_tuple_id(), self.component, _PEERS, self.task_id, [*values], None))
+
+    def tick_tuple(self) -> Tuple:
+        """A tick as components see it."""
+        return Tuple(next_tuple_id(), SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
+
+    def look_at_clock(self, now: float) -> None:
+        """Raise :attr:`ticks` when a tick is due; ticks that were missed are not made up for."""
+        if self.tick_secs is not None and now >= self.next_tick - _EXACT_SECS and self.status == "running":
+            self.ticks |= TICK_DUE
+            self.next_tick = max(self.next_tick + self.tick_secs, now)
+        if self.status == "running" and now >= self.next_pulse - _EXACT_SECS:
+            pause = getattr(self.instance, "_pulse_secs", None)
+            if pause is None:
+                self.next_pulse = float("inf")
+            else:
+                self.ticks |= PULSE_DUE
+                self.next_pulse = now + pause
+
+    def uptime(self) -> int:
+        """Seconds since the task was opened."""
+        return int(time.monotonic() - self.stats.opened)

@@ -1,0 +1,389 @@
+"""Tasks that are multilang programs. A program that dies, hangs or breaks the protocol is replaced."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, spread
+from storm_dagster.worker.dataplane.tree import anchor_tree
+from storm_dagster.worker.tasks.bolts import count_inputs
+from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, handshake
+from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.spouts import SpoutBase
+
+__all__ = ["ShellBoltRunner", "ShellRunner", "ShellSpoutRunner"]
+
+_log = logging.getLogger("storm_dagster.component")
+
+_HEARTBEAT_SECS = 1.0
+_starts = itertools.count(1)
+
+
+class ShellFailure(StormDagsterError):
+    """A program of a shell component died, hung, or broke the protocol. It is replaced."""
+
+
+class ShellRunner(Runner):
+    """What shell bolts and shell spouts have in common; the loop's thread does all the thinking."""
+
+    process: ShellProcess | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.inbound: deque[tuple[ShellProcess, Any]] = deque()
+        """Messages from the program, or a reason (text) for its end."""
+        timeout = self.conf.get("topology.subprocess.timeout.secs") or self.conf.get(
+            "supervisor.worker.timeout.secs"
+        )
+        self.timeout = float(timeout or 30)
+        self.last_life = self.last_start = 0.0
+        self._restart_at = 0.0
+        self._restart_pause = 0.1
+
+    def open(self) -> None:
+        """Start the program."""
+        assert self.part.object.shell is not None
+        archive = self.context.archive
+        resources = archive / "resources" if archive is not None else Path.cwd()
+        pid_dir = Path.cwd() / "shell" / f"{self.task_id}-{next(_starts)}"
+        if archive is None and self.context._state_dir is not None:
+            pid_dir = self.context._state_dir / "shell" / f"{self.task_id}-{next(_starts)}"
+        self.process = ShellProcess(
+            self.part.object.shell,
+            resources,
+            pid_dir.absolute(),
+            handshake(self.context, self.conf, pid_dir.absolute()),
+            self._heard,
+            self._heard,
+            f"{self.component}-{self.task_id}",
+        )
+        self.last_life = self.last_start = time.monotonic()
+
+    def _heard(self, process: ShellProcess, message: Any) -> None:
+        # The reader's thread: only hand it over.
+        self.inbound.append((process, message))
+        self.shared.wake()
+
+    def take_messages(self) -> bool:
+        """Act on what the program said; whether it said anything."""
+        worked = False
+        while self.inbound:
+            process, message = self.inbound.popleft()
+            if process is not self.process:
+                continue
+            worked = True
+            self.last_life = time.monotonic()
+            if isinstance(message, str):
+                self.replace(message)
+                continue
+            try:
+                self.on_message(message)
+            except (StormDagsterError, KeyError, TypeError, ValueError) as error:
+                self.replace(f"protocol: {type(error).__name__}: {error}")
+        return worked
+
+    def on_message(self, message: Any) -> None:
+        """Act on one message; whatever it raises makes the program be replaced."""
+        if not isinstance(message, dict):
+            raise ShellFailure(f"{message!r:.100} is no command")
+        command = message.get("command")
+        if command == "log":
+            level = LOG_LEVELS.get(message.get("level", 2), logging.INFO)
+            _log.log(level, "%s-%d: %s", self.component, self.task_id, message.get("msg"))
+        elif command == "error":
+            self.report(ShellFailure(str(message.get("msg"))), "error command")
+        elif command == "metrics":
+            self.metric(str(message["name"]), message.get("params"))
+        elif command == "emit":
+            self.on_emit(message)
+        elif command == "sync":
+            self.on_sync()
+        else:
+            self.on_other(str(command), message)
+
+    def on_emit(self, message: dict[str, Any]) -> None:
+        """The program emits."""
+
+    def on_sync(self) -> None:
+        """The program has answered."""
+
+    def on_other(self, command: str, message: dict[str, Any]) -> None:
+        """Commands of one kind of component."""
+
+    def drop_tuples(self) -> None:
+        """Everything that the program had is failed."""
+
+    def replace(self, reason: str) -> None:
+        """Kill the program; a new one is started after a short pause, longer each time it dies soon."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        now = time.monotonic()
+        lived = now - self.last_start
+        process.end()
+        self.report(ShellFailure(f"shell component {self.component!r} is replaced: {reason}"), "shell")
+        self.drop_tuples()
+        self._restart_pause = 0.1 if lived > 10 else min(self._restart_pause * 2, 10.0)
+        self._restart_at = now + self._restart_pause
+
+    def keep_alive(self, now: float) -> bool:
+        """Start the program again when it is due; whether there is one."""
+        if self.process is None:
+            if now < self._restart_at:
+                return False
+            try:
+                self.open()
+            except StormDagsterError as error:
+                self.report(error, "shell")
+                self._restart_at = now + 5.0
+                return False
+        return True
+
+    def close(self) -> None:
+        """Kill the program."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.end()
+        self.context.close()
+
+
+class ShellBoltRunner(ShellRunner):
+    """A bolt that is a program."""
+
+    kind = "bolt"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.most = int(self.conf.get("topology.shellbolt.max.pending") or 100)
+        self.inside: dict[str, tuple[Tuple, int]] = {}
+        """Id -> (tuple, time sent): what the program has neither acked nor failed."""
+        self._ids = itertools.count(1)
+        self._next_heartbeat = 0.0
+
+    def waiting(self) -> int:
+        """Tuples queued and inside the program."""
+        return len(self.queue) + len(self.inside)
+
+    def busy_elsewhere(self) -> bool:
+        """Whether the program has tuples."""
+        return bool(self.inside) or bool(self.inbound) or (self.process is None and bool(self.queue))
+
+    def run(self, now: float) -> bool:
+        """Hear the program, and give it more."""
+        worked = self.take_messages()
+        if not self.keep_alive(now):
+            return worked
+        if self.ticks:
+            self.ticks = 0
+            self._give(self.tick_tuple())
+        queue = self.queue
+        room = self.most - len(self.inside)
+        if queue and room > 0 and self.shared.owns():
+            batch = queue[:room]
+            del queue[:room]
+            for tup in batch:
+                self._give(tup)
+            count_inputs(self, batch)
+            return True
+        return worked
+
+    def _give(self, tup: Tuple) -> None:
+        assert self.process is not None
+        name = str(next(self._ids))
+        self.inside[name] = (tup, time.perf_counter_ns())
+        self.process.send(
+            {
+                "id": name,
+                "comp": tup.component,
+                "stream": tup.stream,
+                "task": tup.task,
+                "tuple": tup.values,
+            }
+        )
+
+    def look_at_clock(self, now: float) -> None:
+        """Heartbeats: a program that has said nothing for the subprocess timeout is replaced."""
+        super().look_at_clock(now)
+        if self.process is None or self.status != "running" or now < self._next_heartbeat:
+            return
+        self._next_heartbeat = now + _HEARTBEAT_SECS
+        if now - self.last_life > self.timeout:
+            self.replace(f"subprocess heartbeat timeout: silent for {self.timeout:g} s")
+            return
+        self.process.send(
+            {"id": str(next(self._ids)), "comp": None, "stream": "__heartbeat", "task": -1, "tuple": []}
+        )
+
+    def on_emit(self, message: dict[str, Any]) -> None:
+        """Emit anchored to what the program names; it is told the receivers unless it says otherwise."""
+        given = message.get("anchors") or []
+        anchors: list[Tuple] = []
+        for name in [given] if isinstance(given, str) else given:
+            found = self.inside.get(str(name))
+            if found is None:
+                raise ShellFailure(f"an emit is anchored to {name!r}, which is not known or acked already")
+            anchors.append(found[0])
+        stream = message.get("stream") or "default"
+        values, direct = message["tuple"], message.get("task") or None
+        route = route_of(self.routes, stream, self.component)
+        check_values(values, route)
+        check_types(values, self.part.outputs[stream], stream, self.component)
+        if self.debug:
+            _log.info("%s-%d emits %r %s", self.component, self.task_id, values, stream)
+        route.emitted += 1
+        tree = anchor_tree(anchors) if anchors else None
+        links = spread(route, values, tree, self.shared.ledger, self.component, self.task_id, direct)
+        if message.get("need_task_ids", True) and direct is None and self.process is not None:
+            self.process.send_task_ids([link.task for link in links])
+
+    def on_other(self, command: str, message: dict[str, Any]) -> None:
+        """Ack and fail; a bolt's unknown commands are ignored."""
+        if command not in ("ack", "fail"):
+            return
+        entry = self.inside.pop(str(message["id"]), None)
+        if entry is None:
+            raise ShellFailure(f"{command} of {message['id']!r}, which is not known or done with already")
+        tup, sent = entry
+        stats = self.stats
+        nanos = time.perf_counter_ns() - sent
+        if stats.sampled():
+            stats.process_ns += nanos
+            stats.processed += 1
+            stats.execute_ns += nanos
+            stats.timed += 1
+        if command == "ack":
+            self.shared.ledger.settle(tup)
+            stats.acked += 1
+        else:
+            self.shared.ledger.reject(tup)
+            stats.failed += 1
+
+    def drop_tuples(self) -> None:
+        """Fail what the program had; the spouts send it again."""
+        inside, self.inside = self.inside, {}
+        for tup, _ in inside.values():
+            self.shared.ledger.reject(tup)
+            self.stats.failed += 1
+
+    def close(self) -> None:
+        """Fail what the program has, and kill it."""
+        for tup, _ in self.inside.values():
+            self.shared.ledger.reject(tup)
+        self.inside.clear()
+        super().close()
+
+
+class ShellSpoutRunner(ShellRunner, SpoutBase):
+    """A spout that is a program: one command at a time, each answered by ``sync``."""
+
+    kind = "spout"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.commands: deque[dict[str, Any]] = deque()
+        self.busy = False
+        """A command is under way: its ``sync`` has not come."""
+        self._sent_at = 0.0
+        self._emitted = False
+        self._pause_until = 0.0
+        self.told_active: bool | None = None
+
+    def open(self) -> None:
+        """Start the program, and tell it whether the topology is active."""
+        super().open()
+        self.busy = False
+        self.commands.clear()
+        self.emit = self.make_emit()
+        self.told_active = None
+
+    def activate(self) -> None:
+        """Told in :meth:`run`, which compares."""
+
+    def deactivate(self) -> None:
+        """Told in :meth:`run`, which compares."""
+
+    def run(self, now: float) -> bool:
+        """Hear the program; when it is free, give it the next command."""
+        worked = self.take_messages()
+        if not self.keep_alive(now):
+            return worked
+        if self.verdicts(now, self._tell):
+            worked = True
+        if self.busy:
+            if now - self.last_life > self.timeout and now - self._sent_at > self.timeout:
+                self.replace(f"subprocess heartbeat timeout: no sync for {self.timeout:g} s")
+            return worked
+        if not self.shared.owns():
+            return worked
+        if self.told_active is not self.shared.active:
+            self.told_active = self.shared.active
+            self.commands.append({"command": "activate" if self.told_active else "deactivate"})
+        if self.commands:
+            self._send(self.commands.popleft(), now)
+            return True
+        if self.shared.spouts_run and not self.full() and now >= self._pause_until:
+            self._emitted = False
+            self._send({"command": "next"}, now)
+            return True
+        return worked
+
+    def _send(self, command: dict[str, Any], now: float) -> None:
+        assert self.process is not None
+        self.busy = True
+        self._sent_at = now
+        self._last = command["command"]
+        self.process.send(command)
+
+    _last = ""
+
+    def _tell(self, acked: bool, tup_id: Any) -> None:
+        self.commands.append({"command": "ack" if acked else "fail", "id": tup_id})
+
+    def idle_secs(self, now: float) -> float | None:
+        """Until the program is to be asked again."""
+        if self.busy or not self.shared.spouts_run:
+            return None
+        return max(0.0, self._pause_until - now)
+
+    def ask_now(self) -> None:
+        """Forget the pause after an empty answer."""
+        self._pause_until = 0.0
+
+    def busy_elsewhere(self) -> bool:
+        """Whether a command is under way."""
+        return self.busy or bool(self.inbound)
+
+    def on_emit(self, message: dict[str, Any]) -> None:
+        """Emit; a non-direct one is answered with the receivers at once."""
+        self._emitted = True
+        direct = message.get("task") or None
+        try:
+            tasks = self.emit(
+                message["tuple"], message.get("id"), message.get("stream") or "default", direct, True
+            )
+        except InvalidRequest as error:
+            raise ShellFailure(error.message) from None
+        if message.get("need_task_ids", True) and direct is None and self.process is not None:
+            self.process.send_task_ids(tasks or [])
+
+    def on_sync(self) -> None:
+        """The command is done with."""
+        self.busy = False
+        if self._last == "next" and not self._emitted:
+            self._pause_until = time.monotonic() + 0.001
+
+    def on_other(self, command: str, message: dict[str, Any]) -> None:
+        """A spout has no other commands."""
+        raise ShellFailure(f"unknown command {command!r} from a spout")
+
+    def drop_tuples(self) -> None:
+        """Forget the command under way. What the program emitted stays pending: its verdicts go to the new one."""
+        self.busy = False
+        self.commands.clear()

@@ -1,0 +1,270 @@
+"""Spout tasks on the worker's loop, and the pending trees that every kind of spout task has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from storm_dagster.api.spout import Spout
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.core.acking import PendingMap
+from storm_dagster.worker.dataplane.sending import check_values, guarded, remote, route_of, spread
+from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
+from storm_dagster.worker.tasks.bolts import BoltCollector
+from storm_dagster.worker.tasks.runner import Runner, make_component
+
+__all__ = ["PASS_CALLS", "PASS_SECS", "SpoutBase", "SpoutRunner"]
+
+PASS_CALLS = 100
+"""Most calls of ``next_tuple`` in one pass of the loop."""
+PASS_SECS = 0.002
+"""Time after which a pass goes on to the bolts."""
+_QUICK_RETRIES = 500
+
+
+class SpoutBase(Runner):
+    """Pending trees, their timeouts, and how verdicts reach the spout."""
+
+    kind = "spout"
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
+        self.pending: PendingMap[Any] = PendingMap(timeout)
+        """Root -> tuple id of the spout."""
+        self.max_pending: int | None = self.conf.get("topology.max.spout.pending") or None
+        self.acked: list[int] = []
+        """Roots whose trees are complete; the next run tells the spout."""
+        self.failed: list[int] = []
+        self.at_once: list[Any] = []
+        """Tuple ids that are acked without tracking (no ackers)."""
+
+    def full(self) -> bool:
+        """Whether as many trees are open as may be."""
+        return self.max_pending is not None and len(self.pending) >= self.max_pending
+
+    def ask_now(self) -> None:
+        """Do not wait before the spout is asked again (for the test harness)."""
+
+    def make_emit(self) -> Callable[..., list[int] | None]:
+        """The emit of this task; loop's thread only."""
+        routes, shared = self.routes, self.shared
+        ledger = shared.ledger
+        component, task_id = self.component, self.task_id
+        entries, at_once = self.pending.entries, self.at_once
+        clock = shared.clock
+
+        def emit(
+            tup: Any,
+            tup_id: Any = None,
+            stream: str | None = None,
+            direct_task: int | None = None,
+            need_task_ids: bool = False,
+        ) -> list[int] | None:
+            if stream is None:
+                stream = "default"
+            try:
+                route = routes[stream]
+            except KeyError:
+                route = route_of(routes, stream, component)
+            if (type(tup) is not list and type(tup) is not tuple) or len(tup) != route.width:
+                check_values(tup, route)
+            values = [*tup]
+            tree: Tree | None = None
+            if tup_id is not None:
+                ackers = shared.acker_tasks
+                if ackers:
+                    root = next_edge()
+                    homes = shared.home_ackers
+                    if homes:
+                        # A root whose acker is in this worker saves two messages for each tree.
+                        count = len(ackers)
+                        root = root - root % count + homes[root % len(homes)]
+                        if root >= 1 << 64:
+                            root -= count
+                    # One more than its tuples, until all of them are sent.
+                    tree = Tree(1, root or 1, 0, self)
+                    entries[tree.root] = (tup_id, clock())
+                else:
+                    at_once.append(tup_id)
+            route.emitted += 1
+            only = route.only
+            if only is None or direct_task:
+                links = spread(route, values, tree, ledger, component, task_id, direct_task)
+                sent = [link.task for link in links] if need_task_ids else None
+            else:
+                link = only(values)
+                if link.append is None:
+                    remote(link, tree, values)
+                else:
+                    if tree is not None:
+                        tree.count += 1
+                    link.append(Tuple(next_tuple_id(), component, stream, task_id, values, tree))
+                sent = [link.task] if need_task_ids else None
+            if tree is not None:
+                left = tree.count = tree.count - 1
+                if not left:
+                    ledger.done(tree)
+            return sent
+
+        return guarded(emit, self.conf, self.part, component, task_id, 2)
+
+    def verdicts(self, now: float, tell: Callable[[bool, Any], None]) -> bool:
+        """Hand all verdicts to ``tell(acked, tuple id)``; trees that are too old are failed. Whether any were."""
+        if not (self.acked or self.failed or self.at_once):
+            return False
+        stats, pop = self.stats, self.pending.entries.pop
+        acked, self.acked = self.acked, []
+        for root in acked:
+            entry = pop(root, None)
+            if entry is not None:
+                stats.acked += 1
+                if stats.sampled():
+                    stats.complete_ns += int((now - entry[1]) * 1e9)
+                    stats.completed += 1
+                tell(True, entry[0])
+        failed, self.failed = self.failed, []
+        for root in failed:
+            entry = pop(root, None)
+            if entry is not None:
+                stats.failed += 1
+                tell(False, entry[0])
+        if self.at_once:
+            ids = self.at_once.copy()
+            self.at_once.clear()
+            stats.acked += len(ids)
+            for tup_id in ids:
+                tell(True, tup_id)
+        return True
+
+    def take_pending(self) -> list[Any]:
+        """The tuple ids that wait for a verdict, of which none will come any more."""
+        ids = [tup_id for tup_id, _ in self.pending.entries.values()]
+        self.pending.entries.clear()
+        return ids
+
+    def look_at_clock(self, now: float) -> None:
+        """Fail the trees that did not complete in time."""
+        super().look_at_clock(now)
+        late = now - self.pending.timeout
+        for root, (_, added) in self.pending.entries.items():
+            if added > late:
+                break
+            self.failed.append(root)
+
+
+class SpoutRunner(SpoutBase):
+    """A spout whose methods return quickly."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._empty = 0
+        """Calls of next_tuple in a row that emitted nothing."""
+        self._pause_until = 0.0
+
+    def open(self) -> None:
+        """Make the spout and connect it."""
+        spout = make_component(self.part)
+        if not isinstance(spout, Spout):
+            raise TypeError(f"{self.part.object.python} is no Spout")
+        emit = self.make_emit()
+
+        def fail(tup: Any) -> None:
+            raise TypeError("a spout neither acks nor fails tuples")
+
+        def collected(tup: Any, stream: Any, anchors: Any, direct: Any, need: bool, tup_id: Any) -> Any:
+            return emit(tup, tup_id, stream, direct, need)
+
+        spout._collector = BoltCollector(self, collected, fail, fail)
+        spout.context, spout.conf = self.context, self.conf
+        if type(spout).emit is Spout.emit:
+            spout.emit = emit  # type: ignore[method-assign]
+        spout.initialize(self.conf, self.context)
+        self.instance = spout
+
+    def ask_now(self) -> None:
+        """Forget the pause after an empty call."""
+        self._pause_until = 0.0
+
+    def _tell(self, acked: bool, tup_id: Any) -> None:
+        try:
+            if acked:
+                self.instance.ack(tup_id)
+            else:
+                self.instance.fail(tup_id)
+        except Exception as error:
+            self.report(error, "ack" if acked else "fail")
+
+    def run(self, now: float) -> bool:
+        """Tell the spout what became of its tuples, and ask it for more."""
+        worked = self.verdicts(now, self._tell)
+        shared = self.shared
+        if not shared.spouts_run or now < self._pause_until or not shared.owns():
+            return worked
+        next_tuple = self.instance.next_tuple
+        routes = tuple(self.routes.values())
+        clock = shared.clock
+        until = now + PASS_SECS if shared.sliced else float("inf")
+        entries = self.pending.entries
+        most = self.max_pending or (1 << 60)
+        for _ in range(PASS_CALLS):
+            if len(entries) >= most:
+                break
+            before = _emitted(routes)
+            try:
+                next_tuple()
+            except Exception as error:
+                self.report(error, "next_tuple")
+                self._pause_until = clock() + 0.1
+                return True
+            if _emitted(routes) == before:
+                self._empty += 1
+                # Polled every millisecond while it may be just between two tuples, less often later.
+                self._pause_until = clock() + (0.001 if self._empty < _QUICK_RETRIES else 0.005)
+                break
+            worked = True
+            self._empty = 0
+            if clock() > until:
+                break
+        if self.at_once:
+            self.verdicts(now, self._tell)
+        return worked
+
+    def idle_secs(self, now: float) -> float | None:
+        """Until the spout is to be asked again."""
+        if not self.shared.spouts_run or self.full():
+            return None
+        return max(0.0, self._pause_until - now)
+
+    def activate(self) -> None:
+        """Tell the spout."""
+        self._call("activate")
+
+    def deactivate(self) -> None:
+        """Tell the spout."""
+        self._call("deactivate")
+
+    def retire(self) -> None:
+        """Stop the spout, and fail what it waits for: it may give that back to where it read it."""
+        if self.status == "running":
+            self.verdicts(self.shared.clock(), self._tell)
+            # What it emits in answer would have nobody to hear of its end.
+            self.instance.emit = self.instance._collector.emit = lambda *_, **__: []
+            self.deactivate()
+            for tup_id in self.take_pending():
+                self._tell(False, tup_id)
+        self.close()
+
+    def _call(self, name: str) -> None:
+        if self.status == "running":
+            try:
+                getattr(self.instance, name)()
+            except Exception as error:
+                self.report(error, name)
+
+
+def _emitted(routes: tuple[Any, ...]) -> int:
+    total = 0
+    for route in routes:
+        total += route.emitted
+    return total

@@ -1,0 +1,349 @@
+"""Running stateful bolts: when to checkpoint, and which acks wait for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from storm_dagster.api.stateful import StatefulBolt
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.core.groupings import stable_hash
+from storm_dagster.core.keyed_state import Contents, Division, Record, encode_value, key_of
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.model.wire import StateQuestion
+from storm_dagster.worker.tasks.state_log import StateLog, state_folder
+
+if TYPE_CHECKING:
+    from storm_dagster.worker.tasks.runner import Runner
+
+__all__ = ["KeyedState", "StateDriver"]
+
+_PAUSE_SECS = 0.01
+"""Least time between two checkpoints: one costs some 50 microseconds."""
+_ABSENT: Any = object()
+_TRIES = 20
+_PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
+
+
+class KeyedState:
+    """See :class:`storm_dagster.api.stateful.KeyValueState`."""
+
+    def __init__(self, contents: Contents, division: Division, index: int) -> None:
+        self._values = contents.values
+        self._division = division
+        self._index = index
+        self._alone = division.tasks == 1 or not division.by_key
+        self.changed: dict[Any, msgspec.Raw | None] = {}
+        """Key -> encoded value, ``None`` when it was removed; since the last checkpoint."""
+        self._journal: list[tuple[Any, Any, Any]] = []
+        """(key, value before, change before) of what the tuple in process did."""
+
+    def _mine(self, key: Any) -> Any:
+        key = key_of(key)
+        if key not in self._values and not self._alone:
+            owner = self._division.owner(key)
+            if owner != self._index:
+                raise InvalidRequest(
+                    f"the state of key {key!r:.80} belongs to task number {owner} of this component, not to number "
+                    f"{self._index}: use the value that the input is grouped by as the key"
+                )
+        return key
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The value, or ``default``."""
+        return self._values.get(self._mine(key), default)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._values[self._mine(key)]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        key = self._mine(key)
+        raw = encode_value(value, key)
+        self._journal.append((key, self._values.get(key, _ABSENT), self.changed.get(key, _ABSENT)))
+        self._values[key] = value
+        self.changed[key] = raw
+
+    def __delitem__(self, key: Any) -> None:
+        key = self._mine(key)
+        before = self._values.pop(key)
+        self._journal.append((key, before, self.changed.get(key, _ABSENT)))
+        self.changed[key] = None
+
+    def __contains__(self, key: Any) -> bool:
+        return self._mine(key) in self._values
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(list(self._values))
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """The (key, value) pairs of this task."""
+        return iter(list(self._values.items()))
+
+    def page(self, asked: StateQuestion) -> dict[str, Any]:
+        """Some of the entries as they are now, the last of them maybe not saved yet: ``{"entries": [{"key", "value"}],
+        "next"}``.
+
+        ``next`` is the offset of the entry after the last one, ``None`` at the end. At most some 256 KiB; of a value
+        that is longer than 16 KiB, or that JSON cannot hold, the beginning of its ``repr`` is ``shown`` instead.
+        Safe to call while the task's own thread works.
+        """
+        if asked.keys:
+            pairs = [(key, self._values[key]) for key in map(key_of, asked.keys) if key in self._values]
+            return {"entries": [_shown(key, value)[0] for key, value in pairs[: asked.limit]], "next": None}
+        for _ in range(_TRIES):
+            try:
+                pairs = list(islice(self._values.items(), asked.offset, asked.offset + asked.limit + 1))
+                break
+            except RuntimeError:  # The task's thread has just added a key.
+                continue
+        else:
+            raise Unavailable(f"the state of task {asked.task} changes too fast to be listed: ask for a key")
+        entries: list[dict[str, Any]] = []
+        size = 0
+        for key, value in pairs[: asked.limit]:
+            entry, length = _shown(key, value)
+            size += length
+            if entries and size > _PAGE_BYTES:
+                break
+            entries.append(entry)
+        after = asked.offset + len(entries)
+        return {"entries": entries, "next": after if len(entries) < len(pairs) else None}
+
+    def _begin(self) -> None:
+        self._journal.clear()
+
+    def _undo(self) -> None:
+        for key, value, change in reversed(self._journal):
+            for target, before in ((self._values, value), (self.changed, change)):
+                if before is _ABSENT:
+                    target.pop(key, None)
+                else:
+                    target[key] = before
+        self._journal.clear()
+
+
+def _shown(key: Any, value: Any) -> tuple[dict[str, Any], int]:
+    """An entry as it is shown, and its length in bytes."""
+    try:
+        raw = msgspec.json.encode([key, value])
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        raw = b""
+    if raw and len(raw) <= _VALUE_BYTES:
+        return {"key": key, "value": value}, len(raw)
+    shown, named = repr(value)[:_SHOWN], key
+    if len(repr(key)) > _SHOWN or not isinstance(key, str | int | float | bool | None):
+        named = repr(key)[:_SHOWN]
+    return {"key": named, "value": None, "shown": shown}, len(shown) + len(repr(named))
+
+
+class StateDriver:
+    """The state of one task. Belongs to the thread that runs the bolt's methods, but for :meth:`owes`."""
+
+    def __init__(self, bolt: StatefulBolt, runner: Runner) -> None:
+        context = runner.context
+        self.bolt = bolt
+        self.runner = runner
+        by_fields = self._grouped_by_fields()
+        by_key = by_fields is not None if bolt.state_scope is None else bolt.state_scope == "key"
+        self._id_at = self._id_places(by_fields)
+        shared = runner.shared
+        if len(shared.hosts) > 1 and not runner.conf.get("topology.state.shared"):
+            raise InvalidRequest(
+                f"the state of {runner.component!r} would stay behind on its host, and workers run on "
+                f"{', '.join(sorted(shared.hosts))}: set topology.state.dir to a folder that all of them share, and "
+                "topology.state.shared=true"
+            )
+        if context._state_dir is None:
+            raise InvalidRequest("this task has no state folder: set topology.state.dir")
+        tasks = context.component_tasks(context.component)
+        division = Division(len(tasks), by_key)
+        self.log: StateLog = StateLog(
+            state_folder(context._state_dir, context.topology_name, context.component),
+            division,
+            tasks.index(context.task_id),
+            (_launched(context.topology_id), context.assignment_version),
+            bolt.merge_states,
+            # `context` knows a thread's lease too.
+            context.may_write,
+        )
+        bolt.state = self.state = KeyedState(self.log.contents, division, self.log.index)
+        self.held: list[Tuple] = []
+        """Acks that wait for the next checkpoint."""
+        self._process = bolt.process
+        self._holds = bolt.auto_ack and not getattr(bolt, "_gathers", False)
+        collector = bolt._bound()
+        self._settle: Callable[[Tuple], None] = collector.ack
+        # From here on the bolt's own calls come through here.
+        collector.ack = self.hold  # type: ignore[method-assign]
+        collector.ack_all = self._hold_all  # type: ignore[method-assign]
+        bolt.process = self.apply  # type: ignore[method-assign]
+        self._ids: list[tuple[int, Any]] = []
+        self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
+        self._rotate_at = shared.now_ms() + self._rotate_ms
+        self._interval = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000
+        self._saved_at = time.monotonic()
+        self._broken = False
+        self._saving = False
+        """Between a checkpoint and the last of its acks."""
+
+    def _grouped_by_fields(self) -> dict[tuple[str, str], list[int]] | None:
+        found: dict[tuple[str, str], list[int]] = {}
+        for item in self.runner.part.inputs:
+            if item.component.startswith("__"):
+                continue
+            if item.grouping.type != "fields":
+                return None
+            fields = self.runner.context.source_fields(item.component, item.stream)
+            found[(item.component, item.stream)] = [fields.index(name) for name in item.grouping.fields]
+        return found
+
+    def _id_places(
+        self, by_fields: dict[tuple[str, str], list[int]] | None
+    ) -> dict[tuple[str, str], tuple[list[int], list[int]]]:
+        names = self.bolt.message_id
+        if names is None:
+            return {}
+        if by_fields is None:
+            raise InvalidTopology(
+                f"bolt {self.runner.component!r} has a message_id, but an input that is not grouped by fields: a "
+                "repeated tuple could reach a task that does not know it"
+            )
+        wanted = [names] if isinstance(names, str) else list(names)
+        found: dict[tuple[str, str], tuple[list[int], list[int]]] = {}
+        for source, grouped in by_fields.items():
+            fields = self.runner.context.source_fields(*source)
+            missing = [name for name in wanted if name not in fields]
+            if missing:
+                raise InvalidTopology(
+                    f"bolt {self.runner.component!r} has message_id {missing[0]!r}, but stream {source[1]!r} of "
+                    f"{source[0]!r} has: {', '.join(fields)}"
+                )
+            found[source] = ([fields.index(name) for name in wanted], grouped)
+        return found
+
+    # -- tuples -------------------------------------------------------------------------------------------
+
+    def apply(self, tup: Tuple) -> None:
+        """Process a tuple, unless the state holds it already; if that raises, the state is as before."""
+        if self._broken:
+            raise Unavailable("the task starts again, because its state could not be saved")
+        self.state._begin()
+        contents = self.log.contents
+        name = self._id_of(tup)
+        try:
+            if name is not None and (name in contents.ids or name in contents.old_ids):
+                self.bolt.process_again(tup)
+            else:
+                self._process(tup)
+        except Exception:
+            self.state._undo()
+            raise
+        if self._holds:
+            self.hold(tup)
+
+    def _id_of(self, tup: Tuple) -> Any:
+        places = self._id_at.get((tup.component, tup.stream))
+        return (
+            None
+            if places is None
+            else key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
+        )
+
+    def hold(self, tup: Tuple) -> None:
+        """The bolt acks a tuple: that is carried out by the next checkpoint, which also knows its id."""
+        self.held.append(tup)
+        name = self._id_of(tup)
+        if name is not None:
+            key = [tup.values[at] for at in self._id_at[(tup.component, tup.stream)][1]]
+            number = stable_hash(key[0] if len(key) == 1 else key)
+            self.log.contents.ids[name] = number
+            self._ids.append((number, name))
+
+    def _hold_all(self, tups: Sequence[Tuple]) -> None:
+        for tup in tups:
+            self.hold(tup)
+
+    def page(self, asked: StateQuestion) -> dict[str, Any]:
+        """As :meth:`KeyedState.page`."""
+        return self.state.page(asked)
+
+    def owes(self) -> bool:
+        """Whether acks wait."""
+        return bool(self.held) or self._saving
+
+    def wait_secs(self) -> float | None:
+        """How long until :meth:`rest` has something to do."""
+        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self.held else None
+
+    def rest(self) -> bool:
+        """Nothing waits for the task: take a checkpoint, if the last one was some time ago."""
+        if not (self.held or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
+            return False
+        self.checkpoint()
+        return True
+
+    def pulse(self) -> None:
+        """Take a checkpoint that is overdue, and forget old ids."""
+        if time.monotonic() - self._saved_at >= self._interval or not self.runner.waiting():
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Save what has changed, then ack. When saving fails, the tuples fail and the task starts anew."""
+        state = self.state
+        rotate = self.runner.shared.now_ms() >= self._rotate_at
+        if self._broken or not (state.changed or self._ids or self.held or rotate):
+            return
+        changes = state.changed
+        record = Record(
+            values=[(key, raw) for key, raw in changes.items() if raw is not None],
+            removed=[key for key, raw in changes.items() if raw is None],
+            ids=self._ids,
+        )
+        self._saving = True
+        try:
+            self._save(record, rotate)
+        finally:
+            self._saving = False
+
+    def _save(self, record: Record, rotate: bool) -> None:
+        state = self.state
+        held, self.held = self.held, []
+        try:
+            if state.changed or self._ids:
+                self.log.append(record)
+        except (OSError, StormDagsterError) as error:
+            self._broken = True
+            for tup in held:
+                self.bolt.fail(tup)
+            self.runner.report(error, "checkpoint")
+            self.runner.start_again()
+            return
+        state.changed, self._ids = {}, []
+        for tup in held:
+            self._settle(tup)
+        if rotate:
+            self._rotate_at = self.runner.shared.now_ms() + self._rotate_ms
+            contents = self.log.contents
+            contents.old_ids, contents.ids = contents.ids, {}
+            self.log.append(Record(rotated=True))
+        self.log.compact()
+        self._saved_at = time.monotonic()
+
+    def close(self) -> None:
+        """A last checkpoint."""
+        try:
+            self.checkpoint()
+        finally:
+            self.log.close()
+
+
+def _launched(topology_id: str) -> int:
+    tail = topology_id.rpartition("-")[2]
+    return int(tail) if tail.isdigit() else 0

@@ -1,0 +1,199 @@
+"""Bolts that block, and bolts whose ``process`` is ``async``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from typing import Any
+
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.worker.dataplane.sending import route_of, spread
+from storm_dagster.worker.dataplane.tree import anchor_tree
+from storm_dagster.worker.tasks.bolts import count_inputs
+from storm_dagster.worker.tasks.drivers import acks_itself
+from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE
+from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin, reject_in_loop, settle_in_loop
+
+__all__ = ["AsyncBoltRunner", "BlockingBoltRunner"]
+
+_COUNTED = 64
+"""Tuples that are counted as executed at once, at most."""
+_COUNT_NANOS = 5_000_000
+"""Time after which they are counted even if they are fewer."""
+
+
+class BlockingBoltRunner(ThreadMixin):
+    """A bolt with ``blocking = True``."""
+
+    kind = "bolt"
+    _anchor: Tuple | None = None
+
+    def run(self, now: float) -> bool:
+        """Hand tuples to the thread, and carry out what it ordered."""
+        worked = self.carry_out()
+        if self.queue:
+            batch = self.queue.copy()
+            self.queue.clear()
+            self.inside += len(batch)
+            for tup in batch:
+                self.inbox.put(tup)
+            worked = True
+        if self.ticks:
+            due, self.ticks = self.ticks, 0
+            if due & PULSE_DUE:
+                self.inbox.put(PULSE)
+            if due & TICK_DUE:
+                self.inbox.put(TICK)
+        return worked
+
+    def _done(self, batch: list[Tuple], nanos: int) -> None:
+        number = len(batch)
+        self.inside -= number
+        stats = self.stats
+        count_inputs(self, batch)
+        if stats.sampled(number):
+            stats.execute_ns += nanos
+            stats.timed += number
+            stats.process_ns += nanos
+            stats.processed += number
+
+    def _work(self) -> None:
+        bolt = self.instance
+        auto_ack = bolt.auto_ack and not acks_itself(bolt)
+        auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
+        clock, inbox = time.perf_counter_ns, self.inbox
+        batch: list[Tuple] = []
+        nanos = 0
+        while True:
+            tup = None if inbox.empty() else inbox.get()
+            # Counted together: an order for each of them would cost more than a bolt that only gathers does.
+            if batch and (not isinstance(tup, Tuple) or len(batch) >= _COUNTED or nanos >= _COUNT_NANOS):
+                self.order(lambda batch=batch, nanos=nanos: self._done(batch, nanos))
+                batch, nanos = [], 0
+            if tup is None:
+                tup = inbox.get()
+            if tup is STOP:
+                return
+            self.await_lease()
+            if self._cut or self.shared.closing:
+                continue
+            if tup is TICK or tup is PULSE:
+                try:
+                    if tup is TICK:
+                        bolt.process_tick(self.tick_tuple())
+                    else:
+                        bolt._pulse()
+                except Exception as error:
+                    self.failed_here(error, "process_tick" if tup is TICK else "windows and state")
+                continue
+            begin = clock()
+            self._anchor = tup if auto_anchor else None
+            try:
+                bolt.process(tup)
+            except Exception as error:
+                self.failed_here(error, f"process of a tuple of {tup.component}")
+                if bolt.auto_fail:
+                    self.order(lambda tup=tup: reject_in_loop(self, tup))
+            else:
+                if auto_ack:
+                    self.order(lambda tup=tup: settle_in_loop(self, tup))
+            self._anchor = None
+            nanos += clock() - begin
+            batch.append(tup)
+            if self.state is not None and inbox.empty():
+                self.state.rest()
+
+    def current_anchors(self) -> Any:
+        """The tuple in process."""
+        anchor = self._anchor
+        return () if anchor is None else anchor
+
+    def emit_from_thread(
+        self,
+        tup: Any,
+        stream: str | None,
+        anchors: Any,
+        direct_task: int | None,
+        need_task_ids: bool,
+        tup_id: Any,
+    ) -> Any:
+        """See ``Bolt.emit``."""
+        values = self.checked(tup, stream)
+        of = self.current_anchors() if anchors is None else anchors
+        # A list that the component goes on to change must not change what was ordered.
+        of = tuple(of) if isinstance(of, list) else of
+
+        def carry_out() -> list[int]:
+            tree = anchor_tree(of) if of else None
+            route = route_of(self.routes, stream or "default", self.component)
+            route.emitted += 1
+            links = spread(route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task)
+            return [link.task for link in links]
+
+        if need_task_ids:
+            return self.ask(carry_out)
+        self.order(carry_out)
+        return None
+
+
+_processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar("processing", default=None)
+
+
+class AsyncBoltRunner(BlockingBoltRunner):
+    """A bolt whose ``process`` is ``async``: several tuples are in flight, on an event loop in the thread."""
+
+    is_async = True
+
+    def _work(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        bolt = self.instance
+        window = asyncio.Semaphore(max(1, int(bolt.async_window)))
+        loop = asyncio.get_running_loop()
+        tasks: set[asyncio.Task[None]] = set()
+        while True:
+            tup = await loop.run_in_executor(None, self.inbox.get)
+            if tup is STOP:
+                break
+            await window.acquire()
+            task = loop.create_task(self._one(tup, window))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, tup: Any, window: asyncio.Semaphore) -> None:
+        bolt = self.instance
+        try:
+            while not self.shared.owns() and not self.shared.closing:
+                await asyncio.sleep(0.02)
+            if tup is TICK:
+                answer = bolt.process_tick(self.tick_tuple())
+                if asyncio.iscoroutine(answer):
+                    await answer
+                return
+            begin = time.perf_counter_ns()
+            _processing.set(tup if bolt.auto_anchor else None)
+            try:
+                await bolt.process(tup)
+            except Exception as error:
+                self.failed_here(error, f"process of a tuple of {tup.component}")
+                if bolt.auto_fail:
+                    self.order(lambda: reject_in_loop(self, tup))
+            else:
+                if bolt.auto_ack:
+                    self.order(lambda: settle_in_loop(self, tup))
+            spent = time.perf_counter_ns() - begin
+            self.order(lambda: self._done([tup], spent))
+        except Exception as error:
+            self.failed_here(error, "process_tick")
+        finally:
+            window.release()
+
+    def current_anchors(self) -> Any:
+        """The tuple whose ``process`` this is."""
+        anchor = _processing.get()
+        return () if anchor is None else anchor

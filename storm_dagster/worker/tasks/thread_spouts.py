@@ -1,0 +1,146 @@
+"""Spouts that block."""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Any
+
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.worker.tasks.spouts import SpoutBase
+from storm_dagster.worker.tasks.threads import CLOSE_SECS, STOP, ThreadMixin
+
+__all__ = ["BlockingSpoutRunner"]
+
+_RETIRE = object()
+"""In an inbox: emit nothing more."""
+
+
+class BlockingSpoutRunner(ThreadMixin, SpoutBase):
+    """A spout with ``blocking = True``."""
+
+    kind = "spout"
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._emit = self.make_emit()
+        self._emitted = 0
+        """Emits ordered; the thread's own count."""
+        self._tracked = 0
+        """Tracked emits that were ordered and not carried out: they are pending already."""
+        self._mute = False
+        """Whether what the spout emits goes nowhere, because it is about to end."""
+
+    def run(self, now: float) -> bool:
+        """Carry out the spout's orders, and hand verdicts to its thread."""
+        worked = self.carry_out()
+        if self.queue:
+            # Messages of the other tasks; nothing else is sent to a spout.
+            for told in self.queue:
+                self.inbox.put(told)
+            self.queue.clear()
+            worked = True
+        if self.verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id))):
+            worked = True
+        return worked
+
+    def activate(self) -> None:
+        """Tell the spout, in its thread."""
+        if self._thread is not None:
+            self.inbox.put("activate")
+
+    def deactivate(self) -> None:
+        """Tell the spout, in its thread."""
+        if self._thread is not None:
+            self.inbox.put("deactivate")
+
+    def retire(self) -> None:
+        """As :meth:`SpoutRunner.retire`, in the spout's thread."""
+        if self._thread is not None and self.status == "running":
+            self.inbox.put(_RETIRE)
+            until = time.monotonic() + CLOSE_SECS
+            # Its last emits are carried out meanwhile: then all that it waits for is known.
+            while not self._mute and time.monotonic() < until and self.shared.owns():
+                self.run(self.shared.clock())
+                time.sleep(0.001)
+            self._mute = True
+            self.run(self.shared.clock())
+            for tup_id in self.take_pending():
+                self.inbox.put((False, tup_id))
+        self.close()
+
+    def busy_elsewhere(self) -> bool:
+        """Whether the thread has verdicts or orders under way."""
+        return self._thread is not None and (bool(self.orders) or self.status != "running")
+
+    def _may_emit(self) -> bool:
+        if not self.shared.spouts_run or self._mute:
+            return False
+        return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
+
+    def _work(self) -> None:
+        spout = self.instance
+        pause = 0.0
+        while True:
+            try:
+                item = self.inbox.get(timeout=pause) if pause else self.inbox.get_nowait()
+            except queue.Empty:
+                item = None
+            if item is STOP:
+                return
+            self.await_lease()
+            if self._cut or self.shared.closing:
+                continue
+            try:
+                if isinstance(item, Tuple):
+                    spout._hear(item.task, item.values)
+                    pause = 0.0
+                    continue
+                if isinstance(item, tuple):
+                    (spout.ack if item[0] else spout.fail)(item[1])
+                    pause = 0.0
+                    continue
+                if item is _RETIRE:
+                    self._mute = True
+                    spout.deactivate()
+                    continue
+                if isinstance(item, str):
+                    getattr(spout, item)()
+                    continue
+                if not self._may_emit():
+                    pause = 0.005
+                    continue
+                before = self._emitted
+                spout.next_tuple()
+                pause = 0.0 if self._emitted != before else min(0.02, (pause or 0.0005) * 2)
+            except Exception as error:
+                self.failed_here(error, "spout")
+                pause = 0.1
+
+    def emit_from_thread(
+        self,
+        tup: Any,
+        stream: str | None,
+        anchors: Any,
+        direct_task: int | None,
+        need_task_ids: bool,
+        tup_id: Any,
+    ) -> Any:
+        """See ``Spout.emit``."""
+        values = self.checked(tup, stream)
+        if self._mute:
+            return []
+        self._emitted += 1
+        tracked = tup_id is not None
+        if tracked:
+            self._tracked += 1
+
+        def carry_out() -> Any:
+            if tracked:
+                self._tracked -= 1
+            return self._emit(values, tup_id, stream, direct_task, need_task_ids)
+
+        if need_task_ids:
+            return self.ask(carry_out)
+        self.order(carry_out)
+        return None

@@ -1,0 +1,317 @@
+"""Tasks with a thread of their own, for components that block or are ``async``.
+
+The thread never touches routes, trees or queues of the loop. What a component does (emit, ack, fail) is
+written down in order and carried out by the loop; only an emit that wants its receivers' ids waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from storm_dagster.api.bolt import Bolt
+from storm_dagster.api.component import Collector
+from storm_dagster.api.spout import Spout
+from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.worker.dataplane.sending import check_travels, check_types, check_values, route_of
+from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor
+from storm_dagster.worker.tasks.drivers import attach_drivers
+from storm_dagster.worker.tasks.runner import Runner, make_component
+
+__all__ = ["CLOSE_SECS", "PULSE", "STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
+
+_log = logging.getLogger("storm_dagster.component")
+_MOST_ORDERS = 20_000
+"""Orders that may wait for the loop before the thread waits for it."""
+STOP = object()
+"""In an inbox: end."""
+TICK = object()
+"""In an inbox: a tick is due."""
+PULSE = object()
+"""In an inbox: windows and state are to look at the clock."""
+CLOSE_SECS = 5.0
+"""How long a thread may take to end."""
+
+
+class ThreadMixin(Runner):
+    """A runner with a thread: ``inbox`` towards the component, ``orders`` back to the loop."""
+
+    _thread: threading.Thread | None = None
+    _cut = False
+
+    def _prepare(self) -> None:
+        self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.orders: deque[Callable[[], Any]] = deque()
+        self.inside = 0
+        """Tuples handed to the thread and not yet done with (the loop's count)."""
+        self._woken = False
+        self._cut = False
+        """The task was closed: the thread may neither execute nor order anything any more."""
+        self._ended = threading.Event()
+        self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    # -- loop's side ------------------------------------------------------------------------------------
+
+    def start(self, now: float) -> bool:
+        """Initialize in the thread, so that a slow ``initialize`` holds up nothing."""
+        if self.status == "running":
+            return True
+        if self._thread is None:
+            if now < self._retry_at:
+                return False
+            self._prepare()
+            self._thread = threading.Thread(
+                target=self._main, name=f"{self.component}-{self.task_id}", daemon=True
+            )
+            self._thread.start()
+            return False
+        self.carry_out()
+        try:
+            error = self._opened.get_nowait()
+        except queue.Empty:
+            return False
+        if error is not None:
+            self._thread = None
+            self.report(error, "initialize")
+            self._retry_at = now + self._pause
+            self._pause = min(self._pause * 2, 60.0)
+            return False
+        self.status = "running"
+        self.next_tick: float = now + (self.tick_secs or 0.0)
+        return True
+
+    def carry_out(self) -> bool:
+        """Carry out what the component ordered; whether there was anything."""
+        self._woken = False
+        orders = self.orders
+        if not orders:
+            return False
+        for _ in range(len(orders)):
+            try:
+                orders.popleft()()
+            except Exception as error:
+                self.report(error, "an order of the component's thread")
+        return True
+
+    def waiting(self) -> int:
+        """Tuples in the queue and in the thread."""
+        return len(self.queue) + (self.inside if self._thread is not None else 0)
+
+    def busy_elsewhere(self) -> bool:
+        """Whether the thread has work."""
+        return self._thread is not None and (self.inside > 0 or bool(self.orders) or self.status != "running")
+
+    def close(self) -> None:
+        """Ask the thread to end; one that blocks for long is left behind, cut off from the loop."""
+        if self._thread is not None:
+            waiting: list[Tuple] = []
+            verdicts: list[Any] = []
+            try:
+                while True:
+                    item = self.inbox.get_nowait()
+                    if isinstance(item, Tuple):
+                        waiting.append(item)
+                    elif isinstance(item, tuple):
+                        verdicts.append(item)
+            except queue.Empty:
+                pass
+            for item in (*verdicts, STOP):
+                self.inbox.put(item)
+            if self.status == "running" and not self._ended.wait(CLOSE_SECS):
+                self.report(
+                    TimeoutError(f"its thread did not end within {CLOSE_SECS:g} s and is left behind"),
+                    "close",
+                )
+            self.carry_out()
+            self._cut = True
+            for tup in waiting:
+                self.shared.ledger.reject(tup)
+        self.context.close()
+
+    def report(self, error: BaseException, where: str) -> None:
+        """As :meth:`Runner.report`; any thread."""
+        if threading.current_thread() is self._thread:
+            self.order(lambda: Runner.report(self, error, where))
+        else:
+            super().report(error, where)
+
+    def start_again(self) -> None:
+        """End the thread, and make the component in another one a second from now."""
+
+        def carry_out() -> None:
+            self.close()
+            self._thread = None
+            self._retry_at = self.shared.clock() + 1.0
+            self.status = "starting"
+
+        self.order(carry_out)
+
+    # -- thread's side ----------------------------------------------------------------------------------
+
+    def order(self, action: Callable[[], Any]) -> None:
+        """Have the loop do something, after everything that was ordered before."""
+        while len(self.orders) >= _MOST_ORDERS and not (self._cut or self.shared.closing):
+            time.sleep(0.001)
+        if self._cut:
+            return
+        self.orders.append(action)
+        if not self._woken:
+            self._woken = True
+            self.shared.wake()
+
+    def ask(self, action: Callable[[], Any]) -> Any:
+        """As :meth:`order`, and wait for the result."""
+        answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+
+        def carry_out() -> None:
+            try:
+                answer.put((action(), None))
+            except Exception as error:
+                answer.put((None, error))
+
+        self.order(carry_out)
+        result, error = answer.get(timeout=60.0)
+        if error is not None:
+            raise error
+        return result
+
+    def checked(self, tup: Any, stream: str | None) -> list[Any]:
+        """The values, checked in the caller's thread so that the caller gets the error."""
+        check_values(tup, route_of(self.routes, stream or "default", self.component))
+        declared = self.part.outputs[stream or "default"]
+        if declared.types:
+            check_types(tup, declared, stream or "default", self.component)
+        if self.conf.get("topology.testing.always.try.serialize"):
+            check_travels(tup, stream or "default", self.component)
+        if self.debug:
+            _log.info("%s-%d emits %r %s", self.component, self.task_id, tup, stream or "")
+        return [*tup]
+
+    def await_lease(self) -> None:
+        """Wait while the worker's lease is over: nothing may be executed then."""
+        while not self.shared.owns() and not (self._cut or self.shared.closing):
+            time.sleep(0.02)
+
+    def failed_here(self, error: BaseException, where: str) -> None:
+        """Report from the thread."""
+        self.order(lambda: self.report(error, where))
+
+    def _main(self) -> None:
+        try:
+            self._open_here()
+        except BaseException as error:
+            self._opened.put(error)
+            self.shared.wake()
+            return
+        self._opened.put(None)
+        self.shared.wake()
+        try:
+            self._work()
+        finally:
+            self.close_instance()
+            self._ended.set()
+
+    def _open_here(self) -> None:
+        component = make_component(self.part)
+        wanted = Spout if self.kind == "spout" else Bolt
+        if not isinstance(component, wanted):
+            raise TypeError(f"{self.part.object.python} is no {wanted.__name__}")
+        collector: Collector = _ThreadCollector(self)
+        component._collector = collector
+        self.context.restrict(lambda: self.shared.owns() and not self._cut)
+        component.context, component.conf = self.context, self.conf
+        attach_drivers(component, self)
+        component.initialize(self.conf, self.context)
+        self.instance = component
+        self.next_pulse: float = 0.0
+
+    def _work(self) -> None:
+        raise InvalidRequest("a task with a thread must say what it does")
+
+    def current_anchors(self) -> Any:
+        """Anchors of an emit that names none."""
+        return ()
+
+    def emit_from_thread(
+        self,
+        tup: Any,
+        stream: str | None,
+        anchors: Any,
+        direct_task: int | None,
+        need_task_ids: bool,
+        tup_id: Any,
+    ) -> Any:
+        """The component's ``emit``."""
+        raise InvalidRequest("a task with a thread must say how it emits")
+
+
+class _ThreadCollector:
+    """What the methods of a component with a thread talk to."""
+
+    def __init__(self, runner: ThreadMixin) -> None:
+        self._runner = runner
+        self.emit = runner.emit_from_thread
+
+    def ack(self, tup: Tuple) -> None:
+        """See ``Bolt.ack``."""
+        runner = self._runner
+        runner.order(lambda: settle_in_loop(runner, tup))
+
+    def ack_all(self, tups: Any) -> None:
+        """All of them in one order: a micro-batch has thousands."""
+        runner, batch = self._runner, tuple(tups)
+
+        def carry_out() -> None:
+            settle = runner.shared.ledger.settle
+            for tup in batch:
+                settle(tup)
+            runner.stats.acked += len(batch)
+
+        runner.order(carry_out)
+
+    def fail(self, tup: Tuple) -> None:
+        """See ``Bolt.fail``."""
+        runner = self._runner
+        runner.order(lambda: reject_in_loop(runner, tup))
+
+    def event(self, event: DagsterEvent, anchors: Any) -> None:
+        """See ``Collector.event``."""
+        runner = self._runner
+        of = runner.current_anchors() if anchors is None else anchors
+        of = tuple(of) if isinstance(of, list) else of
+        runner.order(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None))
+
+    def joint(self, tups: Any) -> Tuple:
+        """One anchor that stands for several tuples."""
+        return joint_anchor(tups)
+
+    def tell(self, task: int, values: Any) -> None:
+        """See ``Runner.tell``."""
+        self._runner.order(lambda: self._runner.tell(task, values))
+
+    def error(self, error: BaseException, tup: Any = None) -> None:
+        """See ``Component.raise_exception``."""
+        self._runner.failed_here(error, "raise_exception")
+
+    def metric(self, name: str, value: Any) -> None:
+        """See ``Component.report_metric``."""
+        self._runner.order(lambda: self._runner.metric(name, value))
+
+
+def settle_in_loop(runner: Runner, tup: Tuple) -> None:
+    """Carry an ack out."""
+    runner.shared.ledger.settle(tup)
+    runner.stats.acked += 1
+
+
+def reject_in_loop(runner: Runner, tup: Tuple) -> None:
+    """Carry a fail out."""
+    runner.shared.ledger.reject(tup)
+    runner.stats.failed += 1
