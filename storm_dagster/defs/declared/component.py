@@ -239,7 +239,9 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             nimbus=NimbusResource(**cluster),
         )
         few = len(context.component_tree.get_all_components(StormTopologyComponent)) <= _FEW
-        own = topology_definitions(topology, own_jobs=few if self.own_jobs is None else self.own_jobs)
+        # The jobs of a topology named `declared` would have the names of the shared ones.
+        own_jobs = (few if self.own_jobs is None else self.own_jobs) and topology.identifier != "declared"
+        own = topology_definitions(topology, own_jobs=own_jobs)
         first = next(iter(topologies)) == self.name
         return dg.Definitions.merge(own, shared_definitions(topologies)) if first else own
 

@@ -175,7 +175,7 @@ def _version(fingerprint: str, conf: Mapping[str, Any]) -> str:
 
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "storm_dagster" / "described"
+    return Path(base) / "storm-dagster" / "described"
 
 
 def _cached(path: Path) -> Described | None:
