@@ -45,6 +45,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "supervisors": ("look_verbs", "Supervisors and their slots"),
     "nimbuses": ("look_verbs", "Nimbuses and who leads"),
     "errors": ("look_verbs", "Errors of a topology's tasks"),
+    "state": ("look_verbs", "What a stateful bolt keeps, key by key"),
     "logs": ("log_verbs", "Logs of a topology's workers"),
     "tail": ("log_verbs", "Follow all logs of a local cluster"),
     "zookeeper": ("daemon_verbs", "Daemon: the embedded ZooKeeper server"),

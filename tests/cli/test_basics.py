@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -65,6 +66,18 @@ def test_every_verb_has_help_and_the_common_options() -> None:
         assert {"--dry-run", "--wait"} <= {
             option for parameter in command.params for option in parameter.opts
         }
+
+
+def test_every_command_that_a_module_has_is_a_verb() -> None:
+    from storm_dagster.cli.app import VERBS
+
+    modules = {module for module, _ in VERBS.values()}
+    commands = {
+        (name, module)
+        for module in modules
+        for name in importlib.import_module(f"storm_dagster.cli.{module}").COMMANDS
+    }
+    assert commands == {(name, module) for name, (module, _) in VERBS.items()}
 
 
 @pytest.mark.parametrize(
