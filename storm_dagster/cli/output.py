@@ -143,12 +143,16 @@ class Steps:
     def _release(self) -> None:
         self._clear()
         if self._held:
-            if self._what:
-                sys.stderr.write(plain(self._what) + "\n")
-                self._what = ""
+            self._name()
             sys.stderr.write("\n".join(self._held) + "\n")
             sys.stderr.flush()
             self._held.clear()
+
+    def _name(self) -> None:
+        """Say once what these are the steps of."""
+        if self._what:
+            sys.stderr.write(plain(self._what) + "\n")
+            self._what = ""
 
     def _now(self) -> str:
         parts = []
@@ -173,5 +177,6 @@ class Steps:
                     self._drawn = True
                 elif now - said >= 10.0:
                     said = now
+                    self._name()
                     sys.stderr.write(f"  ... {self._now()}\n")
                     sys.stderr.flush()

@@ -15,6 +15,7 @@ import click
 import pytest
 
 from storm_dagster.cli.options import Invocation
+from storm_dagster.cli.output import Steps
 from storm_dagster.model.endpoints import ClusterFile, NimbusEndpoint
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.home_conf import cluster_conf
@@ -66,6 +67,15 @@ def test_every_verb_has_help_and_the_common_options() -> None:
         assert {"--dry-run", "--wait"} <= {
             option for parameter in command.params for option in parameter.opts
         }
+
+
+def test_progress_begins_with_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    steps = Steps("rebalance words")
+    steps._started -= 20
+    steps.begin("assignment")
+    with steps:
+        lines = eventually(lambda: capsys.readouterr().err.splitlines(), 10, "a line of progress")
+    assert lines == ["rebalance words", "  ... assignment 0 s"]
 
 
 def test_every_command_that_a_module_has_is_a_verb() -> None:
