@@ -120,7 +120,7 @@ docs: $(TEST)
 screenshots: java chromium $(TEST)
 	SCREENSHOTS=docs/images $(PYTEST) -q tests/browser $(ARGS)
 
-# The quickstart, typed as it stands, with the wheel installed into a fresh environment from the package index.
+# Quickstart and tutorial, typed as they stand, with the wheel installed into a fresh environment from the package index.
 dist-check: java $(TEST)
 	rm -rf build/dist-check && mkdir -p build/dist-check
 	$(BIN)/python -m build --outdir build/dist-check .

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from storm_dagster.cli.app import cli
+from storm_dagster.cli.app import VERBS, cli
 from storm_dagster.packaging import describe_target
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +37,16 @@ def test_a_command_of_the_readme_is_accepted(line: str) -> None:
     command = cli.get_command(click.Context(cli), verb)
     assert command is not None
     command.make_context(verb, list(arguments))
+
+
+def test_every_verb_stands_in_the_readme() -> None:
+    assert [verb for verb in VERBS if f"`{verb}`" not in README] == []
+
+
+def test_the_range_of_dagster_is_that_of_the_package() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (required,) = re.findall(r'^  "(dagster[<>=][^"]+)"', text, flags=re.M)
+    assert f"`{required}`" in README
 
 
 def test_make_targets_of_the_readme_exist() -> None:
