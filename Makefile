@@ -6,8 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST = $(BIN)/python -m pytest
-# Tests mostly wait: for servers, timeouts, processes. Two files at a time use a machine of two cores well.
-JOBS ?= 2
+# Tests wait for servers, timeouts and processes: three files at a time use a machine of two cores well.
+JOBS ?= 3
 PARALLEL = -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ROUNDS ?= 5
 EXAMPLES ?= 1000
