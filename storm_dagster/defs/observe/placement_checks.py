@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.core.reassignment import standing_topology
-from storm_dagster.core.scheduling.standing import (
+from storm_dagster.core.scheduling.assignment_checks import (
     differ_node_faults,
     isolation_faults,
     move_faults,

@@ -100,10 +100,10 @@ def _balance_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> 
     alone = topology.single_master if topology.single_master is not None else wanted >= 10
     if topology.event == "new" and len(workers) > max(1, wanted + bool(alone)):
         yield f"{len(workers)} workers instead of {wanted + bool(alone)}"
-    wishes = bool(topology.user_workers or topology.use_old)
-    if not wishes:
+    requested = bool(topology.user_workers or topology.use_old)
+    if not requested:
         yield from _differ_faults(topology, placement)
-    if topology.event != "new" or wishes:
+    if topology.event != "new" or requested:
         return
     masters = [worker for worker in workers if "__topology_master" in _owners(topology, worker.tasks)]
     if alone and len(topology.tasks) > 1 and any(len(worker.tasks) > 1 for worker in masters):
