@@ -1,4 +1,4 @@
-"""Session windows: what one key sends without a pause of at least the gap belongs together.
+"""Session windows of each key: items without a pause of at least the gap.
 
 Pure. A session ends at its newest stamp plus the gap, as soon as the watermark has reached that.
 """
@@ -31,7 +31,7 @@ class Sessions(Generic[T]):
         return self._size
 
     def add(self, item: T, stamp: int, key: Any) -> None:
-        """Put an item where its stamp belongs; it may join two sessions into one."""
+        """Add an item to the session of its timestamp; it may join two sessions into one."""
         number = next(self._numbers)
         insort(self._open.setdefault(key, []), (stamp, number, item), key=lambda entry: entry[:2])
         heapq.heappush(self._ends, (stamp + self._gap, number, key))

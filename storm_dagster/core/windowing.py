@@ -1,4 +1,4 @@
-"""Windows over a stream of tuples: which tuples make a window, when it is due, when a tuple is done with.
+"""Windows over a stream of tuples: their tuples, when a window is due, and when a tuple is finished.
 
 Pure: the clock is an argument. Times are whole milliseconds. A time window ends at ``end`` and holds what is
 stamped in ``(end - length, end]``; ends are the multiples of the sliding interval, so that they are the same
@@ -26,7 +26,7 @@ DEFAULT_WATERMARK_MS = 1000
 
 @dataclass(frozen=True)
 class WindowShape:
-    """What the conf of a windowed bolt asks for. One of the lengths, or a gap, is set."""
+    """Shape of a bolt's windows, from its conf. One of the lengths, or a gap, is set."""
 
     length_count: int | None = None
     length_ms: int | None = None
@@ -183,7 +183,7 @@ class Windows(Generic[T]):
         return True
 
     def advance(self, now_ms: int) -> None:
-        """The clock stands at ``now_ms``. In event time the watermark becomes the least of the sources'
+        """Set the clock to ``now_ms``. In event time the watermark becomes the least of the sources'
         newest stamps, less the lag, once every source has sent something; it never goes back."""
         if self.shape.event_time:
             if len(self._newest) < self._sources or not self._newest:
@@ -212,7 +212,7 @@ class Windows(Generic[T]):
         return self._pane
 
     def done(self) -> None:
-        """The pane was evaluated."""
+        """Mark the pane as evaluated."""
         pane, self._pane = self._pane, None
         assert pane is not None
         if self._sessions is not None:
@@ -224,13 +224,13 @@ class Windows(Generic[T]):
         self._drop(self._first_needed(pane))
 
     def failed(self) -> list[T]:
-        """The pane is given up: its items, which are in no later window."""
+        """Give the pane up; returns its items, which are in no later window."""
         pane, self._pane = self._pane, None
         assert pane is not None
         if self._sessions is not None:
             return pane.items
         kept = [entry for at, entry in enumerate(self._log, self._base) if not pane.first <= at < pane.last]
-        # What stands before the pane is in no later window either.
+        # Items before the pane are in no later window either.
         before = pane.first - self._base
         self._finished += [item for _, item in kept[:before]]
         self._log = kept[before:]

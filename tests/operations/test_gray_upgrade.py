@@ -164,7 +164,7 @@ def test_one_batch_at_a_time_and_one_upgrade_at_a_time(topology: Upgraded) -> No
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
-        ({"selection": Selection()}, InvalidRequest, "nothing says which workers"),
+        ({"selection": Selection()}, InvalidRequest, "no workers are selected"),
         ({"selection": Selection(workers=("x:1",))}, InvalidRequest, "no worker x:1"),
         ({"selection": Selection(component="nope")}, InvalidRequest, "no component 'nope'"),
         ({"conf": {"topology.workers": 0}}, InvalidTopology, "topology.workers"),

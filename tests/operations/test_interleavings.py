@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.invariants import RULES, Facts, violations
+from storm_dagster.core.invariants import RULES, ClusterSnapshot, violations
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError
@@ -132,7 +132,7 @@ class Cluster(RuleBasedStateMachine):
         self.world = type(self).make()
         self.world.supervisor("s3")
         self.players: list[Player | None] = [None, None]
-        self.former: Facts | None = None
+        self.former: ClusterSnapshot | None = None
         self.ids: dict[str, str] = {}
         self.handles = 0
         self.stand_ins: dict[str, UpgradeStandIns] = {}
