@@ -155,7 +155,7 @@ def _user_workers(
 
 
 def _past(rng: random.Random, topology: TopologyToPlace, free: list[tuple[str, str, int]]) -> dict[str, Any]:
-    """A present assignment over slots that nobody has, or over a lost supervisor, and what happened to it."""
+    """A current assignment over free slots, or over a lost supervisor, and what happened to it."""
     slots = [
         free.pop()
         if free and rng.random() < 0.85
