@@ -1,4 +1,4 @@
-"""The blob store as a client of the leading nimbus: what runs and command line use."""
+"""Blob store of runs and of the command line: a client of the leading nimbus."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NimbusBlobClient:
     failed connections are tried again; every call is repeatable, because a content is identified by its hash.
 
     ``epoch``, when given, is sent with every write: a run whose leader was deposed gets ``Fenced``.
-    ``min_replication`` and ``allow_degraded`` say how many nimbuses must hold a blob before a write is
+    ``min_replication`` and ``allow_degraded``: how many nimbuses must hold a blob before a write is
     acknowledged, and whether fewer will do when that takes too long. ``security`` is the cluster's.
     """
 
@@ -196,7 +196,7 @@ class NimbusBlobClient:
     def _repeat(
         self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
     ) -> httpx.Response:
-        """The first good answer within the deadline; a typed error otherwise."""
+        """Repeat a request until the first good response within the deadline; a typed error otherwise."""
         deadline = time.monotonic() + self._deadline_secs
         pause = _FIRST_PAUSE
         while True:

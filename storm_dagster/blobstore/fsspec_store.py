@@ -124,7 +124,7 @@ class FsspecBlobStore:
                 document = json.loads(raw)
                 return BlobMeta(key, int(document["size"]), check_sha256(document["sha256"]))
             except (ValueError, KeyError, TypeError, InvalidRequest):
-                # Some file systems show a file while it is being replaced: look again.
+                # Some file systems show a file while it is being replaced: read again.
                 if attempt + 1 < _READS:
                     time.sleep(_PAUSE_SECS)
         raise Corrupt(f"{path} does not describe a blob: remove it and store the blob again")
@@ -186,7 +186,7 @@ class FsspecBlobStore:
         return [self.meta(key) for key in self.keys(prefix)]
 
     def modified_secs(self, key: str) -> float | None:
-        """When the key was last written, in epoch seconds of the store; ``None`` when it is not there."""
+        """Time of the last write of the key, in epoch seconds of the store; ``None`` when it is not there."""
         with self._remote(f"looking for {key!r}"):
             self._fs.invalidate_cache()
             try:
@@ -195,7 +195,7 @@ class FsspecBlobStore:
                 return None
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
-        """Remove temporary files, and contents without a key, that are older than that; how many were removed."""
+        """Remove temporary files, and contents without a key, that are older than that; returns their number."""
         horizon = time.time() - older_than_secs
         with self._remote("cleaning"):
             old = [

@@ -31,7 +31,7 @@ class Caller:
     host: str = ""
     """Address that the request came from."""
     via: str | None = None
-    """Who really asked, when that one acts for ``name``."""
+    """The authenticated user, when it acts for ``name``."""
     groups: frozenset[str] = field(default_factory=frozenset)
 
     def __str__(self) -> str:

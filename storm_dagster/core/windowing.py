@@ -120,7 +120,7 @@ class Pane(Generic[T]):
     new: list[T] = field(default_factory=list)
     """Those that were in no window before."""
     expired: list[T] = field(default_factory=list)
-    """What was in the previous window and is in this one no longer."""
+    """Items of the previous window that are not in this one."""
     start_ms: int | None = None
     end_ms: int | None = None
     key: Any = None

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MASTER_ALONE_FROM = 10
-"""From so many workers on the topology master gets a worker of its own, unless the conf says otherwise."""
+"""From this number of workers on, the topology master gets a worker of its own, unless the conf decides."""
 
 _SUPERVISORS_NAMED = 10
 
@@ -107,7 +107,7 @@ def reason_text(reason: int) -> str:
 
 
 def reason_of(text: str) -> Reason | None:
-    """The reason that a sentence of :func:`reason_text` stands for."""
+    """The reason of a sentence of :func:`reason_text`."""
     return _REASONS.get(text)
 
 

@@ -36,7 +36,7 @@ def _threads() -> int:
 
 
 def main() -> None:
-    """Preloads and serves; serves without preloading where threads cannot be counted or would be left."""
+    """Preload and serve; serve without preloading where threads cannot be counted or would be left."""
     before = {name: os.environ.get(name) for name in _QUIET}
     os.environ.update(_QUIET)
     if _threads() == 1:

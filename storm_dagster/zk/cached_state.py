@@ -1,4 +1,4 @@
-"""Reads of rarely changing nodes, served from memory and disk for as long as their watches keep silent.
+"""Read cache of rarely changing nodes, in memory and on disk, invalidated by watches.
 
 Unlike JStorm's cache, whose entries simply aged, a value is served only while a watch on its node is armed
 and has not fired. Before anything is served, the events that had arrived are processed: what a caller reads
@@ -42,7 +42,7 @@ _Value = tuple[bytes, Versioned] | None
 
 @dataclass
 class CacheMetrics:
-    """Reads of cacheable nodes since the start, by where they were answered."""
+    """Number of reads of cacheable nodes since the start, by where they were answered."""
 
     memory: int = 0
     disk: int = 0

@@ -1,6 +1,6 @@
-"""Where kazoo's connection is extended: lease arithmetic, the negotiated timeout, short connects.
+"""Extension of kazoo's connection: lease arithmetic, the negotiated timeout, short connects.
 
-kazoo tells neither the session timeout that the server granted nor when an answered request had been
+kazoo exposes neither the session timeout that the server granted nor when an answered request had been
 sent. Both are needed to know until when a session certainly lives (``docs/decisions.md#one-owner``), and
 both pass through these few methods. Nothing else in the package touches kazoo's private parts.
 """
@@ -29,7 +29,7 @@ _SESSION_GONE = {-112, -118}  # SessionExpired, SessionMoved: answers that prove
 
 @dataclass(frozen=True)
 class SessionLease:
-    """What the newest answer proves about the session. Replaced as a whole, so reading it needs no lock."""
+    """Lease of the session by its newest response. Replaced as a whole, so reading it needs no lock."""
 
     session_id: int = 0
     """0 without a session."""
@@ -49,7 +49,7 @@ class _Handler(SequentialThreadingHandler):
 
 
 class LeaseConnection(ConnectionHandler):
-    """kazoo's connection, remembering when each request went out and which were answered."""
+    """kazoo's connection with the send time of each request that is not answered yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,7 +58,7 @@ class LeaseConnection(ConnectionHandler):
         self._ping_sent_boot = 0.0
 
     def forget_lease(self) -> None:
-        """The session is over: nothing is held any more."""
+        """Drop the lease: the session is over."""
         self.lease = SessionLease()
 
     def _answered(self, sent_boot: float) -> None:

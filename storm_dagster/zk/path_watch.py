@@ -1,4 +1,4 @@
-"""One node of ZooKeeper, at any path, watched: what is there now, and a wait until that changes."""
+"""Watch of one ZooKeeper node at any path: its state now, and a wait until it changes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class NodeState:
 
 
 class PathWatch:
-    """A session of its own and the watches of one absolute path. Use it as a context manager.
+    """Watches of one absolute path, with a session of their own. Use it as a context manager.
 
-    Whatever changes after :meth:`snapshot` returned ends the next :meth:`wait`: the watches are set before the
+    A change after :meth:`snapshot` returned ends the next :meth:`wait`: the watches are set before the
     node is read. A reconnection ends it too, because watches may have been lost with the connection.
     """
 

@@ -199,7 +199,7 @@ class StormClusterState(StormOperations):
             self._interrupted.set()
         elif self._interrupted.is_set():
             self._interrupted.clear()
-            # Watches die with the connection: whatever they waited for may have happened.
+            # Watches die with the connection: their events may have been lost.
             self.session.dispatch(self.watches.wake_all)
 
     def _wake(self, path: str, wake: Wake | None) -> bool:
@@ -212,7 +212,7 @@ class StormClusterState(StormOperations):
     def load_view(self, wake: Wake | None = None) -> ClusterView:
         """Everything at (nearly) one moment; see :func:`~storm_dagster.zk.view_loading.load_view`.
 
-        The epoch is -1 before the first leader. Damaged records stand in ``ClusterView.corrupt``. ``wake``
+        The epoch is -1 before the first leader. Damaged records are in ``ClusterView.corrupt``. ``wake``
         is called when supervisors come or go, and at changes of topologies, assignments, heartbeat records
         and live workers, and when the leader changes; not when a supervisor's record is rewritten.
         """
@@ -345,10 +345,10 @@ class StormClusterState(StormOperations):
     def put_assignment_ops(
         self, transaction: Transaction, assignment: Assignment, at: Versioned | None
     ) -> Transaction:
-        """Append what writes the assignment over the version ``at`` (``None``: there is none yet).
+        """Append operations that write the assignment over the version ``at`` (``None``: there is none yet).
 
-        Over 256 KiB it is cut, and its parts are written at once, unreferenced. The turnstile is not
-        included: see :meth:`raise_turnstile`.
+        Over 256 KiB it is cut, and its parts are written at once, unreferenced. The assignments version is not
+        included: see :meth:`raise_assignments_version`.
         """
         self.put_record_ops(
             transaction,
@@ -359,7 +359,7 @@ class StormClusterState(StormOperations):
         return transaction
 
     def delete_assignment_ops(self, transaction: Transaction, topology_id: str) -> bool:
-        """Append what deletes the assignment with its parts; ``False``, and nothing, when there is none."""
+        """Append operations that delete the assignment with its parts; ``False``, and nothing, when there is none."""
         return shards.delete_ops(self.state, transaction, paths.assignment(topology_id))
 
     def put_record_ops(self, transaction: Transaction, path: str, raw: bytes, at: Versioned | None) -> None:

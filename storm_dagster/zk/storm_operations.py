@@ -84,7 +84,7 @@ class StormOperations:
         return None if found is None else decode_record(Assignment, found[0], path)
 
     def set_assignment(self, topology_id: str, info: Assignment, *, epoch: int | None = None) -> int:
-        """``/assignments/<id>``: write the assignment in one transaction that raises the turnstile
+        """``/assignments/<id>``: write the assignment in one transaction that raises the assignments version
         (the version of ``/assignments``); returns the assignment's version.
         """
         path = paths.assignment(topology_id)
@@ -159,7 +159,7 @@ class StormOperations:
         self._remove(paths.topology(topology_id), epoch)
 
     def remove_storm(self, topology_id: str, *, epoch: int | None = None) -> None:
-        """Remove the assignment (raising the turnstile), then tasks, heartbeats, errors, metrics, gray
+        """Remove the assignment (raising the assignments version), then tasks, heartbeats, errors, metrics, gray
         upgrade and worker folder, and the base at the very end, so that an interrupted removal is seen.
         The backup of the assignment, kept under the name, stays.
         """
@@ -235,7 +235,7 @@ class StormOperations:
         """``/taskbeats/<id>``: the beat of each executor's slot.
 
         Only executors that the assignment places in that slot now, and of which no task is counted dead:
-        what a stale worker says of others is ignored.
+        reports of a stale worker about others are ignored.
         """
         found = self._record(TaskBeats, paths.taskbeats(topology_id))
         assigned = self.assignment_info(topology_id)

@@ -109,7 +109,7 @@ class Rule:
     invariant: str
     name: str
     words: str
-    """What holds, in one sentence."""
+    """The rule in one sentence."""
     remedy: str
     find: Callable[[ClusterSnapshot], Found]
     by_view: bool = False

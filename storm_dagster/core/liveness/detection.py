@@ -52,7 +52,7 @@ class LivenessResult:
     """Reasons to reassign tasks, in topology id order; empty while frozen."""
     memory: LivenessMemory
     frozen: str | None = None
-    """Why healing pauses: so many workers vanished at once (``docs/decisions.md#mass-loss``)."""
+    """Reason why healing pauses: so many workers vanished at once (``docs/decisions.md#mass-loss``)."""
     silent_supervisors: tuple[str, ...] = ()
     """Supervisors that are registered but whose counter does not rise: they get no new work."""
     restarting: tuple[tuple[str, str, int], ...] = ()

@@ -197,7 +197,7 @@ class Slot:
     state: SlotState = "empty"
     wanted: Work | None = None
     lazy: bool = False
-    """What is wanted need not replace a process of the same topology that runs other code."""
+    """The wanted work need not replace a process of the same topology that runs other code."""
     worker: Worker | None = None
     """The process that lives here, as far as is known."""
     launching: bool = False
@@ -223,4 +223,4 @@ class Slot:
     ran: Work | None = None
     """The work of the last process that was seen to run here, while the same topology is wanted."""
     reason: str = ""
-    """Why what is wanted does not run, for people."""
+    """Reason, in words, why the wanted work does not run."""

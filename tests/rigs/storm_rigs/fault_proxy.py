@@ -54,7 +54,7 @@ class FaultProxy:
 
     @property
     def port(self) -> int:
-        """Where it listens, on 127.0.0.1."""
+        """Port that it listens on, on 127.0.0.1."""
         return self._port
 
     @property

@@ -51,7 +51,7 @@ class Host:
     """Unit -> its main process."""
 
     def path(self, absolute: str) -> Path:
-        """Where the page's path lies."""
+        """Path on this machine of a path of the page."""
         return self.folder / absolute.lstrip("/")
 
 
