@@ -146,7 +146,6 @@ class NimbusBlobClient:
             return stream.read()
 
     def meta(self, key: str) -> BlobMeta:
-        """Size and hash of the blob."""
         check_blob_key(key)
         response = self._repeat(
             f"looking for blob {key!r}", lambda base: self._http.head(_url(base, key)), key=key
@@ -154,7 +153,6 @@ class NimbusBlobClient:
         return BlobMeta(key, int(response.headers["Content-Length"]), response.headers["X-Content-SHA256"])
 
     def exists(self, key: str) -> bool:
-        """Whether the leader has the blob."""
         try:
             self.meta(key)
         except KeyNotFound:
@@ -172,7 +170,6 @@ class NimbusBlobClient:
         )
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All keys at the leader that start with ``prefix``, sorted."""
         return [meta.key for meta in self.list(prefix)]
 
     def list(self, prefix: str = "") -> list[BlobMeta]:

@@ -112,7 +112,6 @@ class FsspecBlobStore:
         return meta
 
     def meta(self, key: str) -> BlobMeta:
-        """Size and hash of the blob."""
         path = self._key_path(key)
         for attempt in range(_READS):
             with self._remote(f"looking for {key!r}"):
@@ -130,7 +129,6 @@ class FsspecBlobStore:
         raise Corrupt(f"{path} does not describe a blob: remove it and store the blob again")
 
     def exists(self, key: str) -> bool:
-        """Whether the blob is there."""
         with self._remote(f"looking for {key!r}"):
             return self._there(self._key_path(key))
 
@@ -141,7 +139,6 @@ class FsspecBlobStore:
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
-        """The content as a readable stream."""
         with self.open_with_meta(key)[1] as stream:
             yield stream
 
@@ -156,7 +153,6 @@ class FsspecBlobStore:
         return meta, cast(BinaryIO, stream)
 
     def read(self, key: str) -> bytes:
-        """The whole content, verified."""
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
             try:
@@ -176,7 +172,6 @@ class FsspecBlobStore:
             self._fs.rm_file(path)
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All keys that start with ``prefix``, sorted."""
         with self._remote("listing"):
             names = self._names("keys")
         return sorted(key for key in map(unquote, names) if key.startswith(prefix))

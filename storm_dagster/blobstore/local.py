@@ -191,14 +191,12 @@ class LocalBlobStore:
     # reading
 
     def meta(self, key: str) -> BlobMeta:
-        """Size and hash of the blob."""
         meta = self._read_key(self._key_path(key))
         if meta is None:
             raise no_such_blob(key, str(self.directory))
         return meta
 
     def exists(self, key: str) -> bool:
-        """Whether the blob is there."""
         return self._key_path(key).is_file()
 
     def has_content(self, sha256: str) -> bool:
@@ -239,7 +237,6 @@ class LocalBlobStore:
         return raw
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All keys that start with ``prefix``, sorted."""
         found: list[str] = []
         for name in os.listdir(self._keys):
             if name.startswith(_HASHED_NAME):

@@ -125,11 +125,7 @@ def _of_component(workers: Iterable[WorkerSlot], table: TaskTable, component: st
 
 
 def check_selection(
-    name: str,
-    selection: Selection,
-    assignment: Assignment,
-    table: TaskTable,
-    upgraded: Iterable[str] = (),
+    name: str, selection: Selection, assignment: Assignment, table: TaskTable, upgraded: Iterable[str] = ()
 ) -> None:
     """Raise :class:`InvalidRequest` for a selection that names unknown workers or components, or picks nothing."""
     if selection.number < 0:

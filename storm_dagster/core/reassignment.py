@@ -146,11 +146,7 @@ def causes_still_true(topology: TopologyView, causes: Iterable[Cause]) -> list[C
 
 
 def monitor_batch(
-    view: ClusterView,
-    topology: TopologyView,
-    runnable: Runnable,
-    table: TaskTable,
-    causes: Collection[Cause],
+    view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable, causes: Collection[Cause]
 ) -> PlacementBatch:
     """The batch that reassigns the tasks of ``causes`` and keeps all others where they are."""
     avoid = {node for cause in causes for node in cause.avoid}

@@ -57,7 +57,6 @@ class ClusterSessionIds:
             ) from None
 
     def replace(self, session_id: str, version: int | None) -> bool:
-        """Compare and set; with ``None`` create."""
         data = session_id.encode("ascii")
         try:
             if version is None:
@@ -76,11 +75,9 @@ class FixedSessionIds:
         self._kept = (session_id, 0)
 
     def read(self) -> tuple[str, int]:
-        """The id."""
         return self._kept
 
     def replace(self, session_id: str, version: int | None) -> bool:
-        """Replace the id; always succeeds."""
         self._kept = (session_id, (version or 0) + 1)
         return True
 

@@ -38,7 +38,7 @@ _UPGRADE_SECS = 0.2
 
 
 class ClusterLink:
-    """Keeps a session, the newest :class:`SlotClaims` and this supervisor's ephemeral record."""
+    """Keeps a session, the newest :class:`DesiredSlots` and this supervisor's ephemeral record."""
 
     def __init__(
         self,

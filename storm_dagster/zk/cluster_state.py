@@ -15,13 +15,7 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.model.view import Versioned
 from storm_dagster.zk.session import ZkSession
-from storm_dagster.zk.state_protocol import (
-    CHILDREN_CHANGED,
-    CREATED,
-    DATA_CHANGED,
-    DELETED,
-    ClusterState,
-)
+from storm_dagster.zk.state_protocol import CHILDREN_CHANGED, CREATED, DATA_CHANGED, DELETED, ClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
 
 __all__ = [

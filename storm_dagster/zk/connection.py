@@ -102,10 +102,7 @@ def _only_for(auth: str) -> list[ACL]:
 
 
 def make_client(
-    hosts: str,
-    session_timeout_ms: int,
-    client_id: tuple[int, bytes] | None = None,
-    auth: str | None = None,
+    hosts: str, session_timeout_ms: int, client_id: tuple[int, bytes] | None = None, auth: str | None = None
 ) -> tuple[KazooClient, LeaseConnection]:
     """A kazoo client that is not started yet, and its connection.
 

@@ -351,10 +351,7 @@ class StormClusterState(StormOperations):
         included: see :meth:`raise_assignments_version`.
         """
         self.put_record_ops(
-            transaction,
-            paths.assignment(assignment.topology_id),
-            encode_record(assignment, limit=None),
-            at,
+            transaction, paths.assignment(assignment.topology_id), encode_record(assignment, limit=None), at
         )
         return transaction
 

@@ -242,14 +242,14 @@ def test_legal_states_break_nothing() -> None:
 def test_what_lasts_counts_and_what_passes_does_not() -> None:
     lasting = Violation("I1", "one_slot_per_task", "t", "r", "m")
     passing = Violation("I3", "no_orphans", "t", "r", "m")
-    deed = Violation("I8", "no_idle_writes", "t", "r", "m")
+    event = Violation("I8", "no_idle_writes", "t", "r", "m")
     counted, pending = confirm_violations(PendingViolations(), [lasting, passing], boot_now=0, stable_secs=5)
     assert counted == []
     counted, pending = confirm_violations(pending, [lasting], boot_now=4, stable_secs=5)
     assert counted == []
     counted, pending = confirm_violations(pending, [lasting, passing], boot_now=5, stable_secs=5)
-    assert counted == [lasting], "the other was mended in between and began anew"
-    assert confirm_violations(PendingViolations(), [deed], boot_now=0, stable_secs=5)[0] == [deed]
+    assert counted == [lasting], "the other was fixed in between and began again"
+    assert confirm_violations(PendingViolations(), [event], boot_now=0, stable_secs=5)[0] == [event]
     assert confirm_violations(PendingViolations(), [lasting], boot_now=0, stable_secs=0)[0] == [], (
         "one look is not enough"
     )

@@ -67,7 +67,7 @@ def test_every_write_of_another_is_seen_after_its_watch(
 def test_what_is_read_here_is_as_new_as_what_was_read_before(
     reads: CachedReads, other: ZooKeeperClusterState
 ) -> None:
-    """A reader that knows a new turnstile never gets the assignment from before it."""
+    """A reader that knows a new assignments version never gets the assignment from before it."""
     other.create_node(paths.ASSIGNMENTS, b"")
     other.create_node("/assignments/wc-1-1", b"0")
     stop = threading.Event()

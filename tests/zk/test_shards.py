@@ -90,7 +90,9 @@ def test_abandoned_parts_go_with_the_next_write(zk_cluster: StormClusterState) -
     assert zk_cluster.assignment_info("t") == assignment(10)
 
 
-def test_two_writers_of_one_turnstile(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_one_of_two_writers_of_an_assignments_version_wins(
+    zk_cluster: StormClusterState, other: StormClusterState
+) -> None:
     zk_cluster.set_assignment("t", assignment(4000, 1))
     found = zk_cluster.read_assignment("t")
     assert found is not None

@@ -76,7 +76,7 @@ def test_assignments_are_kept_by_topology_and_raise_the_version(zk_cluster: Stor
     assert zk_cluster.assignments() == ["storm1", "storm3"]
     assert zk_cluster.assignment_info("storm1") == second
     assert zk_cluster.assignment_info("storm3") == third
-    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == 3, "every write raises the turnstile"
+    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == 3, "every write raises the assignments version"
 
 
 def test_a_removed_topology_is_active_no_more(zk_cluster: StormClusterState) -> None:
@@ -241,7 +241,7 @@ def test_remove_storm_leaves_nothing_but_the_backup(zk_cluster: StormClusterStat
     zk_cluster.state.set_data(paths.metrics("n-1-1"), b"{}")
     zk_cluster.state.set_data(paths.gray_upgrade("n-1-1", "conf"), b"{}")
     zk_cluster.state.set_ephemeral_node(paths.worker("n-1-1", "s1", 1), b"{}")
-    turnstile = zk_cluster.state.get_version(paths.ASSIGNMENTS)
+    assignments_version = zk_cluster.state.get_version(paths.ASSIGNMENTS)
     zk_cluster.remove_storm("n-1-1")
     zk_cluster.remove_storm("n-1-1")
     for folder in (
@@ -250,7 +250,7 @@ def test_remove_storm_leaves_nothing_but_the_backup(zk_cluster: StormClusterStat
     ):
         assert zk_cluster.state.get_children(folder) == []
     assert zk_cluster.state.get_children(paths.ASSIGNMENTS_BAK) == ["n"]
-    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == (turnstile or 0) + 1
+    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == (assignments_version or 0) + 1
 
 
 def test_worker_heartbeats_merge(zk_cluster: StormClusterState, other: StormClusterState) -> None:

@@ -28,10 +28,7 @@ def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
         if twice:
             yield title(topology), f"tasks {encode_ranges(twice)} stand in more than one slot"
         if unknown := times.keys() - known:
-            yield (
-                title(topology),
-                f"tasks {encode_ranges(unknown)} are assigned but belong to no component",
-            )
+            yield (title(topology), f"tasks {encode_ranges(unknown)} are assigned but belong to no component")
         if without := known - times.keys() - snapshot.unschedulable.get(topology.id, frozenset()):
             yield title(topology), f"tasks {encode_ranges(without)} have no slot, and no reason says why"
 

@@ -98,11 +98,7 @@ _LONGEST_PAUSE_SECS = 60.0
 
 
 def due_attempts(
-    causes: Iterable[Cause],
-    memory: AttemptMemory,
-    *,
-    boot_now: float,
-    running: Collection[str] = (),
+    causes: Iterable[Cause], memory: AttemptMemory, *, boot_now: float, running: Collection[str] = ()
 ) -> tuple[list[Attempt], dict[str, tuple[int, float]]]:
     """Causes to act on now, and the memory for the next call.
 

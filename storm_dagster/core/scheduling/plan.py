@@ -15,12 +15,7 @@ from storm_dagster.core.scheduling.outcome import NoRoom, failed, staying_bins, 
 from storm_dagster.core.scheduling.selectors import Bin
 from storm_dagster.core.scheduling.slots import Offer, Pool, offer_for
 from storm_dagster.core.scheduling.units import Unit, units_of
-from storm_dagster.model.placement import (
-    PlacementBatch,
-    PlacementResult,
-    TopologyPlacement,
-    TopologyToPlace,
-)
+from storm_dagster.model.placement import PlacementBatch, PlacementResult, TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import (
     Reason,
     local_refusal,

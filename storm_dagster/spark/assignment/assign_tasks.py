@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from storm_dagster.model.placement_reasons import Reason, even_ignores
 from storm_dagster.spark.assignment.even import even_shares, unsupported_requests
-from storm_dagster.spark.assignment.history import KEPT, LOST, Executors, TopologyHistory, read_history
+from storm_dagster.spark.assignment.history import KEPT, LOST, EventHistory, Executors, read_history
 from storm_dagster.spark.assignment.reuse import Reused, keep_executors
 from storm_dagster.spark.assignment.schema import PLACED
 from storm_dagster.spark.assignment.selectors import FilledWorker, WorkerSelector, fair_share
@@ -49,9 +49,7 @@ class _TaskAssignment:
     def __init__(self, about: Row, units: pa.Table, history: list[Row]) -> None:
         self.about = about
         self.executors = Executors(units)
-        self.history: TopologyHistory | None = (
-            read_history(about, self.executors, history) if history else None
-        )
+        self.history: EventHistory | None = read_history(about, self.executors, history) if history else None
         self.out: list[Row] = []
 
     @property

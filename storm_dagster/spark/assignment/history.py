@@ -16,10 +16,9 @@ __all__ = [
     "KEPT",
     "LOST",
     "UNSTOPPED",
+    "EventHistory",
     "Executors",
-    "PreviousWorker",
-    "TopologyHistory",
-    "WorkerRequest",
+    "HeldWorker",
     "read_history",
     "worker_need",
 ]
@@ -60,7 +59,7 @@ class Executors:
 
 
 @dataclass
-class PreviousWorker:
+class HeldWorker:
     """A worker of the current assignment."""
 
     node: str
@@ -89,10 +88,10 @@ class WorkerRequest:
 
 
 @dataclass
-class TopologyHistory:
+class EventHistory:
     """Effect of an event on one topology."""
 
-    old: list[PreviousWorker]
+    old: list[HeldWorker]
     """By supervisor id and port; other stages refer to them by number."""
     needed: list[int]
     """Executors to place."""
@@ -123,16 +122,16 @@ def worker_need(about: Row) -> tuple[int, bool]:
     return max(1, wanted + int(alone)), alone
 
 
-def read_history(about: Row, executors: Executors, rows: list[Row]) -> TopologyHistory:
+def read_history(about: Row, executors: Executors, rows: list[Row]) -> EventHistory:
     """Read the states of old workers, what is to be placed, and the requested workers that can be granted."""
     event = about["event"]
     marked: dict[str, set[int]] = {"dead": set(), "unstopped": set()}
-    old: list[PreviousWorker] = []
+    old: list[HeldWorker] = []
     entries: list[Row] = []
     for row in rows:
         if row["kind"] == "old":
             old.append(
-                PreviousWorker(
+                HeldWorker(
                     row["node"], row["host"], row["port"], row["memory"], row["cpu"], set(row["tasks"])
                 )
             )
@@ -147,14 +146,14 @@ def read_history(about: Row, executors: Executors, rows: list[Row]) -> TopologyH
     at_rest = {position for worker in old if worker.state != LOST for position in worker.holds}
     needed = [position for position in range(len(executors.unit)) if position not in at_rest]
     own = [(worker.node, worker.port) for worker in old if worker.state == LOST] if event != "monitor" else []
-    history = TopologyHistory(
+    history = EventHistory(
         old, needed, [], own, 0, len(old) - sum(worker.state == LOST for worker in old), False
     )
     _grant(about, executors, history, entries)
     return history
 
 
-def _match_executors(executors: Executors, old: list[PreviousWorker]) -> None:
+def _match_executors(executors: Executors, old: list[HeldWorker]) -> None:
     """Assign each executor to the worker with most of its tasks; the lower slot when equal."""
     at: dict[int, int] = {}
     for number, worker in enumerate(old):
@@ -169,7 +168,7 @@ def _match_executors(executors: Executors, old: list[PreviousWorker]) -> None:
             old[max(votes, key=lambda number: (votes[number], -number))].holds.append(position)
 
 
-def _judge(event: str, old: list[PreviousWorker], dead: set[int], beating: set[int]) -> None:
+def _judge(event: str, old: list[HeldWorker], dead: set[int], beating: set[int]) -> None:
     for worker in old:
         struck = event == "monitor" and not dead.isdisjoint(worker.tasks)
         if event == "new" or struck:
@@ -180,7 +179,7 @@ def _judge(event: str, old: list[PreviousWorker], dead: set[int], beating: set[i
             worker.state = KEPT
 
 
-def _grant(about: Row, executors: Executors, history: TopologyHistory, entries: list[Row]) -> None:
+def _grant(about: Row, executors: Executors, history: EventHistory, entries: list[Row]) -> None:
     """Grant requested workers, kind by kind, and set the number of slots that are wanted."""
     workers, alone = worker_need(about)
     master = about["master"]
@@ -218,7 +217,7 @@ def _grant(about: Row, executors: Executors, history: TopologyHistory, entries: 
 
 
 def _user_requests(
-    about: Row, executors: Executors, history: TopologyHistory, entries: list[Row]
+    about: Row, executors: Executors, history: EventHistory, entries: list[Row]
 ) -> list[WorkerRequest]:
     beating = {position for worker in history.old if worker.state == UNSTOPPED for position in worker.holds}
     tasks = executors.tasks() if entries else []
@@ -249,7 +248,7 @@ def _user_requests(
     return requested
 
 
-def _is_met(entry: Row, worker: PreviousWorker, executors: Executors, tasks: list[list[int]]) -> bool:
+def _is_met(entry: Row, worker: HeldWorker, executors: Executors, tasks: list[list[int]]) -> bool:
     counts: dict[int, int] = {}
     for position in worker.holds:
         component = executors.component[position]
@@ -264,7 +263,7 @@ def _is_met(entry: Row, worker: PreviousWorker, executors: Executors, tasks: lis
     )
 
 
-def _hint(mine: list[int], entry: Row, history: TopologyHistory) -> tuple[str, int] | None:
+def _hint(mine: list[int], entry: Row, history: EventHistory) -> tuple[str, int] | None:
     """The topology's own slot on the requested host that holds most of these executors already."""
     wants = set(mine)
     best, most = None, 0
@@ -275,7 +274,7 @@ def _hint(mine: list[int], entry: Row, history: TopologyHistory) -> tuple[str, i
     return best
 
 
-def _old_requests(executors: Executors, history: TopologyHistory) -> list[WorkerRequest]:
+def _old_requests(executors: Executors, history: EventHistory) -> list[WorkerRequest]:
     known = {task for tasks in executors.tasks() for task in tasks}
     return [
         WorkerRequest(

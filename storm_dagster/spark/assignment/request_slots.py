@@ -11,9 +11,9 @@ from storm_dagster.spark.assignment.history import (
     KEPT,
     LOST,
     UNSTOPPED,
+    EventHistory,
     Executors,
-    PreviousWorker,
-    TopologyHistory,
+    HeldWorker,
     read_history,
 )
 from storm_dagster.spark.assignment.schema import SLOT_REQUESTS
@@ -35,7 +35,7 @@ def request_slots(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -
     return pa.Table.from_pylist([row], schema=SLOT_REQUESTS)
 
 
-def _request(about: Row, executors: Executors, history: TopologyHistory) -> Row:
+def _request(about: Row, executors: Executors, history: EventHistory) -> Row:
     unassigned = set(history.unassigned())
     tasks = executors.tasks() if "size" in executors.columns else None
     even = about["strategy"] == "even"
@@ -88,7 +88,7 @@ def _request(about: Row, executors: Executors, history: TopologyHistory) -> Row:
     }
 
 
-def _weights(worker: PreviousWorker, holds: list[int], tasks: list[list[int]] | None) -> dict[int, int]:
+def _weights(worker: HeldWorker, holds: list[int], tasks: list[list[int]] | None) -> dict[int, int]:
     """Tasks in this worker -> number of executors that have so many, the largest first."""
     if tasks is None:
         return {1: len(holds)} if holds else {}
@@ -99,7 +99,7 @@ def _weights(worker: PreviousWorker, holds: list[int], tasks: list[list[int]] | 
     return dict(sorted(counts.items(), reverse=True))
 
 
-def _needs(about: Row, executors: Executors, history: TopologyHistory, unassigned: set[int]) -> list[Row]:
+def _needs(about: Row, executors: Executors, history: EventHistory, unassigned: set[int]) -> list[Row]:
     """Components that must be apart: number to place, and supervisors that already hold one."""
     needs: list[Row] = []
     for component in about["differ"]:

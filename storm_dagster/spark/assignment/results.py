@@ -9,12 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from storm_dagster.model.placement import (
-    PlacedWorker,
-    PlacementBatch,
-    TopologyPlacement,
-    TopologyToPlace,
-)
+from storm_dagster.model.placement import PlacedWorker, PlacementBatch, TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text, slot_reason_text
 from storm_dagster.spark.assignment.frames import service_order
 

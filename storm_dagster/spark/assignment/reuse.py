@@ -77,10 +77,7 @@ class Reused(NamedTuple):
 
 
 def keep_executors(
-    reused: Mapping[int, Reused],
-    component: Sequence[int],
-    apart: Mapping[int, set[str]],
-    system: set[int],
+    reused: Mapping[int, Reused], component: Sequence[int], apart: Mapping[int, set[str]], system: set[int]
 ) -> dict[int, list[int]]:
     """Slot number -> executors that stay in it.
 

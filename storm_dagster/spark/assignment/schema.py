@@ -49,13 +49,7 @@ ABOUT = pa.struct(
 """Conf and components of a topology; ``units`` counts executors per component."""
 
 SUPERVISORS = pa.schema(
-    [
-        ("cluster", pa.int32()),
-        ("node", pa.string()),
-        ("host", pa.string()),
-        ("ports", _INTS),
-        ("used", _INTS),
-    ]
+    [("cluster", pa.int32()), ("node", pa.string()), ("host", pa.string()), ("ports", _INTS), ("used", _INTS)]
 )
 TOPOLOGIES = pa.schema(
     [("cluster", pa.int32()), ("topology", pa.int32()), ("history", pa.bool_()), ("about", ABOUT)]
@@ -197,12 +191,7 @@ PLACED = pa.schema(
 and its ``text`` the failure. Otherwise the ``text`` of the first row holds the warnings, if there are any.
 ``number`` is the worker's place among equals, ``against`` the next best supervisor for its slot."""
 
-_PLAIN = {
-    pa.int32(): "int",
-    pa.int64(): "bigint",
-    pa.string(): "string",
-    pa.bool_(): "boolean",
-}
+_PLAIN = {pa.int32(): "int", pa.int64(): "bigint", pa.string(): "string", pa.bool_(): "boolean"}
 
 
 def ddl_type(kind: pa.DataType) -> str:
