@@ -1,4 +1,4 @@
-"""The blob store as a client of the leading nimbus: what runs and command line use."""
+"""Blob store of runs and of the command line: a client of the leading nimbus."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class NimbusBlobClient:
     failed connections are tried again; every call is repeatable, because a content is identified by its hash.
 
     ``epoch``, when given, is sent with every write: a run whose leader was deposed gets ``Fenced``.
-    ``min_replication`` and ``allow_degraded`` say how many nimbuses must hold a blob before a write is
+    ``min_replication`` and ``allow_degraded``: how many nimbuses must hold a blob before a write is
     acknowledged, and whether fewer will do when that takes too long. ``security`` is the cluster's.
     """
 
@@ -146,7 +146,6 @@ class NimbusBlobClient:
             return stream.read()
 
     def meta(self, key: str) -> BlobMeta:
-        """Size and hash of the blob."""
         check_blob_key(key)
         response = self._repeat(
             f"looking for blob {key!r}", lambda base: self._http.head(_url(base, key)), key=key
@@ -154,7 +153,6 @@ class NimbusBlobClient:
         return BlobMeta(key, int(response.headers["Content-Length"]), response.headers["X-Content-SHA256"])
 
     def exists(self, key: str) -> bool:
-        """Whether the leader has the blob."""
         try:
             self.meta(key)
         except KeyNotFound:
@@ -172,7 +170,6 @@ class NimbusBlobClient:
         )
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All keys at the leader that start with ``prefix``, sorted."""
         return [meta.key for meta in self.list(prefix)]
 
     def list(self, prefix: str = "") -> list[BlobMeta]:
@@ -196,7 +193,7 @@ class NimbusBlobClient:
     def _repeat(
         self, doing: str, request: Callable[[str], httpx.Response], *, key: str | None = None
     ) -> httpx.Response:
-        """The first good answer within the deadline; a typed error otherwise."""
+        """Repeat a request until the first good response within the deadline; a typed error otherwise."""
         deadline = time.monotonic() + self._deadline_secs
         pause = _FIRST_PAUSE
         while True:

@@ -112,7 +112,6 @@ class FsspecBlobStore:
         return meta
 
     def meta(self, key: str) -> BlobMeta:
-        """Size and hash of the blob."""
         path = self._key_path(key)
         for attempt in range(_READS):
             with self._remote(f"looking for {key!r}"):
@@ -124,13 +123,12 @@ class FsspecBlobStore:
                 document = json.loads(raw)
                 return BlobMeta(key, int(document["size"]), check_sha256(document["sha256"]))
             except (ValueError, KeyError, TypeError, InvalidRequest):
-                # Some file systems show a file while it is being replaced: look again.
+                # Some file systems show a file while it is being replaced: read again.
                 if attempt + 1 < _READS:
                     time.sleep(_PAUSE_SECS)
         raise Corrupt(f"{path} does not describe a blob: remove it and store the blob again")
 
     def exists(self, key: str) -> bool:
-        """Whether the blob is there."""
         with self._remote(f"looking for {key!r}"):
             return self._there(self._key_path(key))
 
@@ -141,7 +139,6 @@ class FsspecBlobStore:
 
     @contextmanager
     def open(self, key: str) -> Iterator[BinaryIO]:
-        """The content as a readable stream."""
         with self.open_with_meta(key)[1] as stream:
             yield stream
 
@@ -156,7 +153,6 @@ class FsspecBlobStore:
         return meta, cast(BinaryIO, stream)
 
     def read(self, key: str) -> bytes:
-        """The whole content, verified."""
         meta = self.meta(key)
         with self._remote(f"reading {key!r}"):
             try:
@@ -176,7 +172,6 @@ class FsspecBlobStore:
             self._fs.rm_file(path)
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All keys that start with ``prefix``, sorted."""
         with self._remote("listing"):
             names = self._names("keys")
         return sorted(key for key in map(unquote, names) if key.startswith(prefix))
@@ -186,7 +181,7 @@ class FsspecBlobStore:
         return [self.meta(key) for key in self.keys(prefix)]
 
     def modified_secs(self, key: str) -> float | None:
-        """When the key was last written, in epoch seconds of the store; ``None`` when it is not there."""
+        """Time of the last write of the key, in epoch seconds of the store; ``None`` when it is not there."""
         with self._remote(f"looking for {key!r}"):
             self._fs.invalidate_cache()
             try:
@@ -195,7 +190,7 @@ class FsspecBlobStore:
                 return None
 
     def clean_abandoned(self, older_than_secs: float = 3600.0) -> int:
-        """Remove temporary files, and contents without a key, that are older than that; how many were removed."""
+        """Remove temporary files, and contents without a key, that are older than that; returns their number."""
         horizon = time.time() - older_than_secs
         with self._remote("cleaning"):
             old = [

@@ -191,14 +191,12 @@ class LocalBlobStore:
     # reading
 
     def meta(self, key: str) -> BlobMeta:
-        """Size and hash of the blob."""
         meta = self._read_key(self._key_path(key))
         if meta is None:
             raise no_such_blob(key, str(self.directory))
         return meta
 
     def exists(self, key: str) -> bool:
-        """Whether the blob is there."""
         return self._key_path(key).is_file()
 
     def has_content(self, sha256: str) -> bool:
@@ -219,7 +217,7 @@ class LocalBlobStore:
             try:
                 return meta, open(self._objects / meta.sha256, "rb")
             except FileNotFoundError:
-                meta = self.meta(key)  # replaced between the two reads: look again
+                meta = self.meta(key)  # replaced between the two reads: read again
         raise Corrupt(
             f"blob {key!r} names content {meta.sha256} that is not in {self.directory}: "
             "delete the blob, or let this nimbus fetch it from another one"
@@ -231,7 +229,7 @@ class LocalBlobStore:
         with stream:
             raw = stream.read()
         if hashlib.sha256(raw).hexdigest() != meta.sha256:
-            self._set_aside(meta)
+            self._move_to_quarantine(meta)
             raise Corrupt(
                 f"blob {key!r} in {self.directory} no longer has its hash {meta.sha256}: it was moved to "
                 "quarantine; another nimbus may still hold it, otherwise store it again"
@@ -239,7 +237,6 @@ class LocalBlobStore:
         return raw
 
     def keys(self, prefix: str = "") -> list[str]:
-        """All keys that start with ``prefix``, sorted."""
         found: list[str] = []
         for name in os.listdir(self._keys):
             if name.startswith(_HASHED_NAME):
@@ -259,7 +256,7 @@ class LocalBlobStore:
         return [meta for meta in found if meta is not None]
 
     def modified_secs(self, key: str) -> float | None:
-        """When the key was last written, in epoch seconds of this machine; ``None`` when it is not here."""
+        """Time of the last write of the key, in epoch seconds of this machine; ``None`` when it is not here."""
         try:
             return self._key_path(key).stat().st_mtime
         except FileNotFoundError:
@@ -334,7 +331,7 @@ class LocalBlobStore:
         name = quote(check_blob_key(key), safe="")
         if len(name) > 250:
             name = _HASHED_NAME + hashlib.sha256(key.encode()).hexdigest()
-        # A leading dot is a legal key, but a hidden file is not looked at by people or listings.
+        # A leading dot is a legal key, but listings skip hidden files.
         return self._keys / ("%2E" + name[1:] if name.startswith(".") else name)
 
     def _drop_unused(self, hashes: Iterable[str]) -> int:
@@ -347,7 +344,7 @@ class LocalBlobStore:
             try:
                 meta = self._read_key(self._keys / name)
             except Corrupt:
-                return 0  # nobody knows what the damaged document names: keep everything
+                return 0  # the damaged document may name any content: keep everything
             if meta is not None:
                 used.add(meta.sha256)
         removed = 0
@@ -357,7 +354,7 @@ class LocalBlobStore:
                 removed += 1
         return removed
 
-    def _set_aside(self, meta: BlobMeta) -> None:
+    def _move_to_quarantine(self, meta: BlobMeta) -> None:
         self._quarantine.mkdir(exist_ok=True)
         with self._exclusive(), _vanished_is_fine():
             os.replace(self._objects / meta.sha256, self._quarantine / meta.sha256)

@@ -1,8 +1,8 @@
 """Storm's sequence numbers of blobs, as pure functions (``docs/decisions.md#blob-ownership``).
 
 Each nimbus that holds a blob has an ephemeral child ``<host:port>-<number>`` below ``/blobstore/<key>``;
-``/blobstoremaxkeysequencenumber/<key>`` keeps the highest number that the content ever had. Whoever shows the
-highest number has the newest content. The number says *who* is newest; *what* is newest is always verified
+``/blobstoremaxkeysequencenumber/<key>`` keeps the highest number that the content ever had. A nimbus with the
+highest number has the newest content. The number tells *who* has it; *what* it is, is always verified
 by the content hash.
 """
 
@@ -23,10 +23,10 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SequenceDecision:
-    """The number that a nimbus registers, and the maximum that is to stand in ZooKeeper afterwards."""
+    """Number that a nimbus registers, and maximum that is stored in ZooKeeper afterwards."""
 
     sequence: int
-    """0 says: I hold something, but not the newest."""
+    """0: it holds something, but not the newest."""
     maximum: int
 
 

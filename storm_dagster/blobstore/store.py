@@ -1,4 +1,4 @@
-"""What every blob store offers: the protocol, and the description of one blob."""
+"""Protocol of a blob store, and the description of one blob."""
 
 from __future__ import annotations
 

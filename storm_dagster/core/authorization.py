@@ -1,4 +1,4 @@
-"""Authorization of callers that have proved who they are, by the rules of Storm's ACLs.
+"""Authorization of authenticated callers by the rules of Storm's ACLs.
 
 An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``). Only administrators may do the rest.
 """
@@ -23,7 +23,7 @@ Groups = Callable[[str], Collection[str]]
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks."""
+    """Authenticated caller of a request."""
 
     name: str
     cluster: bool = False
@@ -31,7 +31,7 @@ class Caller:
     host: str = ""
     """Address that the request came from."""
     via: str | None = None
-    """Who really asked, when that one acts for ``name``."""
+    """The authenticated user, when it acts for ``name``."""
     groups: frozenset[str] = field(default_factory=frozenset)
 
     def __str__(self) -> str:

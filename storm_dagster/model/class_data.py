@@ -1,7 +1,7 @@
 """Class data of a JVM, parsed once and mapped at later starts: ZooKeeper and Spark start in less than half the time.
 
 Java's own archives (AppCDS): the JVM writes one when it ends in order, and checks at each start that it belongs to
-this Java and these jars. One that is not as it was written is made anew.
+this Java and these jars. A damaged one is created again.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ __all__ = ["class_data_options"]
 log: logging.Logger = logging.getLogger(__name__)
 
 _CLAIM_SECS = 3600.0
-"""Who has begun to make an archive has so long, before another may try."""
+"""Time in which a process makes an archive, before another may try."""
 _KEPT_SECS = 30 * 86400.0
 
 
 def _folder() -> Path:
-    """The cache folder of this user, and nobody else: what lies there is mapped as code."""
+    """The cache folder of this user only: its files are mapped as code."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(base) / "storm-dagster" / "class-data"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -52,7 +52,7 @@ def _stamp(path: Path) -> str:
 def class_data_options(name: str, java: str, jars: Iterable[Path]) -> list[str]:
     """JVM options that map the archive of ``name`` over these jars, or that make it when this JVM ends.
 
-    Several may ask at once: one of them makes it. Archives that nobody used for 30 days are removed with the next
+    Several may ask at once: one of them makes it. Archives that were not used for 30 days are removed with the next
     one. Empty without a cache folder (``XDG_CACHE_HOME``, else ``~/.cache``), or while another makes it.
     """
     try:

@@ -1,4 +1,4 @@
-"""The clock of leases and timeouts: seconds since boot that nobody sets, and the boot that they count from.
+"""Boot clock of leases and timeouts: seconds since boot, which cannot be set, and the id of that boot.
 
 What stores times of this clock stores :func:`boot_id` beside them, and forgets them when it is another.
 """

@@ -1,4 +1,4 @@
-"""Conf maps: loading, merging, validation, and where each value came from.
+"""Conf maps: loading, merging, validation, and the origin of each value.
 
 A conf is a flat map of dotted keys. Cluster conf is the shipped ``defaults.yaml``, then ``storm.yaml`` of
 HOME or ``--conf-dir``, then ``-c KEY=VALUE``; a topology's conf is laid over it.
@@ -47,7 +47,7 @@ def default_conf() -> dict[str, Any]:
 
 
 def unknown_keys(conf: Conf) -> dict[str, str]:
-    """Keys below an owned prefix that nobody knows, each with a sentence naming the nearest known key."""
+    """Unknown keys below an owned prefix, each with a sentence naming the nearest known key."""
     found: dict[str, str] = {}
     for key in conf:
         if key in CONF_KEYS or not key.startswith(OWNED_PREFIXES):
@@ -68,7 +68,7 @@ def validate_conf(conf: Any, *, source: str, unknown: str = "error") -> tuple[di
         raise InvalidRequest(f"{source}: conf must be a map of keys to values, got {type(conf).__name__}")
     problems: list[str] = []
     warnings: list[str] = []
-    problems.extend(f"conf key {key!r} must be text" for key in conf if not isinstance(key, str))
+    problems.extend(f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str))
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
     (problems if unknown == "error" else warnings).extend(strange.values())
     defaults = _defaults()
@@ -83,7 +83,7 @@ def validate_conf(conf: Any, *, source: str, unknown: str = "error") -> tuple[di
 
 
 def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[str, Any]:
-    """``KEY=VALUE`` texts as a conf map; VALUE is read as YAML, so ``3`` is a number and ``[a, b]`` a list."""
+    """``KEY=VALUE`` strings as a conf map; VALUE is read as YAML, so ``3`` is a number and ``[a, b]`` a list."""
     conf: dict[str, Any] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")

@@ -1,6 +1,6 @@
 """Every conf key that the system itself reads: its type, bounds and meaning.
 
-Defaults stand in ``defaults.yaml`` beside this module; a test holds the two against each other. Names are
+Defaults are in ``defaults.yaml`` beside this module; a test compares the two. Names are
 Storm's and JStorm's where they have one.
 """
 
@@ -51,9 +51,9 @@ _NAMES = {
     "int": "an integer",
     "number": "a number",
     "bool": "true or false",
-    "str": "text",
+    "str": "a string",
     "path": "a path",
-    "list[str]": "a list of texts",
+    "list[str]": "a list of strings",
     "list[int]": "a list of integers",
     "map": "a map",
     "list[map]": "a list of maps",
@@ -61,7 +61,7 @@ _NAMES = {
 
 
 def check_value(key: str, value: Any) -> str | None:
-    """Why ``value`` may not stand under the known ``key``, in words; ``None`` when it may."""
+    """Reason why ``value`` is not valid for the known ``key``; ``None`` when it is."""
     spec = CONF_KEYS[key]
     if not _is_kind(spec.kind, value):
         shown = HIDDEN if key in SECRET_KEYS else f"{value!r:.60}"
@@ -115,7 +115,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     "storm.blobstore.replication.factor": ConfKey("int", "Copies asked of a remote blob store", 1),
     "blobstore.dir": ConfKey("path", "Base folder or fsspec URL of blobs; null: below storm.local.dir"),
     # -- nimbus -----------------------------------------------------------------------------------------
-    "nimbus.seeds": ConfKey("list[str]", "Where clients look for a nimbus: 'host' or 'host:http port'"),
+    "nimbus.seeds": ConfKey("list[str]", "Nimbuses that clients try: 'host' or 'host:http port'"),
     "nimbus.host": ConfKey("str", "Deprecated: one seed"),
     "nimbus.thrift.port": ConfKey("int", "Thrift port; 0: any free one", 0, 65535),
     "nimbus.thrift.threads": ConfKey("int", "Threads that serve Thrift calls", 1),
@@ -145,13 +145,11 @@ CONF_KEYS: dict[str, ConfKey] = {
     "nimbus.blobstore.class": ConfKey("str", "'local' or 'fsspec'", choices=("local", "fsspec")),
     "nimbus.inimbus.class": ConfKey("str", "'module:class' of an INimbus plug-in"),
     "nimbus.topology.action.notifier.plugin.class": ConfKey(
-        "str", "'module:class' that hears topology actions"
+        "str", "'module:class' that is notified of topology actions"
     ),
     "nimbus.admins": ConfKey("list[str]", "Users who may do everything (with client certificates)"),
     "nimbus.admins.groups": ConfKey("list[str]", "Groups of such users"),
-    "nimbus.users": ConfKey(
-        "list[str]", "Users who may submit and list topologies; empty: nobody but admins"
-    ),
+    "nimbus.users": ConfKey("list[str]", "Users who may submit and list topologies; empty: only admins"),
     "nimbus.groups": ConfKey("list[str]", "Groups of such users"),
     "nimbus.impersonation.acl": ConfKey(
         "map", "user -> {hosts: [...], groups: [...]}: for whom, and from where, that user may act"
@@ -282,7 +280,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     "topology.bolts.late.tuple.stream": ConfKey("str", "Component conf: stream that late tuples go to"),
     "topology.disable.loadaware.messaging": ConfKey(
-        "bool", "Shuffle strictly in turn, whatever waits for the receivers"
+        "bool", "Shuffle strictly in turn, regardless of the load of the receivers"
     ),
     "topology.testing.always.try.serialize": ConfKey(
         "bool", "Check that each tuple could travel, also inside a worker (slow)"

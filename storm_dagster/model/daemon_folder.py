@@ -1,4 +1,4 @@
-"""What a daemon keeps below HOME: a folder named by its id, held by one process, with files replaced as a whole."""
+"""Folder of a daemon below HOME: named by its id, locked by one process, its files replaced atomically."""
 
 from __future__ import annotations
 

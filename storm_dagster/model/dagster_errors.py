@@ -1,4 +1,4 @@
-"""What Dagster says when its own storage is out of reach: found in answers whose shape is that of any failure."""
+"""Detection of failures of Dagster's own storage in its responses, which look like any other failure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["STORAGE_REMEDY", "storage_trouble"]
 
 STORAGE_REMEDY = (
-    "start the database that `storage` in dagster.yaml names (without one: mend the folder DAGSTER_HOME). "
+    "start the database that `storage` in dagster.yaml names (without one: fix the folder DAGSTER_HOME). "
     "Topologies run on meanwhile, and kill, activate and deactivate work"
 )
 _SIGNS = re.compile(
@@ -20,7 +20,7 @@ _LONGEST = 300
 
 
 def storage_trouble(answer: Any) -> str | None:
-    """The database's words in an answer (or text) of Dagster; ``None`` when it is not about storage."""
+    """The database's message in a response (or text) of Dagster; ``None`` when it is not about storage."""
     for text in _texts(answer):
         if _SIGNS.search(text):
             words = " ".join(_BACKGROUND.sub("", text).split())
@@ -29,7 +29,7 @@ def storage_trouble(answer: Any) -> str | None:
 
 
 def _texts(answer: Any) -> list[str]:
-    """Every message in the answer, the deepest causes last."""
+    """Every message in the response, the deepest causes last."""
     if isinstance(answer, str):
         return [answer]
     if isinstance(answer, list):

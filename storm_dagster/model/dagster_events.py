@@ -1,4 +1,4 @@
-"""Events of assets that components report to Dagster: checked where they are made, and again by nimbus."""
+"""Asset events that components report to Dagster, validated where they are made, and again by nimbus."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
         parts = key.split("/") if isinstance(key, str) else [*key] if isinstance(key, list | tuple) else []
         if not parts or not all(isinstance(part, str) and part for part in parts):
             raise InvalidRequest(
-                f"{what}: the key must be a text such as 'lake/clicks', or a list of its parts"
+                f"{what}: the key must be a string such as 'lake/clicks', or a list of its parts"
             )
         values = {name: _scalar(value) for name, value in given.items() if value is not None}
         for name, value in {**values, "key": "/".join(parts)}.items():
@@ -67,7 +67,7 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
                 not isinstance(value, str) or not 0 < len(value) <= longest or control.search(value)
             ):
                 raise InvalidRequest(
-                    f"{what}: {name} must be a text of 1 to {longest} characters without control characters, got "
+                    f"{what}: {name} must be a string of 1 to {longest} characters without control characters, got "
                     f"{value!r:.100} ({type(value).__name__})"
                 )
         if kind == "check" and not _CHECK.fullmatch(str(values.get("check"))):
@@ -128,7 +128,7 @@ def _plain(value: Any, what: str, where: str, depth: int) -> Any:
     if depth < _DEEPEST and isinstance(value, Mapping) and all(isinstance(key, str) and key for key in value):
         return {key: _plain(item, what, f"{where}[{key!r:.40}]", depth + 1) for key, item in value.items()}
     raise InvalidRequest(
-        f"{what}: {where} is {value!r:.60} ({type(value).__name__}), which JSON cannot hold: give texts, finite numbers, "
-        f"booleans, None, lists or maps with texts as keys, at most {_DEEPEST} deep (a datetime as .isoformat(), an array "
+        f"{what}: {where} is {value!r:.60} ({type(value).__name__}), which JSON cannot hold: give strings, finite numbers, "
+        f"booleans, None, lists or maps with strings as keys, at most {_DEEPEST} deep (a datetime as .isoformat(), an array "
         "as .tolist())"
     )

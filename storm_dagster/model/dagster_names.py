@@ -39,7 +39,7 @@ TOKEN_TAG = "storm/token"
 """Run tag: the client token of the submission that the run belongs to."""
 
 PRIORITY_TAGS = {"dagster/priority": "100"}
-"""Tags of runs that somebody waits for: they pass the other runs of a queue, whose priority is 0 by default."""
+"""Tags of runs that a caller waits for: they pass the other runs of a queue, whose priority is 0 by default."""
 HEALING_TAGS = {"dagster/priority": "1000"}
 """Tags of runs that heal: they pass all others."""
 

@@ -1,4 +1,4 @@
-"""``HOME/cluster.json``: where the processes of one local cluster listen, and their pids."""
+"""``HOME/cluster.json``: addresses and pids of the processes of one local cluster."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ __all__ = [
 
 
 class StormDagsterError(Exception):
-    """The root of every error that this package raises on purpose.
+    """Base of every error that this package raises on purpose.
 
     ``http_status`` is what the HTTP service answers with; ``exit_code`` is what the command line exits
     with.
@@ -43,7 +43,7 @@ class StormDagsterError(Exception):
 
     @property
     def message(self) -> str:
-        """The sentence for people: what, why, and what to do about it."""
+        """Thing, reason and remedy in one sentence."""
         return str(self.args[0]) if self.args else self.__class__.__name__
 
     def to_document(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class Conflict(StormDagsterError):
     exit_code = 3
 
     path: str | None = None
-    """The node of cluster state that stood in the way, when it was one."""
+    """The conflicting node of cluster state, when it was one."""
 
 
 class NotAlive(Conflict):
@@ -105,7 +105,7 @@ class KeyNotFound(Conflict):
 
 
 class AlreadyAlive(Conflict):
-    """A topology of that name exists already, in whatever status."""
+    """A topology of that name exists already, in some status."""
 
 
 class Unavailable(StormDagsterError):

@@ -1,4 +1,4 @@
-"""Where a service may listen: loopback, unless the conf says otherwise and others must prove who they are."""
+"""Addresses that a service may bind: loopback, unless the conf allows others and clients must authenticate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storm_dagster.model.security import Security
 __all__ = ["Guardian", "address_beyond_loopback", "check_exposure", "make_private"]
 
 Guardian = Literal["secret or tls", "secret", "zookeeper auth"]
-"""What a kind of service can ask a stranger for."""
+"""Authentication that each kind of service can require."""
 
 _REMEDY = {
     "secret or tls": "storm.secret.file (or storm.tls.cert, .key and .ca)",
@@ -42,8 +42,8 @@ def address_beyond_loopback(host: str) -> str | None:
 def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = None) -> str:
     """The host that ``service`` binds (``storm.local.hostname`` unless given), if it may.
 
-    Beyond loopback that takes ``storm.bind.external: true`` and something to ask strangers for; otherwise
-    :class:`InvalidRequest` says what is missing.
+    Beyond loopback that takes ``storm.bind.external: true`` and a way to authenticate clients; otherwise
+    :class:`InvalidRequest` names what is missing.
     """
     host = str(host or conf["storm.local.hostname"])
     outside = address_beyond_loopback(host)
@@ -62,7 +62,7 @@ def check_exposure(conf: Any, service: str, needs: Guardian, host: str | None = 
         lacking.append(_REMEDY[needs])
     if lacking:
         raise InvalidRequest(
-            f"{service} would listen on {host!r} ({outside}), which others can reach, and would ask nobody who they are: "
+            f"{service} would listen on {host!r} ({outside}), which others can reach, and would authenticate nobody: "
             f"set {' and '.join(lacking)}, or use a loopback address as storm.local.hostname"
         )
     return host

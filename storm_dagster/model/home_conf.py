@@ -1,4 +1,4 @@
-"""The conf of a cluster as clients and the code location see it: its files, and what ``dev`` recorded.
+"""Conf of a cluster for clients and the code location: its files, and the settings that ``dev`` recorded.
 
 Order, later wins: shipped defaults, ``storm.yaml`` (of ``--conf-dir``, else of HOME), what the running
 ``dev`` was given with ``-c`` (``HOME/dev.json``), the addresses in ``HOME/cluster.json``, then
@@ -23,7 +23,7 @@ DEV_CONF = "dev.json"
 
 
 def write_dev_conf(home: Path, values: Conf) -> None:
-    """Record what ``dev`` was given, so that the code location and clients see the same conf as the daemons."""
+    """Record the settings of ``dev``, so that the code location and clients have the same conf as the daemons."""
     # It may hold the cluster's secret.
     write_atomically(home / DEV_CONF, json.dumps(dict(values)) + "\n", mode=0o600)
 
@@ -62,7 +62,7 @@ def cluster_conf(
     """The merged conf for a client of the cluster in ``home`` (default: ``STORM_DAGSTER_HOME``).
 
     With an explicit ``conf_dir`` the cluster is the one that its ``storm.yaml`` names, and
-    ``HOME/cluster.json`` is not looked at. Raises :class:`InvalidRequest` for a wrong conf and
+    ``HOME/cluster.json`` is not read. Raises :class:`InvalidRequest` for a wrong conf and
     :class:`Corrupt` for a damaged ``cluster.json``.
     """
     if conf_dir is not None:

@@ -1,4 +1,4 @@
-"""What this host has, and what to do when something is missing: an operating system, a distribution, a lock."""
+"""Requirements of this host: an operating system, a distribution, a lock; with a remedy when one is missing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BROUGHT_BY = {"yaml": "pyyaml", "zmq": "pyzmq", "grpc": "pyspark", "google": "p
 
 
 def missing_part(error: ModuleNotFoundError, what: str) -> MissingPart | None:
-    """What to install so that ``what`` works; ``None`` when the module is not one of those we depend on."""
+    """Distribution to install so that ``what`` works; ``None`` when the module is not one of those we depend on."""
     module = (error.name or "").partition(".")[0]
     wanted = re.sub(r"[-_.]+", "-", _BROUGHT_BY.get(module, module)).lower()
     try:

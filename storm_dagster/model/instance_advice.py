@@ -1,4 +1,4 @@
-"""Which settings of a Dagster instance would serve topologies better, what each gains and what it costs. Pure."""
+"""Advice on settings of a Dagster instance: what each improves and what it costs. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def sensors_use_threads(settings: Mapping[str, Any]) -> bool:
 
 
 def instance_advice(settings: Mapping[str, Any]) -> tuple[Advice, ...]:
-    """What could be better in an instance with these settings; empty when nothing could.
+    """Settings of an instance that could be better; empty when none could.
 
     ``settings`` are nested as in ``dagster.yaml``, or as the webserver shows them under Deployment > Configuration
     (GraphQL ``instance { info }``); what is missing has its stock value. Settings of another run coordinator than the

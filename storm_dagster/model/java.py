@@ -33,8 +33,8 @@ def java_version(java: str) -> int:
         raise Unavailable(f"Java at {java} does not run ({error}): {_ADVICE}") from None
     match = _VERSION.search(answer.stderr + answer.stdout)
     if answer.returncode != 0 or not match:
-        said = (answer.stderr or answer.stdout).strip()
-        raise Unavailable(f"Java at {java} does not tell its version ({said!r:.200}): {_ADVICE}")
+        output = (answer.stderr or answer.stdout).strip()
+        raise Unavailable(f"Java at {java} does not print its version ({output!r:.200}): {_ADVICE}")
     major = int(match["major"])
     # Up to Java 8 the version was written 1.8.
     return int(match["minor"] or 0) if major == 1 else major

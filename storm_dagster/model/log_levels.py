@@ -44,7 +44,7 @@ def level_name(number: int) -> LevelName:
 
 
 def level_in_force(kept: KeptLevel, now_ms: int) -> LevelChange | None:
-    """What a worker that begins now does with a level that was given before; ``None`` when its time is over."""
+    """Level change that is still in force for a starting worker; ``None`` when its time is over."""
     if kept.until_ms is None:
         return LevelChange(level=kept.level, reset=kept.reset)
     left = kept.until_ms - now_ms

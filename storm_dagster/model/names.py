@@ -120,7 +120,7 @@ def placement_key(topology_id: str) -> str:
 
 
 def code_dir_of_blob_key(key: str) -> str | None:
-    """The code (``<topology id>`` or ``<topology id>.<number>``) that a blob is part of, ``None`` for other blobs."""
+    """Code (``<topology id>`` or ``<topology id>.<number>``) that a blob is part of, ``None`` for other blobs."""
     for suffix in _BLOB_SUFFIXES:
         if key.endswith(suffix) and _CODE_DIR.fullmatch(key[: -len(suffix)]):
             return key[: -len(suffix)]

@@ -137,7 +137,7 @@ def topology(topology_id: str) -> str:
 
 
 def assignment(topology_id: str) -> str:
-    """Which slot runs which tasks; the node's data version is the assignment's version."""
+    """Assignment of tasks to slots; the node's data version is the assignment's version."""
     return f"{ASSIGNMENTS}/{topology_id}"
 
 
@@ -147,7 +147,7 @@ def assignment_backup(name: str) -> str:
 
 
 def tasks(topology_id: str) -> str:
-    """Which task ids belong to which component."""
+    """Task ids of each component."""
     return f"{TASKS}/{topology_id}"
 
 

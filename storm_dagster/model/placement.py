@@ -1,4 +1,4 @@
-"""Value types that both planners share: what is to be placed, and where it was placed.
+"""Value types of both planners: the topologies to place, and their placements.
 
 The PySpark assignment and the local planner have nothing in common but these, so that each tests the other.
 """
@@ -34,14 +34,14 @@ class SupervisorSlots(_Value):
     ports: tuple[int, ...]
     """All of its ports."""
     used: tuple[int, ...] = ()
-    """Ports that nobody may be given now: held by topologies outside this batch, or withheld this round."""
+    """Ports that no topology may be given now: held outside this batch, or withheld this round."""
     rack: str | None = None
     cpu: int = 0
     memory_mb: int = 0
 
 
 class UserWorker(_Value):
-    """One entry of ``use.userdefine.assignment``: a worker that the user wants exactly so."""
+    """One entry of ``use.userdefine.assignment``: a user-defined worker."""
 
     host: str | None = None
     port: int | None = None
@@ -65,7 +65,7 @@ class PlacedWorker(_Value):
 
 
 class TopologyToPlace(_Value):
-    """Everything that a planner may know of one topology."""
+    """Planner's input for one topology."""
 
     name: str
     topology_id: str = ""
@@ -116,7 +116,7 @@ class PlacementBatch(_Value):
 
 
 class TopologyPlacement(_Value):
-    """The outcome for one topology."""
+    """Placement of one topology, or the reason why there is none."""
 
     name: str
     status: Literal["assigned", "unchanged", "failed"]
@@ -132,11 +132,11 @@ class TopologyPlacement(_Value):
     worker_reasons: dict[str, str] = {}
     """``"node:port"`` -> why that slot; in the order in which workers of equal merit were preferred."""
     warnings: tuple[str, ...] = ()
-    """Wishes of the conf that were not followed, and why."""
+    """Requests of the conf that were not followed, and why."""
 
 
 class PlacementResult(_Value):
-    """Outcomes in the order in which topologies were served, and who computed them."""
+    """Placements in the order in which topologies were served, and the planner that computed them."""
 
     placements: tuple[TopologyPlacement, ...]
     planner: Literal["pyspark", "python"]
@@ -144,7 +144,7 @@ class PlacementResult(_Value):
     assign_secs: float = 0.0
 
     def placement(self, name: str) -> TopologyPlacement:
-        """The outcome of one topology; ``KeyError`` when it was not in the batch."""
+        """Placement of one topology; ``KeyError`` when it was not in the batch."""
         for placement in self.placements:
             if placement.name == name:
                 return placement

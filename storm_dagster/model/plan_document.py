@@ -122,7 +122,7 @@ def place(*path: str | int) -> str:
 
 
 def _faults(document: PlanDocument) -> Iterator[Fault]:
-    """What no part can see alone."""
+    """Faults that concern several parts."""
     if not document.supervisors:
         yield "supervisors", "there is none, so nothing can be placed: give at least one"
     if not document.topologies:

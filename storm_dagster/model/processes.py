@@ -1,7 +1,7 @@
 """Processes of this machine, each known exactly: by its pid and the moment of its start.
 
-On Linux the start is told in clock ticks since boot, which no set clock moves; elsewhere psutil tells it in
-hundredths of a second. Neither says anything after another boot.
+On Linux the start is in clock ticks since boot, which setting the clock does not move; elsewhere psutil gives
+it in hundredths of a second. Neither is valid after a reboot.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _HAS_PROC = os.path.isdir("/proc/self")
 
 
 class ExactProcess:
-    """What records of a process share: it is meant, and no other that got its pid later."""
+    """Base of records of a process: of this one, and no other that got its pid later."""
 
     pid: int
     start_ticks: int
@@ -60,7 +60,7 @@ def start_ticks(pid: int) -> int | None:
             raw = stream.read()
     except OSError:
         return None
-    # The command name stands in brackets and may itself hold blanks and brackets: count after the last one.
+    # The command name is in brackets and may itself hold blanks and brackets: count after the last one.
     fields = raw[raw.rfind(b")") + 2 :].split()
     return int(fields[19]) if len(fields) >= 20 and fields[0] not in (b"Z", b"X") else None
 

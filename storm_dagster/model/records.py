@@ -1,4 +1,4 @@
-"""The records that stand in ZooKeeper: frozen, strictly decoded, bounded in size (``docs/decisions.md#typed-records``).
+"""Records stored in ZooKeeper: frozen, strictly decoded, bounded in size (``docs/decisions.md#typed-records``).
 
 Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that a
 node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not exactly such a
@@ -101,7 +101,7 @@ class ComponentTasks(Record):
 
 
 class TaskTable(Record):
-    """Which task ids belong to which component of a topology, system components included."""
+    """Task ids of each component of a topology, system components included."""
 
     components: dict[str, ComponentTasks]
 
@@ -111,7 +111,7 @@ class TaskTable(Record):
 
 
 class WorkerBeat(Record):
-    """What the topology master knows of one worker."""
+    """Heartbeat of one worker, as the topology master writes it."""
 
     v: Literal[1] = Field(default=1, exclude=True)
     count: int
@@ -134,7 +134,7 @@ class TaskBeats(Record):
 
 
 class MetricIds(Record):
-    """``/metrics/<id>``: what a topology measures. Written by its topology master once the topology is active
+    """``/metrics/<id>``: ids of a topology's metrics. Written by its topology master once the topology is active
     (with the sample rate, as JStorm's start event), and again when a metric gets its id."""
 
     sample_rate: float
@@ -178,7 +178,7 @@ class TaskError(Record):
 class GrayUpgrade(Record):
     """State of a gray upgrade: ``/gray_upgrade/<id>/conf``, present while one is under way.
 
-    ``number``, ``component`` and ``workers`` say which workers the next batch is to take.
+    ``number``, ``component`` and ``workers`` select the workers of the next batch.
     """
 
     number: int = 0
@@ -196,7 +196,7 @@ class GrayUpgrade(Record):
     token: str = ""
     """Client token of the call that began it."""
     reason: str | None = None
-    """Why it is rolled back, when nobody asked for that."""
+    """Reason for a rollback that was not requested."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="forbid", strict=True, populate_by_name=True
@@ -211,7 +211,7 @@ class GrayWorker(Record):
     started: float = 0
     """Boot clock of the host, seconds, at which its first process with the new code was started."""
     failed: str | None = None
-    """What became of that process, when it is a reason to roll the upgrade back."""
+    """Failure of that process, when it is a reason to roll the upgrade back."""
 
 
 class WorkerSlot(Record):
@@ -243,7 +243,7 @@ class WorkerSlot(Record):
 
 
 class Assignment(Record):
-    """Which slot runs which tasks of one topology."""
+    """Assignment of one topology's tasks to slots."""
 
     topology_id: str
     code_dir: str
@@ -291,7 +291,7 @@ class WorkerNode(Record):
 
 
 class EpochRecord(Record):
-    """Who holds the leadership epoch. The node's data version is the epoch."""
+    """Holder of the leadership epoch. The node's data version is the epoch."""
 
     leader: str
     """``host:port`` of the leading nimbus's Thrift address."""
@@ -310,7 +310,7 @@ class TokenRecord(Record):
 
 
 class Blacklist(Record):
-    """Hosts that get no new work; the record stands in ``/blacklist`` itself, which is empty without any."""
+    """Hosts that get no new work; stored in ``/blacklist`` itself, which is empty without any."""
 
     hosts: tuple[str, ...] = ()
 
@@ -322,7 +322,7 @@ class KeptLevel(BaseModel):
 
     level: LevelName
     until_ms: int | None = None
-    """When it ends (epoch ms); ``None``: when it is taken back."""
+    """End (epoch ms); ``None``: until it is removed."""
     reset: LevelName | None = None
     """The level afterwards, when it is not to be that of the conf."""
 
@@ -356,5 +356,5 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
         where = ".".join(str(part) for part in reason["loc"])
         raise Corrupt(
             f"{path or 'the record'} is no valid {cls.__name__} ({where + ': ' if where else ''}{reason['msg']}): "
-            "it was damaged or written by something else; look at the node before removing it"
+            "it was damaged or written by something else; inspect the node before removing it"
         ) from None

@@ -1,6 +1,6 @@
-"""``HOME/run/<role>-<id>.json``: which process plays which role, so that ``stop`` ends exactly that one.
+"""``HOME/run/<role>-<id>.json``: the process of each role, so that ``stop`` ends exactly that one.
 
-A pid alone may belong to a stranger by now; a process is matched by its pid *and* its start
+A pid alone may belong to another process by now; a process is matched by its pid *and* its start
 (:func:`~storm_dagster.model.processes.start_ticks`), and by the boot id of the machine.
 """
 
@@ -37,7 +37,7 @@ class RunFile(BaseModel, ExactProcess):
     start_ticks: int
     boot_id: str = ""
     ports: dict[str, int] = {}
-    """What the process listens on, by purpose (``http``, ``thrift``, ``data``...)."""
+    """Addresses that the process listens on, by purpose (``http``, ``thrift``, ``data``...)."""
 
     @staticmethod
     def write(
@@ -62,12 +62,12 @@ class RunFile(BaseModel, ExactProcess):
 
     @staticmethod
     def path_of(home: Path, role: str, id: str) -> Path:
-        """Where the record of that role and id stands."""
+        """Path of the record of that role and id."""
         return run_dir(home) / f"{role}-{id.replace('/', '_')}.json"
 
     @staticmethod
     def read(path: Path) -> RunFile | None:
-        """The record in ``path``; ``None`` when the file is gone or unreadable (then it matches nobody)."""
+        """The record in ``path``; ``None`` when the file is gone or unreadable (then it matches no process)."""
         try:
             return RunFile.model_validate_json(path.read_bytes())
         except (OSError, ValidationError):

@@ -1,4 +1,4 @@
-"""The cluster's secret, its certificates, and what follows from them for servers and clients.
+"""Security of a cluster: its secret and certificates, and the settings of servers and clients.
 
 Nothing is configured by default, and then everything listens on loopback only (``exposure``). ``storm.secret``
 (or ``storm.secret.file``) is what every daemon, run and client of a cluster knows; whoever shows it is the
@@ -27,7 +27,7 @@ SECRET_KEYS = frozenset({"storm.secret", "storm.zookeeper.auth.payload", "dagste
 """Conf keys whose values are secrets: never shown, logged, or given on a command line."""
 
 HIDDEN = "*****"
-"""What stands in the place of a secret wherever a conf is shown."""
+"""Replacement of a secret wherever a conf is shown."""
 
 _log = logging.getLogger(__name__)
 _SHORTEST_SECRET = 16
@@ -38,10 +38,10 @@ _TELLTALE = re.compile(
 
 
 def public_conf(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a conf to be shown to people, pages and logs.
+    """Copy of a conf for pages and logs, without secrets.
 
     The values of :data:`SECRET_KEYS`, and of any other key (in maps such as ``topology.environment`` too)
-    whose name says password, secret, token or credential, are replaced by :data:`HIDDEN`; so are user and password
+    whose name contains password, secret, token or credential, are replaced by :data:`HIDDEN`; so are user and password
     in an address.
     """
     shown: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def read_private_file(path: Path, what: str) -> str:
 
 @dataclass(frozen=True)
 class Security:
-    """What a process has to prove itself with, and to check others by. Its ``repr`` holds no secret."""
+    """Secret and certificates of a process. Its ``repr`` holds no secret."""
 
     secret: str | None = field(default=None, repr=False)
     cert: str | None = None
@@ -117,7 +117,7 @@ class Security:
 
     @property
     def configured(self) -> bool:
-        """Whether anybody has to prove who they are."""
+        """Whether clients must authenticate."""
         return self.secret is not None or self.tls
 
     @property
@@ -131,7 +131,7 @@ class Security:
         return self.tls and self.secret is None
 
     def derived(self, purpose: str) -> bytes:
-        """32 bytes for one purpose, made from the secret, which they do not betray."""
+        """32 bytes for one purpose, derived from the secret, which they do not reveal."""
         assert self.secret is not None, "nothing is derived without a secret"
         return hmac.new(self.secret.encode(), f"storm-dagster {purpose}".encode(), hashlib.sha256).digest()
 
@@ -143,7 +143,7 @@ class Security:
         return hmac.compare_digest(*digests)
 
     def headers(self) -> dict[str, str]:
-        """What a client of the cluster sends with each request."""
+        """Headers of each request of a client of the cluster."""
         return {} if self.secret is None else {"Authorization": f"Bearer {self.secret}"}
 
     def client_options(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Security:
         return options
 
     def server_context(self, *, client_certificate: bool = True) -> ssl.SSLContext:
-        """For a server's socket. Clients must show a certificate of ``storm.tls.ca`` unless told otherwise."""
+        """TLS context of a server. Clients must show a certificate of ``storm.tls.ca`` unless it is optional."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.sslobject_class, context.sslsocket_class = _AuditedObject, _AuditedSocket
         self._load(context)
@@ -162,7 +162,7 @@ class Security:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """For a client: servers are known by ``storm.tls.ca`` and their name; our certificate is shown."""
+        """TLS context of a client: servers are checked by ``storm.tls.ca`` and their name; it shows our certificate."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._load(context)
         return context
@@ -187,7 +187,7 @@ def _audit(error: ssl.SSLError) -> None:
 
 
 class _AuditedObject(ssl.SSLObject):
-    """Of asyncio servers, which keep a failed handshake to themselves."""
+    """TLS object of asyncio servers, which do not report a failed handshake."""
 
     def do_handshake(self) -> None:
         try:
@@ -198,7 +198,7 @@ class _AuditedObject(ssl.SSLObject):
 
 
 class _AuditedSocket(ssl.SSLSocket):
-    """Of blocking servers."""
+    """TLS socket of blocking servers."""
 
     def do_handshake(self, block: bool = False) -> None:
         try:

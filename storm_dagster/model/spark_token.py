@@ -1,8 +1,8 @@
-"""The token of the embedded Spark Connect server: who does not know it runs no code there.
+"""Token of the embedded Spark Connect server: only clients that know it run code there.
 
 It lies in ``HOME/spark.token``, where only the owner reads it: made at random, for servers on loopback, or derived
-from ``storm.secret``, for those of the cluster on whatever host. Clients send it in the header that Spark's
-pre-shared key is looked for in, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
+from ``storm.secret``, for the cluster's servers on any host. Clients send it in the header of Spark's
+pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from storm_dagster.model.security import Security, read_private_file
 __all__ = ["SPARK_TOKEN", "derived_spark_token", "spark_token", "with_spark_token"]
 
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
-"""The environment variable by which Spark's server is told its token (never the command line)."""
+"""The environment variable that passes Spark's server its token (never the command line)."""
 
 _FILE = "spark.token"
 _EVERYWHERE = "everywhere"

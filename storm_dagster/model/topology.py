@@ -1,4 +1,4 @@
-"""What a topology is: components, streams, inputs, groupings, parallelism.
+"""Topology: components, streams, inputs, groupings, parallelism.
 
 This is the form that travels: a client describes its topology as this JSON, nimbus stores it as the blob
 ``<id>-stormcode.ser``, workers build the components from it. It names code (``"module:QualName"``) and
@@ -38,7 +38,7 @@ class _Frozen(BaseModel):
 
 
 class ComponentObject(_Frozen):
-    """What runs: a Python class by name with JSON arguments, or a shell command (multilang)."""
+    """Implementation of a component: a Python class by name with JSON arguments, or a shell command (multilang)."""
 
     python: str | None = None
     """``"module:QualName"`` of a Spout or Bolt class (or factory); built as ``cls(**args)``."""
@@ -69,7 +69,7 @@ class StreamSpec(_Frozen):
 
 
 class GroupingSpec(_Frozen):
-    """How the tuples of a stream are dealt over the receiving component's tasks."""
+    """Distribution of a stream's tuples over the receiving component's tasks."""
 
     type: GroupingType
     fields: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""One immutable view of the cluster: what a decision is made from.
+"""Immutable view of the cluster, the input of decisions.
 
 A daemon or a run loads it once, hands it to ``core``, and executes the plan that comes back. Every part
 carries the data version that it was read at, so that the write of the plan can compare and set.
@@ -33,10 +33,10 @@ class Versioned:
 
 @dataclass(frozen=True)
 class UpgradeState:
-    """What stands below ``/gray_upgrade/<id>``. Only while there is a ``record`` do the lists mean anything."""
+    """State below ``/gray_upgrade/<id>``. The lists are valid only while there is a ``record``."""
 
     at: int = -1
-    """Data version of ``/gray_upgrade/<id>``: whoever changes the record raises it, whoever moves a worker checks it."""
+    """Data version of ``/gray_upgrade/<id>``: raised by changes of the record, checked by moves of a worker."""
     record: GrayUpgrade | None = None
     upgrading: Mapping[str, GrayWorker] = field(default_factory=dict)
     """``host:port`` of the workers that are to change their code now."""
@@ -46,7 +46,7 @@ class UpgradeState:
 
 @dataclass(frozen=True)
 class TopologyView:
-    """All that is known of one topology. A part that does not exist is ``None``."""
+    """State of one topology. A part that does not exist is ``None``."""
 
     id: str
     base: StormBase
@@ -86,7 +86,7 @@ class ClusterView:
     """(supervisor id, port) of slots that topologies left out of ``topologies`` are known to use."""
 
     def topology_named(self, name: str) -> TopologyView | None:
-        """The topology of that name in whatever status, or ``None``."""
+        """The topology of that name in any status, or ``None``."""
         for topology in self.topologies.values():
             if topology.base.name == name:
                 return topology

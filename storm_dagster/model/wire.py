@@ -1,4 +1,4 @@
-"""What workers say to each other, and what others may ask of a worker.
+"""Messages between workers, and requests to a worker.
 
 A worker binds one ROUTER socket at its slot's address. Peers send it :class:`Frame` (MessagePack);
 clients send :class:`Request` (JSON, starting with ``{``) and get one JSON document back. Both are decoded
@@ -50,7 +50,7 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     stats: dict[str, int | float] = {}
     """All time: emitted, transferred, executed, acked, failed, execute_ms, process_ms, complete_ms."""
     windows: dict[str, dict[str, int | float]] = {}
-    """``"600"``, ``"10800"``, ``"86400"``, ``":all-time"`` -> the same figures over that many seconds."""
+    """``"600"``, ``"10800"``, ``"86400"``, ``":all-time"`` -> the same metrics over that many seconds."""
     streams: dict[str, dict[str, int]] = {}
     """``emitted``, ``transferred``: by stream; ``executed``: by ``component:stream`` of the input."""
     window_streams: dict[str, dict[str, dict[str, int]]] = {}
@@ -94,7 +94,7 @@ class Frame(msgspec.Struct, array_like=True):
     failed: list[tuple[int, list[int]]] = []
     """(spout task, roots that failed); task 0: any spout."""
     pressure: bool | None = None
-    """The sender asks all spouts to wait (or says that they need not any longer)."""
+    """The sender asks all spouts to wait (or to resume)."""
     report: WorkerReport | None = None
     loads: list[tuple[int, float]] | None = None
     """(task of the sender, seconds of work that wait for it, at most 1), for load-aware shuffling."""
@@ -110,13 +110,13 @@ class LevelChange(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True
     level: LevelName | None = None
     """``None`` takes an earlier change back."""
     secs: int = 0
-    """How long; 0: until it is taken back."""
+    """Duration; 0: until it is removed."""
     reset: LevelName | None = None
     """The level afterwards, when it is not to be the earlier one."""
 
 
 class StateQuestion(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """Which of the keyed state of one task is asked for."""
+    """Query of the keyed state of one task."""
 
     task: int
     keys: list[Any] = []
@@ -129,7 +129,7 @@ Question = Literal["stats", "stacks", "ping", "log_levels", "state"]
 
 
 class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
-    """A question to a worker. ``token`` is the worker's own start token, which stands in its ZooKeeper node."""
+    """A request to a worker. ``token`` is the worker's own start token, stored in its ZooKeeper node."""
 
     op: Question
     token: str
@@ -155,5 +155,5 @@ encode_request: Callable[[Request], bytes] = msgspec.json.Encoder().encode
 
 
 def decode_request(raw: bytes) -> Request:
-    """The request in ``raw``; ``msgspec.DecodeError`` when there is none."""
+    """Decode the request in ``raw``; ``msgspec.DecodeError`` when there is none."""
     return _request_decoder.decode(raw)

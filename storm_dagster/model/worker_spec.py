@@ -1,4 +1,4 @@
-"""What a supervisor tells a worker: the file that ``python -m storm_dagster.worker SPEC.json`` reads.
+"""Specification of a worker by its supervisor: the file that ``python -m storm_dagster.worker SPEC.json`` reads.
 
 The supervisor writes it atomically before it starts the process; the worker reads it once. It holds no
 task list: which tasks to run is read from ZooKeeper, so that a restarted worker can never run stale ones.
@@ -26,9 +26,9 @@ __all__ = [
 ]
 
 WORKER_MODULE = "storm_dagster.worker"
-"""What the command line of a worker runs, before the path of its spec."""
+"""Command line of a worker, before the path of its spec."""
 EXIT_STOPPED = 0
-"""The worker was told to stop (SIGTERM)."""
+"""The worker was stopped (SIGTERM)."""
 EXIT_SUPERSEDED = 3
 """The assignment names the worker's slot no more, or another process holds its slot: do not restart it as is."""
 

@@ -17,7 +17,7 @@ __all__ = ["ClusterSessionIds", "FixedSessionIds", "SessionIds", "pinned_id", "r
 
 
 class SessionIds(Protocol):
-    """Where the id of one pinned session is kept."""
+    """Store of the id of one pinned session."""
 
     def read(self) -> tuple[str, int] | None:
         """The id and the version that it has, or ``None`` when none is kept yet."""
@@ -29,7 +29,7 @@ class SessionIds(Protocol):
 
 
 class _State(Protocol):
-    """What is needed of ``zk.ClusterState``."""
+    """Subset of ``zk.ClusterState`` that is used here."""
 
     def get_data_with_version(self, path: str, watch: bool = False) -> tuple[bytes, Any] | None: ...
     def set_data(self, path: str, data: bytes, version: int | None = None) -> int: ...
@@ -57,7 +57,6 @@ class ClusterSessionIds:
             ) from None
 
     def replace(self, session_id: str, version: int | None) -> bool:
-        """Compare and set; with ``None`` create."""
         data = session_id.encode("ascii")
         try:
             if version is None:
@@ -76,17 +75,15 @@ class FixedSessionIds:
         self._kept = (session_id, 0)
 
     def read(self) -> tuple[str, int]:
-        """The id."""
         return self._kept
 
     def replace(self, session_id: str, version: int | None) -> bool:
-        """Always possible."""
         self._kept = (session_id, (version or 0) + 1)
         return True
 
 
 def pinned_id(ids: SessionIds, *, gone: str | None = None) -> str:
-    """The kept id, made when there is none, and made anew when it is the one that is ``gone``.
+    """The stored id, created when there is none, and replaced when it is the one that is ``gone``.
 
     Of several processes that find it gone one writes, the others take what that one wrote.
     """

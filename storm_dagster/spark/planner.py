@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import os
+import tempfile
 import threading
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +42,14 @@ from storm_dagster.spark.session import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ClassicPlanner", "ConnectPlanner", "local_planner", "plan_on_cluster", "planner_for"]
+__all__ = [
+    "ClassicPlanner",
+    "ConnectPlanner",
+    "local_planner",
+    "package_archive",
+    "plan_on_cluster",
+    "planner_for",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +57,11 @@ OpenSession = Callable[[Mapping[str, str]], "SparkSession"]
 """Opens the session of a Spark conf: ``{"spark.remote": url}`` or ``{"spark.master": url}``."""
 
 DEADLINE_SECS = 120.0
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class ConnectPlanner:
-    """Plans over Spark Connect, in the pinned session; callable with a batch, from any thread.
+    """Planner over Spark Connect, in the pinned session; callable with a batch, from any thread.
 
     The first call opens the session, later ones use it on. A session that the server has dropped is
     replaced once. Raises :class:`Unavailable` when Spark is out of reach, fails, or takes longer than
@@ -77,7 +89,7 @@ class ConnectPlanner:
         self._session: tuple[str, SparkSession] | None = None
 
     def __call__(self, batch: PlacementBatch) -> PlacementResult:
-        """Places the batch on Spark."""
+        """Place the batch on Spark."""
         what = f"Spark at {self.remote}"
         check_reachable(self.remote)
         with self._lock:
@@ -88,7 +100,7 @@ class ConnectPlanner:
                 raise as_unavailable(error, what) from error
 
     def close(self, *, release: bool = False) -> None:
-        """Closes this process's side of the session; with ``release`` the server's side too."""
+        """Close this process's side of the session; with ``release`` the server's side too."""
         if self._session is not None:
             forget_session(self._session[1], release=release)
             self._session = None
@@ -124,7 +136,7 @@ class ConnectPlanner:
             session = self._open_session({"spark.remote": url})
             close_at_exit(session)
             if f"session_id={session_id}" in url and getattr(session, "session_id", None) != session_id:
-                # The opener handed out a session that the process had already, which is somebody else's.
+                # The opener returned a session that the process had already, which other code uses.
                 session = None
         if session is None:
             session = open_connect(url)
@@ -134,23 +146,21 @@ class ConnectPlanner:
 
 
 def _ship_package(session: SparkSession, remote: str) -> None:
-    """Sends this package to a server elsewhere, whose Python workers cannot import it; loopback shares ours."""
+    """Send this package to a server elsewhere, whose Python workers cannot import it; loopback shares ours."""
     if host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
-    from storm_dagster.spark.shipping import package_archive
-
     session.addArtifacts(str(package_archive()), pyfile=True)
 
 
 class ClassicPlanner:
-    """Plans with a classic session, whose driver is in this process."""
+    """Planner with a classic session, whose driver is in this process."""
 
     def __init__(self, get_session: Callable[[], SparkSession], deadline_secs: float = DEADLINE_SECS) -> None:
         self._get_session = get_session
         self._deadline_secs = deadline_secs
 
     def __call__(self, batch: PlacementBatch) -> PlacementResult:
-        """Places the batch on Spark; :class:`Unavailable` when it fails or takes too long."""
+        """Place the batch on Spark; :class:`Unavailable` when it fails or takes too long."""
 
         def plan() -> PlacementResult:
             from storm_dagster.spark.assignment.pipeline import plan_with_spark
@@ -177,7 +187,7 @@ def plan_on_cluster(
     open_session: OpenSession | None = None,
     home: Path | None = None,
 ) -> PlacementResult:
-    """Places the batch where the cluster's conf says: ``spark.remote``, else ``spark.master``.
+    """Place the batch on the ``spark.remote`` of the cluster's conf, else on its ``spark.master``.
 
     ``cluster`` is the :class:`StormClusterState` whose ``state`` keeps the pinned session's id;
     ``open_session`` opens a session from a Spark conf (dagster-pyspark's resource does). Spark's token follows from the
@@ -205,7 +215,7 @@ def plan_on_cluster(
 
 
 def local_planner() -> ClassicPlanner:
-    """Plans in this process, without a cluster: a classic session on all cores."""
+    """Planner in this process, without a cluster: a classic session on all cores."""
     return ClassicPlanner(lambda: open_classic("local[*]"))
 
 
@@ -227,3 +237,19 @@ def planner_for(
     if conf.get("spark.master"):
         return ClassicPlanner(lambda: open_classic(str(conf.get("spark.master"))))
     return local_planner()
+
+
+@functools.cache
+def package_archive() -> Path:
+    """A zip of the modules that the assignment's functions import, named by its content; made once."""
+    root = Path(__file__).resolve().parents[1]
+    folder = Path(tempfile.mkdtemp(prefix="storm-dagster-spark-"))
+    target = folder / "package.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(
+            [root / "__init__.py", *(root / "model").rglob("*.py"), *(root / "spark").rglob("*.py")]
+        ):
+            name = str(path.relative_to(root.parent))
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes())
+    digest = hashlib.sha256(target.read_bytes()).hexdigest()[:16]
+    return target.rename(folder / f"storm_dagster-{digest}.zip")

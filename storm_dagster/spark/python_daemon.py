@@ -24,9 +24,9 @@ _LIBRARIES = (
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.pandas.types",
     "pyspark.sql.conversion",
-    "storm_dagster.spark.assignment.allot",
-    "storm_dagster.spark.assignment.demand",
-    "storm_dagster.spark.assignment.place",
+    "storm_dagster.spark.assignment.allocate_slots",
+    "storm_dagster.spark.assignment.request_slots",
+    "storm_dagster.spark.assignment.assign_tasks",
 )
 
 
@@ -36,7 +36,7 @@ def _threads() -> int:
 
 
 def main() -> None:
-    """Preloads and serves; serves without preloading where threads cannot be counted or would be left."""
+    """Preload and serve; serve without preloading where threads cannot be counted or would be left."""
     before = {name: os.environ.get(name) for name in _QUIET}
     os.environ.update(_QUIET)
     if _threads() == 1:

@@ -121,7 +121,7 @@ def spark_environment(base: Mapping[str, str] | None = None) -> dict[str, str]:
         PYSPARK_PYTHON=sys.executable,
         PYTHONPATH=os.pathsep.join([root, *present]),
     )
-    # A remote named for clients would make the server look for another server.
+    # A remote for clients would make the server connect to another server.
     for name in ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_DRIVER_PYTHON"):
         environment.pop(name, None)
     return environment

@@ -1,4 +1,4 @@
-"""Spark sessions: opening them, telling a lost one, and never waiting for one without a deadline."""
+"""Spark sessions: opening, detection of lost ones, and waiting with a deadline."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _DETAILS = re.compile(r'details = "([^"\n]+)')
 
 
 def host_and_port(remote: str) -> tuple[str, int]:
-    """Where a Spark Connect URL points; :class:`Unavailable` when it is none."""
+    """Host and port of a Spark Connect URL; :class:`Unavailable` when it is none."""
     address = remote.removeprefix("sc://").partition("/")[0].partition(";")[0]
     host, colon, port = address.rpartition(":")
     if not remote.startswith("sc://") or not address or (colon and not port.isdigit()):
@@ -54,7 +54,7 @@ def host_and_port(remote: str) -> tuple[str, int]:
 
 
 def check_reachable(remote: str, timeout_secs: float = 5.0) -> None:
-    """Returns when somebody listens at the URL; else :class:`Unavailable`.
+    """Return when a server listens at the URL; else :class:`Unavailable`.
 
     gRPC alone would go on trying for ten minutes.
     """
@@ -99,7 +99,7 @@ def ask_version(remote: str, home: Path | None, token: str | None, timeout_secs:
 
 
 def open_connect(remote: str) -> SparkSession:
-    """A session at the URL that is not made the process's default: nobody else comes to use it by accident."""
+    """Open a session at the URL without making it the process's default, so that no other code uses it."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
@@ -114,7 +114,7 @@ def open_connect(remote: str) -> SparkSession:
 
 
 def close_at_exit(session: SparkSession) -> None:
-    """Closes this process's side of the session when the process ends.
+    """Close this process's side of the session when the process ends.
 
     pyspark's own exit hook talks to the server first, and tries for ten minutes when that is gone; it leaves
     closed sessions alone, and hooks run in reverse order of registration.
@@ -146,7 +146,7 @@ def open_classic(master: str) -> SparkSession:
 
 
 def forget_session(session: SparkSession | None, *, release: bool = False) -> None:
-    """Closes this process's side of a session; the server's side lives on unless it is released."""
+    """Close this process's side of a session; the server's side lives on unless it is released."""
     client = getattr(session, "client", None)
     if client is not None:
         try:
@@ -182,7 +182,7 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
     thread.join(seconds)
     if not outcome:
         raise Unavailable(
-            f"{what} did not answer within {seconds:g} s: look at the Spark server's log, try again"
+            f"{what} did not answer within {seconds:g} s: see the Spark server's log, try again"
         )
     result, error = outcome[0]
     if error is not None:
@@ -191,17 +191,17 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
 
 
 def as_unavailable(error: Exception, what: str) -> StormDagsterError:
-    """A typed error for whatever Spark raised."""
+    """The typed error for an error of Spark."""
     if isinstance(error, StormDagsterError):
         return error
-    # An error of gRPC prints its whole state, also where pyspark wraps it; what happened stands in two of its lines.
+    # An error of gRPC prints its whole state, also where pyspark wraps it; two of its lines have the cause.
     status, details = _STATUS.search(str(error)), _DETAILS.search(str(error))
     lines: list[Any] = str(error).strip().splitlines() or [type(error).__name__]
-    said = ": ".join(found[1] for found in (status, details) if found) or lines[0]
-    remedy = "look at the Spark server's log, try again"
+    cause = ": ".join(found[1] for found in (status, details) if found) or lines[0]
+    remedy = "see the Spark server's log, try again"
     if status is not None and status[1] in ("UNAUTHENTICATED", "PERMISSION_DENIED"):
         remedy = (
             "its token follows from the cluster's storm.secret (set storm.secret.file to the same here), without one it "
             "is HOME/spark.token (name that HOME in STORM_DAGSTER_HOME)"
         )
-    return Unavailable(f"{what} failed ({said:.300}): {remedy}")
+    return Unavailable(f"{what} failed ({cause:.300}): {remedy}")

@@ -1,4 +1,4 @@
-"""The first jobs on a fresh Spark server, so that nobody's submission pays for them."""
+"""Warm-up of a new Spark server with its first jobs, so that no submission waits for them."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ WARM_BATCH = PlacementBatch(
 _MOST_ROUNDS = 12
 _LONGEST_SECS = 6.0
 _FASTER = 0.85
-"""A round that takes less than this part of the best one before says that the server is still compiling."""
+"""A round that takes less than this part of the best one before means that the server is still compiling."""
 _IDLE_ROUNDS = 2
 
 
 def warm_planner(
     planner: Callable[[PlacementBatch], PlacementResult], placed: Callable[[], None] = lambda: None
 ) -> None:
-    """Runs the assignment through every stage; with the cluster's planner its pinned session becomes warm.
+    """Run the assignment through every stage; with the cluster's planner its pinned session becomes warm.
 
     ``placed`` is called after the first one, by far the slowest. A submission takes the plain way, which is compiled first and most: it is repeated until it gets no faster,
     twelve times and six seconds at most.
@@ -76,7 +76,7 @@ def warm_planner(
 
 
 def warm_up(remote: str, deadline_secs: float = 180.0) -> None:
-    """Runs the first jobs on the server at the URL: its JVM has compiled what placements use afterwards.
+    """Run the first jobs on the server at the URL: its JVM has compiled what placements use afterwards.
 
     A URL that names a session warms that session's Python workers too. Raises :class:`Unavailable`.
     """
@@ -88,5 +88,5 @@ def warm_up(remote: str, deadline_secs: float = 180.0) -> None:
 
 
 def warm_cluster(conf: Any, cluster: Any, placed: Callable[[], None] = lambda: None) -> None:
-    """Warms the pinned session in which the cluster's placements run; see :func:`plan_on_cluster`."""
+    """Warm the pinned session in which the cluster's placements run; see :func:`plan_on_cluster`."""
     warm_planner(lambda batch: plan_on_cluster(conf, cluster, batch), placed)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from storm_dagster.core.slots.claims import SlotClaims, slot_claims
+from storm_dagster.core.slots.desired import DesiredSlots, desired_slots
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
@@ -38,7 +38,7 @@ _UPGRADE_SECS = 0.2
 
 
 class ClusterLink:
-    """Keeps a session, the newest :class:`SlotClaims` and this supervisor's ephemeral record."""
+    """Keeps a session, the newest :class:`DesiredSlots` and this supervisor's ephemeral record."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class ClusterLink:
         self._upgrades = upgrades
         self._cluster_id = cluster_id
         self._remember_cluster = remember_cluster
-        self.claims: SlotClaims | None = None
+        self.claims: DesiredSlots | None = None
         """What was read last; ``None`` until something was."""
         self._cluster: StormClusterState | None = None
         self._assignments: dict[str, Assignment] = {}
@@ -193,7 +193,7 @@ class ClusterLink:
             raise
         if everything:
             self._read_all_at = now
-        claims = slot_claims(self._assignments, self._id, self._upgrades.states)
+        claims = desired_slots(self._assignments, self._id, self._upgrades.states)
         if claims != self.claims:
             self.claims = claims
             self._wake_loop()

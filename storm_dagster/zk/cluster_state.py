@@ -15,13 +15,7 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.model.view import Versioned
 from storm_dagster.zk.session import ZkSession
-from storm_dagster.zk.state_protocol import (
-    CHILDREN_CHANGED,
-    CREATED,
-    DATA_CHANGED,
-    DELETED,
-    ClusterState,
-)
+from storm_dagster.zk.state_protocol import CHILDREN_CHANGED, CREATED, DATA_CHANGED, DELETED, ClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
 
 __all__ = [
@@ -87,8 +81,8 @@ class ZooKeeperClusterState(ClusterState):
             self._callbacks.pop(registration, None)
 
     def _on_event(self, event: WatchedEvent) -> None:
-        # A lost connection takes all watches with it and says so with an event of no type; whoever relies
-        # on watches hears of that through add_listener.
+        # A lost connection drops all watches and sends an event of no type; code that relies on watches
+        # is notified through add_listener.
         kind = _EVENTS.get(event.type)
         if kind is None or not self._active:
             return
@@ -282,7 +276,7 @@ class ZooKeeperClusterState(ClusterState):
     def set_data(self, path: str, data: bytes, version: int | None = None) -> int:
         """Write the data; returns the new version.
 
-        Without ``version`` a missing node is created with its parents, and whatever stands there is
+        Without ``version`` a missing node is created with its parents, and existing data is
         replaced. With it (0 included), ``Conflict`` unless the node exists and has that version.
         """
         _check_size(path, data)
@@ -330,7 +324,7 @@ class ZooKeeperClusterState(ClusterState):
                 if stat is None:
                     self._create_with_parents(path, data, ephemeral=True)
                 elif mine and stat.ephemeralOwner == mine:
-                    # Versions begin at 0 again in a node that was replaced meanwhile: look whose it is.
+                    # Versions begin at 0 again in a node that was replaced meanwhile: check its owner.
                     if self._set(path, data, stat.version).ephemeralOwner != mine:
                         continue
                 else:

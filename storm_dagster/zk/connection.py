@@ -1,6 +1,6 @@
-"""Where kazoo's connection is extended: lease arithmetic, the negotiated timeout, short connects.
+"""Extension of kazoo's connection: lease arithmetic, the negotiated timeout, short connects.
 
-kazoo tells neither the session timeout that the server granted nor when an answered request had been
+kazoo exposes neither the session timeout that the server granted nor when an answered request had been
 sent. Both are needed to know until when a session certainly lives (``docs/decisions.md#one-owner``), and
 both pass through these few methods. Nothing else in the package touches kazoo's private parts.
 """
@@ -19,7 +19,7 @@ from kazoo.security import ACL, make_digest_acl
 
 from storm_dagster.model.clock import boot_clock
 
-__all__ = ["CONNECT_SECONDS", "Lease", "make_client"]
+__all__ = ["CONNECT_SECONDS", "SessionLease", "make_client"]
 
 CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""
@@ -28,8 +28,8 @@ _SESSION_GONE = {-112, -118}  # SessionExpired, SessionMoved: answers that prove
 
 
 @dataclass(frozen=True)
-class Lease:
-    """What the newest answer proves about the session. Replaced as a whole, so reading it needs no lock."""
+class SessionLease:
+    """Lease of the session by its newest response. Replaced as a whole, so reading it needs no lock."""
 
     session_id: int = 0
     """0 without a session."""
@@ -49,17 +49,17 @@ class _Handler(SequentialThreadingHandler):
 
 
 class LeaseConnection(ConnectionHandler):
-    """kazoo's connection, remembering when each request went out and which were answered."""
+    """kazoo's connection with the send time of each request that is not answered yet."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lease = Lease()
+        self.lease = SessionLease()
         self._sent_boot: dict[int, float] = {}
         self._ping_sent_boot = 0.0
 
     def forget_lease(self) -> None:
-        """The session is over: nothing is held any more."""
-        self.lease = Lease()
+        """Drop the lease: the session is over."""
+        self.lease = SessionLease()
 
     def _answered(self, sent_boot: float) -> None:
         old = self.lease
@@ -74,7 +74,7 @@ class LeaseConnection(ConnectionHandler):
             self._sent_boot.clear()
             self._ping_sent_boot = 0.0
             if answer.time_out > 0:
-                self.lease: Lease = Lease(answer.session_id, sent, answer.time_out, sent)
+                self.lease: SessionLease = SessionLease(answer.session_id, sent, answer.time_out, sent)
         return result
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:
@@ -102,10 +102,7 @@ def _only_for(auth: str) -> list[ACL]:
 
 
 def make_client(
-    hosts: str,
-    session_timeout_ms: int,
-    client_id: tuple[int, bytes] | None = None,
-    auth: str | None = None,
+    hosts: str, session_timeout_ms: int, client_id: tuple[int, bytes] | None = None, auth: str | None = None
 ) -> tuple[KazooClient, LeaseConnection]:
     """A kazoo client that is not started yet, and its connection.
 

@@ -60,7 +60,6 @@ class SqliteCache:
         return db
 
     def get_many(self, keys: Iterable[str]) -> dict[str, bytes]:
-        """Those of the keys that are there."""
         wanted = list(keys)
         found: dict[str, bytes] = {}
         with self._lock:
@@ -73,26 +72,22 @@ class SqliteCache:
         return found
 
     def put_many(self, values: Mapping[str, bytes]) -> None:
-        """Create or replace."""
         with self._lock:
             self._db.execute("BEGIN")
             self._db.executemany("INSERT OR REPLACE INTO reads VALUES (?, ?)", list(values.items()))
             self._db.execute("COMMIT")
 
     def remove(self, keys: Iterable[str]) -> None:
-        """Drop them; missing ones are no error."""
         with self._lock:
             self._db.execute("BEGIN")
             self._db.executemany("DELETE FROM reads WHERE key = ?", [(key,) for key in keys])
             self._db.execute("COMMIT")
 
     def clear(self) -> None:
-        """Drop everything."""
         with self._lock:
             self._db.execute("DELETE FROM reads")
 
     def close(self) -> None:
-        """End it."""
         with self._lock:
             self._db.close()
 

@@ -1,4 +1,4 @@
-"""An ensemble of embedded ZooKeeper servers: who is in it, and the command line of each member.
+"""Ensemble of embedded ZooKeeper servers: its members, and the command line of each.
 
 An ensemble of three serves while any two of them see each other. For production, use one that is run on hosts of
 its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make chaos``.
@@ -17,9 +17,9 @@ from storm_dagster.zk.embedded import zookeeper_command
 __all__ = ["SYNC_TICKS", "Member", "ensemble_command", "server_mode"]
 
 INIT_TICKS = 40
-"""How long a member may take to join and to load the leader's state."""
+"""Time in which a member must join and load the leader's state."""
 SYNC_TICKS = 8
-"""How long leader and follower may be out of each other's reach before they part."""
+"""Time without contact after which leader and follower disconnect."""
 
 
 @dataclass(frozen=True)

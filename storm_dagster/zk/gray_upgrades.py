@@ -1,7 +1,7 @@
 """``/gray_upgrade/<id>``: the record of an upgrade, and the lists of its workers.
 
-The data version of ``/gray_upgrade/<id>`` itself is the upgrade's turnstile. Whoever changes the record raises it;
-a supervisor that moves one of its own workers checks it, so that supervisors do not stand in each other's way but
+The data version of ``/gray_upgrade/<id>`` itself is an optimistic lock. A change of the record raises it;
+a supervisor that moves one of its own workers checks it, so that supervisors do not block each other but
 none of them acts on an upgrade that has ended or is being rolled back. It outlives the record: versions of a
 later upgrade are never taken for those of an earlier one.
 """
@@ -24,7 +24,7 @@ UPGRADED = "upgraded_workers"
 
 
 def read_upgrade(state: ClusterState, topology_id: str, watch: bool = False) -> UpgradeState:
-    """The upgrade as it is; with ``watch`` the next change of the record is told."""
+    """The current upgrade; ``watch`` sets a watch on the record."""
     head = paths.gray_upgrade(topology_id)
     found = state.get_data_with_version(head, watch)
     if found is None:
@@ -55,14 +55,14 @@ def _workers(state: ClusterState, topology_id: str, part: str) -> dict[str, Gray
 def put_record_ops(
     transaction: Transaction, topology_id: str, state: UpgradeState, record: GrayUpgrade | None
 ) -> Transaction:
-    """Append what replaces the record read in ``state``; ``None`` removes it."""
+    """Append operations that replace the record read in ``state``; ``None`` removes it."""
     path = paths.gray_upgrade(topology_id, "conf")
     transaction.set(paths.gray_upgrade(topology_id), b"", state.at)
     if record is None:
         return transaction.delete(path)
     if state.record is None:
         return transaction.create(path, encode_record(record))
-    # The turnstile above decides who writes: any version.
+    # The version above is the lock: any version here.
     return transaction.set(path, encode_record(record), -1)
 
 
@@ -75,7 +75,7 @@ def write_pick(
     epoch: int,
     assignment_version: int,
 ) -> None:
-    """The topology master's one write: the batch, and the record afterwards.
+    """Write the topology master's batch, and the record afterwards.
 
     ``Fenced`` when the epoch is over, ``Conflict`` when the assignment or the upgrade moved on.
     """
@@ -89,7 +89,7 @@ def write_pick(
 
 
 def write_move(state: ClusterState, topology_id: str, read: UpgradeState, move: Move) -> None:
-    """A supervisor's write about one of its own workers; ``Conflict`` when the upgrade moved on."""
+    """Write a supervisor's move of one of its own workers; ``Conflict`` when the upgrade moved on."""
     source = next(
         (
             part

@@ -1,4 +1,4 @@
-"""Leadership as an epoch: taken in one transaction, given up at the first doubt (``docs/decisions.md#fenced-writes``).
+"""Leadership of one nimbus, with an epoch that fences its writes (``docs/decisions.md#fenced-writes``).
 
 The leader holds the ephemeral ``/nimbus_master``; taking it also rewrites ``/epoch``, whose data version
 is the epoch. Every write of a leader checks that version, so a deposed one is ``Fenced`` whatever it
@@ -26,9 +26,9 @@ _ATTEMPTS = 5
 
 
 class LeadershipSession:
-    """The part of one nimbus in leadership, in the session of its cluster state.
+    """Leadership of one nimbus, in the session of its cluster state.
 
-    All methods may be called from any thread. :meth:`is_leader` asks nobody and turns false at the very
+    All methods may be called from any thread. :meth:`is_leader` needs no request and turns false at the very
     moment at which the connection is suspended; :meth:`try_lead` (which the loop calls anyway) tells
     whether leadership survived.
     """
@@ -65,7 +65,7 @@ class LeadershipSession:
         return confirmed[0]
 
     def try_lead(self, leader: str, http: str, wake: Wake | None = None) -> int | None:
-        """The epoch, when this nimbus leads after the call; ``None`` when another does.
+        """Try to become leader; the epoch when this nimbus leads afterwards, ``None`` when another does.
 
         ``leader`` is the ``host:port`` of its Thrift service, ``http`` the base URL of its HTTP service.
         Calling it while leading asks ZooKeeper and confirms; after an interruption that the session
@@ -167,7 +167,7 @@ class LeadershipSession:
             except (ValueError, RecursionError):
                 detail = None
             if not isinstance(detail, dict):
-                # It lives, so that it is listed; what it says of itself counts as unsaid.
+                # It lives, so it is listed; its damaged detail is ignored.
                 _log.error("%s/%s holds no JSON map: restart that nimbus, which rewrites it", folder, address)
                 detail = {}
             details[address] = detail

@@ -1,13 +1,13 @@
-"""Until when a session certainly lives that an ensemble grants: what a follower answers by itself proves nothing.
+"""Lease of a session with an ensemble, proved by the leader: responses of a follower alone prove nothing.
 
 A ZooKeeper server that follows answers pings and reads without asking its leader, and goes on doing so for
-``syncLimit`` ticks after it has lost it; the leader meanwhile ends the sessions that it hears nothing of. Measured: a
+``syncLimit`` ticks after it has lost it; the leader meanwhile ends the sessions that are silent. Measured: a
 session's ephemeral node vanished 3.4 s after its server had been cut off, and that server still answered its owner. Two
 kinds of answers do prove something:
 
 * that to a connect: the leader made the session, or was asked for it, after the connect was sent;
 * that to a chain of three ``sync`` in one connection, each sent after the answer to the one before, the second at
-  least half a tick after the first: the leader pings its followers every half tick, what a follower says in return
+  least half a tick after the first: the leader pings its followers every half tick, what a follower replies
   names the sessions that it heard of, and requests and pings keep their order. So the leader heard of the session
   after the first of the three had been sent. (Half a tick is at most a quarter of any session timeout that it grants.)
 """
@@ -36,16 +36,16 @@ class QuorumLease:
         self._stop = threading.Event()
 
     def start(self) -> QuorumLease:
-        """Begin to prove that the session lives."""
+        """Start the thread that renews the lease."""
         threading.Thread(target=self._run, name="zookeeper-lease", daemon=True).start()
         return self
 
     def stop(self) -> None:
-        """Prove no more: the lease ends by itself."""
+        """Stop the renewal: the lease ends by itself."""
         self._stop.set()
 
     def lease_end(self, session_id: int | None = None) -> float:
-        """As :meth:`ZkSession.lease_end`, by proofs of the leader's only."""
+        """As :meth:`ZkSession.lease_end`, by responses of the leader only."""
         lease = self._session.lease()
         if not lease.session_id or (session_id is not None and lease.session_id != session_id):
             return 0.0
@@ -66,7 +66,7 @@ class QuorumLease:
                 self._stop.wait(0.1)
 
     def _chain(self) -> None:
-        """Chains of syncs, the last of one being the first of the next, for as long as the connection stands."""
+        """Chains of syncs, the last of one being the first of the next, while the session is connected."""
         at = self._session.lease()
         first = self._sync()
         while not self._stop.wait(at.negotiated_ms / 4000.0):
@@ -86,5 +86,5 @@ class QuorumLease:
 
 
 def lease_of(session: ZkSession) -> ZkSession | QuorumLease:
-    """What tells a worker how long it may run: the session itself with one server, else a started :class:`QuorumLease`."""
+    """Lease of a worker's session: the session itself with one server, else a started :class:`QuorumLease`."""
     return QuorumLease(session).start() if "," in session.hosts else session

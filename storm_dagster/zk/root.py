@@ -1,7 +1,7 @@
-"""Creating the cluster's root, and refusing one that is absent or another cluster's.
+"""Root node of the cluster: creation, and refusal of one that is absent or another cluster's.
 
 Absence is not an order (``docs/decisions.md#absence-is-not-an-order``): a missing root or cluster id means a wrong path,
-a wrong ensemble or wiped state, and never that there is nothing to run. Only who was told to creates it.
+a wrong ensemble or wiped state, and never that there is nothing to run. Only an explicit command creates it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def find_cluster_id(of: ZkSession | ClusterState) -> str | None:
     if not _CLUSTER_ID.fullmatch(found):
         raise Corrupt(
             f"{paths.CLUSTER_ID} below {_place(state)} holds no cluster id ({found!r:.80}): "
-            "it was damaged or written by something else; look at the node before removing it"
+            "it was damaged or written by something else; inspect the node before removing it"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""What a sensor remembers between its ticks, where that grows with the cluster.
+"""Stored memory of a sensor between its ticks, where it grows with the cluster.
 
 Dagster stores a cursor with every tick, so a cursor only names a record here. A record never changes: a tick that is
 repeated from an older cursor finds what it knew then. The newest eight of a sensor are kept; one that is lost costs

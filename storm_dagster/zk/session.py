@@ -1,4 +1,4 @@
-"""One ZooKeeper session: connecting, asking with a deadline, knowing how long it certainly lives, closing."""
+"""ZooKeeper session: connection, requests with a deadline, the lease until which it certainly lives."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from kazoo.protocol.states import Callback
 
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.zk.connection import Lease, LeaseConnection, make_client
+from storm_dagster.zk.connection import LeaseConnection, SessionLease, make_client
 
 __all__ = ["LEASE_MARGIN_SECS", "ZkSession"]
 
 _log = logging.getLogger(__name__)
 
 LEASE_MARGIN_SECS = 0.5
-"""How much earlier than the server a client holds its own session to be over."""
+"""Margin by which a client regards its session as over earlier than the server."""
 
 _LOST = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError, SessionMovedError)
 # What a request may be answered with; the modules of this package deal with these.
@@ -140,7 +140,7 @@ class ZkSession:
 
     @property
     def connected(self) -> bool:
-        """Whether the connection stands at this moment."""
+        """Whether the session is connected at this moment."""
         return not self._closed and self._client.connected
 
     @property
@@ -169,7 +169,7 @@ class ZkSession:
         """Boot clock at which the newest answered request (pings included) was sent; 0.0 without a session."""
         return self._connection.lease.answered_boot
 
-    def lease(self) -> Lease:
+    def lease(self) -> SessionLease:
         """Session id, newest answer and timeout, read at one moment."""
         return self._connection.lease
 
@@ -197,7 +197,7 @@ class ZkSession:
         self._listeners.append(wake)
 
     def remove_listener(self, wake: Callable[[str], None]) -> None:
-        """Undo :meth:`add_listener`; an unknown listener is ignored."""
+        """Remove a listener; an unknown one is ignored."""
         if wake in self._listeners:
             self._listeners.remove(wake)
 
@@ -304,7 +304,7 @@ class ZkSession:
     def pipeline(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
         """Results of many reads in the order given, sent without waiting for each other.
 
-        An answer such as ``NoNodeError`` stands in the list as that exception. A lost connection starts
+        An error such as ``NoNodeError`` is in the list as that exception. A lost connection starts
         the slice again, as in :meth:`call`.
         """
         results: list[Any] = []
@@ -345,8 +345,8 @@ class ZkSession:
     def close(self, deadline: float = 5.0) -> bool:
         """End the session, so that its ephemeral nodes vanish at once. Closing twice does nothing.
 
-        Returns within about ``deadline`` seconds whatever the network does: ``False`` tells that the
-        server could not be told, and that the session ends there by its timeout.
+        Returns within about ``deadline`` seconds in any case: ``False`` when the server was not reached,
+        so that the session ends there by its timeout.
         """
         with self._closing:
             if self._closed:

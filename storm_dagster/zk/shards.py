@@ -1,6 +1,6 @@
 """Records that may be larger than a transaction can carry, in parts (``docs/decisions.md#bounded-nodes``).
 
-A small record stands in its node. A large one is cut: the parts are written first as children
+A small record is in its node. A large one is cut: the parts are written first as children
 ``<generation>-<n>`` that nothing refers to, and the transaction then writes the *head*, which names
 their generation, number and hash. A reader therefore sees the old record or the new one, and knows.
 """
@@ -19,7 +19,7 @@ from storm_dagster.zk.transaction import Transaction, conflict
 __all__ = ["INLINE_BYTES", "MAX_SHARDS", "SHARD_BYTES", "delete_ops", "put_ops", "read_sharded", "resolve"]
 
 INLINE_BYTES = 256 * 1024
-"""Largest record that stands in its own node: one transaction carries two of them and more."""
+"""Largest record in its own node: one transaction carries two of them and more."""
 SHARD_BYTES = 256 * 1024
 MAX_SHARDS = 64
 """So 16 MiB are the most that one record may take."""
@@ -29,7 +29,7 @@ _ATTEMPTS = 5
 
 
 class ShardHead(Record):
-    """What stands in the node of a record that was cut."""
+    """Content of the node of a record that was cut."""
 
     generation: str
     """Name of this writing of the record."""
@@ -43,7 +43,7 @@ class ShardHead(Record):
 def put_ops(
     state: ClusterState, transaction: Transaction, path: str, raw: bytes, at: Versioned | None
 ) -> None:
-    """Append to the transaction what makes ``path`` hold ``raw``.
+    """Append operations to the transaction that write ``raw`` to ``path``.
 
     ``at`` is the version of the node as read, ``None`` when the record must not exist yet. The parts of a
     large record are written at once; the parts of the former record, and of writers that never
@@ -56,26 +56,26 @@ def put_ops(
             "use fewer workers, or fewer tasks"
         )
     former = state.find_children(path) if at is not None or len(raw) > INLINE_BYTES else None
-    stands = at
+    base = at
     if len(raw) > INLINE_BYTES:
         data = _write_parts(state, path, raw)
-        if stands is None:
+        if base is None:
             # The parts need their parent, which is no record while it is empty.
             found = state.get_data_with_version(path)
             if found is None or found[0]:
                 raise conflict(f"{path} was changed meanwhile: read again", path)
-            stands = found[1]
+            base = found[1]
     else:
         data = raw
-        if stands is None:
+        if base is None:
             # So may an earlier attempt have left it.
             found = state.get_data_with_version(path)
             if found is not None and not found[0]:
-                stands, former = found[1], state.find_children(path)
-    if stands is None:
+                base, former = found[1], state.find_children(path)
+    if base is None:
         transaction.create(path, data)
     else:
-        transaction.set(path, data, stands.version)
+        transaction.set(path, data, base.version)
     for name in former or ():
         transaction.delete(f"{path}/{name}")
 
@@ -95,7 +95,7 @@ def _write_parts(state: ClusterState, path: str, raw: bytes) -> bytes:
 
 
 def delete_ops(state: ClusterState, transaction: Transaction, path: str) -> bool:
-    """Append what deletes the record and its parts; ``False``, and nothing appended, when there is none."""
+    """Append operations that delete the record and its parts; ``False``, and nothing appended, when there is none."""
     children = state.find_children(path)
     if children is None:
         return False
@@ -109,7 +109,7 @@ def resolve(state: ClusterState, path: str, raw: bytes) -> bytes | None:
     """The record whose node holds ``raw``: itself, or its parts put together.
 
     ``None`` when the parts are gone, because the record was replaced after ``raw`` had been read.
-    Raises ``Corrupt`` when parts are there and not what the head says.
+    Raises ``Corrupt`` when the parts differ from the head.
     """
     if not raw.startswith(_HEAD_START):
         return raw

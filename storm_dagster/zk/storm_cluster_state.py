@@ -30,7 +30,7 @@ from storm_dagster.zk import gray_upgrades, root, shards, task_errors, view_load
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_operations import StormOperations
-from storm_dagster.zk.transaction import Transaction, conflict
+from storm_dagster.zk.transaction import Transaction
 from storm_dagster.zk.watches import Wake
 
 __all__ = ["StormClusterState", "connect_session", "zookeeper_hosts"]
@@ -199,7 +199,7 @@ class StormClusterState(StormOperations):
             self._interrupted.set()
         elif self._interrupted.is_set():
             self._interrupted.clear()
-            # Watches die with the connection: whatever they waited for may have happened.
+            # Watches die with the connection: their events may have been lost.
             self.session.dispatch(self.watches.wake_all)
 
     def _wake(self, path: str, wake: Wake | None) -> bool:
@@ -212,7 +212,7 @@ class StormClusterState(StormOperations):
     def load_view(self, wake: Wake | None = None) -> ClusterView:
         """Everything at (nearly) one moment; see :func:`~storm_dagster.zk.view_loading.load_view`.
 
-        The epoch is -1 before the first leader. Damaged records stand in ``ClusterView.corrupt``. ``wake``
+        The epoch is -1 before the first leader. Damaged records are in ``ClusterView.corrupt``. ``wake``
         is called when supervisors come or go, and at changes of topologies, assignments, heartbeat records
         and live workers, and when the leader changes; not when a supervisor's record is rewritten.
         """
@@ -338,28 +338,25 @@ class StormClusterState(StormOperations):
 
     # -- parts of transactions --------------------------------------------------------------------------
 
-    def raise_turnstile(self, transaction: Transaction, assignments_version: int) -> Transaction:
+    def raise_assignments_version(self, transaction: Transaction, assignments_version: int) -> Transaction:
         """Append the check and rise of ``/assignments`` that every assignment transaction has."""
         return transaction.set(paths.ASSIGNMENTS, b"", assignments_version)
 
     def put_assignment_ops(
         self, transaction: Transaction, assignment: Assignment, at: Versioned | None
     ) -> Transaction:
-        """Append what writes the assignment over the version ``at`` (``None``: there is none yet).
+        """Append operations that write the assignment over the version ``at`` (``None``: there is none yet).
 
-        Over 256 KiB it is cut, and its parts are written at once, unreferenced. The turnstile is not
-        included: see :meth:`raise_turnstile`.
+        Over 256 KiB it is cut, and its parts are written at once, unreferenced. The assignments version is not
+        included: see :meth:`raise_assignments_version`.
         """
         self.put_record_ops(
-            transaction,
-            paths.assignment(assignment.topology_id),
-            encode_record(assignment, limit=None),
-            at,
+            transaction, paths.assignment(assignment.topology_id), encode_record(assignment, limit=None), at
         )
         return transaction
 
     def delete_assignment_ops(self, transaction: Transaction, topology_id: str) -> bool:
-        """Append what deletes the assignment with its parts; ``False``, and nothing, when there is none."""
+        """Append operations that delete the assignment with its parts; ``False``, and nothing, when there is none."""
         return shards.delete_ops(self.state, transaction, paths.assignment(topology_id))
 
     def put_record_ops(self, transaction: Transaction, path: str, raw: bytes, at: Versioned | None) -> None:
@@ -369,10 +366,3 @@ class StormClusterState(StormOperations):
     def read_record(self, path: str) -> tuple[bytes, Versioned] | None:
         """Bytes and version of a record that :meth:`put_record_ops` wrote; ``None`` without one."""
         return shards.read_sharded(self.state, path)
-
-    def next_topology_number(self) -> int:
-        """The next number for a topology id: unique in the cluster, and rising."""
-        number = self.state.set_data(paths.COUNTER, b"")
-        if number == 0:
-            raise conflict(f"{paths.COUNTER} was missing and has been created: try again", paths.COUNTER)
-        return number

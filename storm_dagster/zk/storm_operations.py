@@ -84,16 +84,16 @@ class StormOperations:
         return None if found is None else decode_record(Assignment, found[0], path)
 
     def set_assignment(self, topology_id: str, info: Assignment, *, epoch: int | None = None) -> int:
-        """``/assignments/<id>``: write the assignment in one transaction that raises the turnstile
+        """``/assignments/<id>``: write the assignment in one transaction that raises the assignments version
         (the version of ``/assignments``); returns the assignment's version.
         """
         path = paths.assignment(topology_id)
         raw = encode_record(info, limit=None)
         for _ in range(_ATTEMPTS):
-            turnstile = self.state.get_version(paths.ASSIGNMENTS)
+            assignments_version = self.state.get_version(paths.ASSIGNMENTS)
             found = self.state.get_data_with_version(path)
             transaction = self.fenced(epoch).set(
-                paths.ASSIGNMENTS, b"", -1 if turnstile is None else turnstile
+                paths.ASSIGNMENTS, b"", -1 if assignments_version is None else assignments_version
             )
             at = None if found is None or not found[0] else found[1]
             index = len(transaction)
@@ -159,14 +159,14 @@ class StormOperations:
         self._remove(paths.topology(topology_id), epoch)
 
     def remove_storm(self, topology_id: str, *, epoch: int | None = None) -> None:
-        """Remove the assignment (raising the turnstile), then tasks, heartbeats, errors, metrics, gray
+        """Remove the assignment (raising the assignments version), then tasks, heartbeats, errors, metrics, gray
         upgrade and worker folder, and the base at the very end, so that an interrupted removal is seen.
         The backup of the assignment, kept under the name, stays.
         """
         for _ in range(_ATTEMPTS):
-            turnstile = self.state.get_version(paths.ASSIGNMENTS)
+            assignments_version = self.state.get_version(paths.ASSIGNMENTS)
             transaction = self.fenced(epoch).set(
-                paths.ASSIGNMENTS, b"", -1 if turnstile is None else turnstile
+                paths.ASSIGNMENTS, b"", -1 if assignments_version is None else assignments_version
             )
             if not shards.delete_ops(self.state, transaction, paths.assignment(topology_id)):
                 break
@@ -235,7 +235,7 @@ class StormOperations:
         """``/taskbeats/<id>``: the beat of each executor's slot.
 
         Only executors that the assignment places in that slot now, and of which no task is counted dead:
-        what a stale worker says of others is ignored.
+        reports of a stale worker about others are ignored.
         """
         found = self._record(TaskBeats, paths.taskbeats(topology_id))
         assigned = self.assignment_info(topology_id)

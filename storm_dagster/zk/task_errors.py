@@ -31,14 +31,14 @@ def _shortened(error: str) -> str:
 
 
 def component_of_task(state: ClusterState, topology_id: str, task: int) -> str | None:
-    """The component that the task belongs to, by ``/tasks``; ``None`` when that does not say."""
+    """The component that the task belongs to, by ``/tasks``; ``None`` when it is not there."""
     path = paths.tasks(topology_id)
     raw = state.get_data(path)
     return decode_record(TaskTable, raw, path).component_of().get(task) if raw else None
 
 
 def report_error(state: ClusterState, topology_id: str, component: str, record: TaskError) -> None:
-    """Keep the error, and of the component's errors the newest ten. Texts over 32 Ki characters are shortened."""
+    """Keep the error, and of the component's errors the newest ten. Messages over 32 Ki characters are shortened."""
     folder = paths.task_errors(topology_id, component)
     record = record.model_copy(update={"error": _shortened(record.error)})
     state.create_sequential(f"{folder}/e", encode_record(record))

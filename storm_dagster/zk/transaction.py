@@ -1,4 +1,4 @@
-"""Several writes that land together or not at all."""
+"""Transaction: several writes that land together or not at all."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Operation:
 
 
 def conflict(message: str, path: str) -> Conflict:
-    """A ``Conflict`` that names the node that stood in the way."""
+    """A ``Conflict`` that names the conflicting node."""
     error = Conflict(message)
     error.path = path
     return error
@@ -76,7 +76,7 @@ class Transaction:
         self._size = 0
         self._committed = False
         self.afterwards: list[Callable[[], None]] = []
-        """Called in order by whoever commits on behalf of others, once the transaction has landed."""
+        """Called in order by the committer, once the transaction has landed."""
 
     @property
     def size(self) -> int:
@@ -108,7 +108,7 @@ class Transaction:
         """Create the node, whose parent must exist and which must not.
 
         With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so that such
-        nodes stand in the order of their transactions.
+        nodes are in the order of their transactions.
         """
         return self._add(_Operation("create", path, data, ephemeral=ephemeral, sequence=sequence))
 

@@ -1,4 +1,4 @@
-"""Reading the whole cluster into one immutable view."""
+"""Loader of one immutable view of the whole cluster."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Decode = Callable[[type[Any], bytes, str], Any]
 
 
 class _Loading:
-    """One load: what was read, and what turned out to be damaged."""
+    """State of one load: records that were read, and damage that was found."""
 
     def __init__(self, state: ClusterState, decode: Decode) -> None:
         self.state = state
@@ -64,7 +64,7 @@ class _Loading:
         try:
             whole = resolve(self.state, path, found[0])
             if whole is None:
-                # Replaced while this view was read: the newer one will do, for the turnstile was read before.
+                # Replaced while this view was read: the newer one is fine, since the version was read before.
                 again = read_sharded(self.state, path)
                 if again is None:
                     return None
@@ -110,7 +110,7 @@ class _Loading:
             if assigned is not None:
                 self.held.update(worker.slot for worker in assigned[0].workers)
             return None
-        # Damaged beats harm only themselves: the topology master writes them anew.
+        # Damaged beats harm only themselves: the topology master writes them again.
         beats = self.decode(TaskBeats, parts["beats"], paths.taskbeats(topology_id))
         return TopologyView(
             id=topology_id,
@@ -131,11 +131,11 @@ def load_view(
     before_watch: Callable[[str], None] | None = None,
     decode: Decode = decode_record,
 ) -> ClusterView:
-    """One read of everything, in a handful of round trips whatever the size of the cluster.
+    """Read everything, in a handful of round trips for clusters of any size.
 
-    The epoch and the turnstile (version of ``/assignments``) are read first, so that a plan made from a
+    The epoch and the assignments version (of ``/assignments``) are read first, so that a plan made from a
     view that changed while it was read fails its compare and set. Nodes that vanish between a list and
-    the read are left out. With ``before_watch`` every list, base, heartbeat record and the turnstile are
+    the read are left out. With ``before_watch`` every list, base, heartbeat record and ``/assignments`` are
     watched, after ``before_watch(path)`` was called for each. Raises ``Unavailable`` when the root is gone
     and ``Conflict`` when it belongs to another cluster than ``cluster_id``. ``decode`` may return a record that was
     made of the same bytes before: records are immutable.
@@ -155,7 +155,7 @@ def load_view(
             f"the root holds cluster {identity!r:.80} now, this process belongs to {cluster_id}: "
             "check storm.zookeeper.root and .servers"
         )
-    epoch, turnstile, blacklist = state.get_many([paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch)
+    epoch, parent, blacklist = state.get_many([paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch)
     supervisor_ids, topology_ids = (
         found or [] for found in state.find_children_many([paths.SUPERVISORS, paths.TOPOLOGY], watch)
     )
@@ -177,7 +177,7 @@ def load_view(
     return ClusterView(
         cluster_id=cluster_id,
         epoch=epoch[1].version if epoch is not None and epoch[0] else -1,
-        assignments_version=turnstile[1].version if turnstile is not None else -1,
+        assignments_version=parent[1].version if parent is not None else -1,
         supervisors=supervisors,
         topologies=topologies,
         blacklist=frozenset(listed.hosts) if listed is not None else frozenset(),

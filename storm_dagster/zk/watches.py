@@ -1,4 +1,4 @@
-"""One-shot callbacks by path, and the way from a watch event to them, as in Storm."""
+"""One-shot callbacks by path, and their dispatch on watch events, as in Storm."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class WatchSlots:
         if first not in _SUBTREES:
             raise UnknownSubtree(
                 f"event {kind} of {path}: no callback belongs to the subtree {first!r}: "
-                "read everything again, and look at who set that watch"
+                "read everything again, and find the code that set that watch"
             )
         wanted = [path]
         if rest and f"/{first}" == paths.SUPERVISORS:

@@ -58,7 +58,7 @@ def write_worker_node(
             if error.path == assigned:
                 raise
             continue
-        # Versions begin at 0 again in a node that was replaced meanwhile: look whose it is.
+        # Versions begin at 0 again in a node that was replaced meanwhile: check its owner.
         if state.owned(path):
             return
     raise conflict(f"{path} is written by others all the time: two processes hold this slot", path)

@@ -106,7 +106,7 @@ def test_due_by_the_observers_clock() -> None:
     assert due == []
     due, memory = due_actions(view(("k", killed, 5)), memory, boot_id="b", boot_now=109.9)
     assert due == []
-    # A newer kill is a newer record: its delay begins anew.
+    # A newer kill is a newer record: its delay begins again.
     due, memory = due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=110)
     assert due == []
     due, memory = due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=120)

@@ -26,7 +26,7 @@ def run(
     windows: Windows[tuple[int, int]] = Windows(shape)
     panes, accepted, finished = [], [], []
 
-    def settle() -> None:
+    def finish_panes() -> None:
         while (pane := windows.due()) is not None:
             assert windows.due() is pane
             panes.append(
@@ -41,9 +41,9 @@ def run(
                 accepted.append((stamp, number))
         else:
             windows.advance(0)
-            settle()
+            finish_panes()
     windows.watermark = END
-    settle()
+    finish_panes()
     return panes, sorted(accepted), finished
 
 
@@ -138,7 +138,7 @@ def test_processing_time_loses_nothing(steps: list[tuple[int, bool]], length: in
     windows: Windows[int] = Windows(WindowShape(length_ms=length, slide_ms=slide))
     now, seen, finished = 1000, [], []
 
-    def settle() -> None:
+    def finish_panes() -> None:
         while (pane := windows.due()) is not None:
             assert pane.end_ms is not None and pane.end_ms <= now and pane.end_ms % slide == 0
             seen.extend(pane.new)
@@ -149,11 +149,11 @@ def test_processing_time_loses_nothing(steps: list[tuple[int, bool]], length: in
         now += pause
         if look:
             windows.advance(now)
-            settle()
+            finish_panes()
         assert windows.add(number, now)
     now += length + 2 * slide
     windows.advance(now)
-    settle()
+    finish_panes()
     assert sorted(finished) == list(range(len(steps))) and len(windows) == 0
     assert seen == sorted(seen) and len(seen) == len(set(seen))
     if slide <= length:

@@ -1,4 +1,4 @@
-"""The twin keeps every rule on generated clusters, whatever the order of its input."""
+"""The local planner keeps every rule on generated clusters, whatever the order of its input."""
 
 from __future__ import annotations
 

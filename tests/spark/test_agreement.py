@@ -1,4 +1,4 @@
-"""The PySpark assignment and its plain-Python twin give the same result, reasons included, on real Spark."""
+"""The PySpark assignment and its local planner give the same result, reasons included, on real Spark."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_both_planners_agree_on_fifty_generated_clusters(session: SparkSession, 
     batches = [generated_batch(random.Random(seed)) for seed in seeds]
     results = plan_many_with_spark(session, batches)
     for seed, batch, result in zip(seeds, batches, results, strict=True):
-        twin = plan_placement(batch)
-        assert result.placements == twin.placements, f"seed {seed}"
+        local = plan_placement(batch)
+        assert result.placements == local.placements, f"seed {seed}"
         assert placement_faults(batch, result) == [], f"seed {seed}"
-        assert (result.planner, twin.planner) == ("pyspark", "python")
+        assert (result.planner, local.planner) == ("pyspark", "python")
 
 
 def test_many_topologies_in_several_partitions(session: SparkSession) -> None:

@@ -23,4 +23,4 @@ def test_an_error_of_grpc_is_told_by_what_happened() -> None:
 
 def test_another_error_is_told_by_its_first_line() -> None:
     error = as_unavailable(ValueError("no such column\nat line 3"), "the placement")
-    assert str(error) == "the placement failed (no such column): look at the Spark server's log, try again"
+    assert str(error) == "the placement failed (no such column): see the Spark server's log, try again"

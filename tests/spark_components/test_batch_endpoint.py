@@ -1,4 +1,4 @@
-"""The endpoint that takes Spark's micro-batches: acks end to end, replays, strangers, closing."""
+"""The endpoint that takes Spark's micro-batches: acks end to end, replays, unknown clients, closing."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_a_newer_run_replaces_an_open_batch(endpoint: BatchEndpoint) -> None:
     assert new.error is None
 
 
-def test_a_stranger_without_the_secret_is_refused_and_harms_nobody(endpoint: BatchEndpoint) -> None:
+def test_a_client_without_the_secret_is_refused_and_harms_nobody(endpoint: BatchEndpoint) -> None:
     with pytest.raises((AuthenticationError, OSError, EOFError)):
         Client((endpoint.host, endpoint.port), authkey=b"guess").close()
     silent = socket.create_connection((endpoint.host, endpoint.port))

@@ -156,13 +156,13 @@ OF = ("t/c", "materialization", "lake/clicks")
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: DagsterEvent.make("t/c", "observation", ""), "the key must be a text such as"),
+        (lambda: DagsterEvent.make("t/c", "observation", ""), "the key must be a string such as"),
         (lambda: DagsterEvent.make("t/c", "observation", "a//b"), "the key must be"),
         (lambda: DagsterEvent.make("t/c", "observation", ["a", 1]), "the key must be"),
         (lambda: DagsterEvent.make("t/c", "observation", 3), "the key must be"),
-        (lambda: DagsterEvent.make("t/c", "observation", "x" * 513), "key must be a text of 1 to 512"),
-        (lambda: DagsterEvent.make(*OF, partition=10), "partition must be a text of 1 to 512 characters"),
-        (lambda: DagsterEvent.make(*OF, partition=""), "partition must be a text"),
+        (lambda: DagsterEvent.make("t/c", "observation", "x" * 513), "key must be a string of 1 to 512"),
+        (lambda: DagsterEvent.make(*OF, partition=10), "partition must be a string of 1 to 512 characters"),
+        (lambda: DagsterEvent.make(*OF, partition=""), "partition must be a string"),
         (lambda: DagsterEvent.make(*OF, partition="a\nb"), "without control characters"),
         (lambda: DagsterEvent.make(*OF, metadata=[1]), "metadata must be a map"),
         (lambda: DagsterEvent.make(*OF, metadata={"at": datetime(2026, 1, 1)}), "as .isoformat()"),
@@ -202,7 +202,9 @@ def test_a_mistake_fails_its_tuple_and_names_the_asset() -> None:
     with TopologyHarness(topology(Mistaken), {"hours": [[1]]}) as harness:
         result = harness.run()
         assert result.failed["hours"] == [0]
-        assert "materialization of asset 'lake/clicks': partition must be a text" in str(result.errors[0][1])
+        assert "materialization of asset 'lake/clicks': partition must be a string" in str(
+            result.errors[0][1]
+        )
 
 
 class Mistaken(Bolt):

@@ -39,7 +39,7 @@ def test_java_is_found_here() -> None:
     [
         ('openjdk version "11.0.20" 2023-07-18', "version 11"),
         ('java version "1.8.0_391"', "version 8"),
-        ("Segmentation fault", "does not tell its version"),
+        ("Segmentation fault", "does not print its version"),
     ],
 )
 def test_an_unsuitable_java_is_named_with_a_remedy(

@@ -76,7 +76,7 @@ def test_assignments_are_kept_by_topology_and_raise_the_version(zk_cluster: Stor
     assert zk_cluster.assignments() == ["storm1", "storm3"]
     assert zk_cluster.assignment_info("storm1") == second
     assert zk_cluster.assignment_info("storm3") == third
-    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == 3, "every write raises the turnstile"
+    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == 3, "every write raises the assignments version"
 
 
 def test_a_removed_topology_is_active_no_more(zk_cluster: StormClusterState) -> None:
@@ -241,7 +241,7 @@ def test_remove_storm_leaves_nothing_but_the_backup(zk_cluster: StormClusterStat
     zk_cluster.state.set_data(paths.metrics("n-1-1"), b"{}")
     zk_cluster.state.set_data(paths.gray_upgrade("n-1-1", "conf"), b"{}")
     zk_cluster.state.set_ephemeral_node(paths.worker("n-1-1", "s1", 1), b"{}")
-    turnstile = zk_cluster.state.get_version(paths.ASSIGNMENTS)
+    assignments_version = zk_cluster.state.get_version(paths.ASSIGNMENTS)
     zk_cluster.remove_storm("n-1-1")
     zk_cluster.remove_storm("n-1-1")
     for folder in (
@@ -250,7 +250,7 @@ def test_remove_storm_leaves_nothing_but_the_backup(zk_cluster: StormClusterStat
     ):
         assert zk_cluster.state.get_children(folder) == []
     assert zk_cluster.state.get_children(paths.ASSIGNMENTS_BAK) == ["n"]
-    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == (turnstile or 0) + 1
+    assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == (assignments_version or 0) + 1
 
 
 def test_worker_heartbeats_merge(zk_cluster: StormClusterState, other: StormClusterState) -> None:
@@ -412,11 +412,12 @@ def test_damaged_records_are_corrupt(zk_cluster: StormClusterState) -> None:
             assert zk_cluster.storm_base("t") is None
 
 
-def test_blacklist_and_numbers(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_the_blacklist_is_replaced_as_a_whole(
+    zk_cluster: StormClusterState, other: StormClusterState
+) -> None:
     assert zk_cluster.blacklist() == frozenset()
     zk_cluster.set_blacklist(["h2", "h1", "h1"])
     assert other.blacklist() == {"h1", "h2"}
     assert zk_cluster.load_view().blacklist == {"h1", "h2"}
     other.set_blacklist([])
     assert zk_cluster.blacklist() == frozenset()
-    assert [cluster.next_topology_number() for cluster in (zk_cluster, other, zk_cluster)] == [1, 2, 3]

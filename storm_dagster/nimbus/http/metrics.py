@@ -99,7 +99,7 @@ class _ClusterFigures(Collector):
                 labels=["level"],
             )
             for level in ("memory", "disk", "zookeeper", "invalidated"):
-                figures.add_metric([level], getattr(nimbus.reads.figures, level))
+                figures.add_metric([level], getattr(nimbus.reads.metrics, level))
             yield figures
         try:
             view = self._reader.view()

@@ -12,7 +12,7 @@ import msgspec
 from storm_dagster.api.stateful import StatefulBolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.groupings import stable_hash
-from storm_dagster.core.keyed_state import Contents, Division, Record, encode_value, key_of
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.worker.tasks.state_log import StateLog, state_folder
@@ -32,7 +32,7 @@ _PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
 class KeyedState:
     """See :class:`storm_dagster.api.stateful.KeyValueState`."""
 
-    def __init__(self, contents: Contents, division: Division, index: int) -> None:
+    def __init__(self, contents: Contents, division: Partitioning, index: int) -> None:
         self._values = contents.values
         self._division = division
         self._index = index
@@ -163,7 +163,7 @@ class StateDriver:
         if context._state_dir is None:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         tasks = context.component_tasks(context.component)
-        division = Division(len(tasks), by_key)
+        division = Partitioning(len(tasks), by_key)
         self.log: StateLog = StateLog(
             state_folder(context._state_dir, context.topology_name, context.component),
             division,
@@ -301,7 +301,7 @@ class StateDriver:
         if self._broken or not (state.changed or self._ids or self.held or rotate):
             return
         changes = state.changed
-        record = Record(
+        record = Checkpoint(
             values=[(key, raw) for key, raw in changes.items() if raw is not None],
             removed=[key for key, raw in changes.items() if raw is None],
             ids=self._ids,
@@ -312,7 +312,7 @@ class StateDriver:
         finally:
             self._saving = False
 
-    def _save(self, record: Record, rotate: bool) -> None:
+    def _save(self, record: Checkpoint, rotate: bool) -> None:
         state = self.state
         held, self.held = self.held, []
         try:
@@ -332,7 +332,7 @@ class StateDriver:
             self._rotate_at = self.runner.shared.now_ms() + self._rotate_ms
             contents = self.log.contents
             contents.old_ids, contents.ids = contents.ids, {}
-            self.log.append(Record(rotated=True))
+            self.log.append(Checkpoint(rotated=True))
         self.log.compact()
         self._saved_at = time.monotonic()
 

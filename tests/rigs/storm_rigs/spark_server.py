@@ -18,7 +18,7 @@ __all__ = ["SparkServer", "wait_until_ready"]
 def wait_until_ready(
     port: int, process: subprocess.Popen[bytes], *, host: str = "127.0.0.1", timeout_secs: float = 120.0
 ) -> None:
-    """Returns when the server listens; :class:`Unavailable` when it ends before, or after the timeout."""
+    """Return when the server listens; :class:`Unavailable` when it ends before, or after the timeout."""
     deadline = time.monotonic() + timeout_secs
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -76,7 +76,7 @@ class SparkServer:
         return self
 
     def stop(self, patience_secs: float = 10.0) -> None:
-        """Ends it: TERM, then KILL after some seconds."""
+        """End it: TERM, then KILL after some seconds."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(signal.SIGTERM)
