@@ -30,7 +30,7 @@ __all__ = ["SparkBolt", "SparkSpout"]
 
 _log = logging.getLogger(__name__)
 
-_SAY_AGAIN_SECS = 1.0
+_ANNOUNCE_SECS = 1.0
 """How often the other tasks tell the owner of the query where they listen."""
 _FORGET_SECS = 60.0
 """A task that has not said so for that long gets no rows."""
@@ -53,7 +53,7 @@ class SparkSpout(Spout):
     """
 
     blocking = True
-    _hears_peers: ClassVar[bool] = True
+    _takes_peer_messages: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class SparkSpout(Spout):
         self._session: Any = None
         self._retry_at = 0.0
         self._pause = 1.0
-        self._say_at = 0.0
+        self._announce_at = 0.0
         self._others: dict[int, tuple[str, int, float]] = {}
         """Other task -> where it listens, and when it said so."""
         self._errors = ErrorsOnce(self)
@@ -93,14 +93,14 @@ class SparkSpout(Spout):
         self._function = resolve_function(self.source)
         self._endpoint = BatchEndpoint(context.host, chunk_rows=self.chunk_rows)
         if self._owner:
-            self._endpoint.others = self._listening
+            self._endpoint.others = self._peer_addresses
 
     def next_tuple(self) -> None:
         """Emit the next row, or see to the query when there is none."""
         endpoint = self._endpoint
         assert endpoint is not None
         if not self._owner:
-            self._say_where()
+            self._announce_address()
         row = endpoint.take()
         if row is not None:
             row_id, values = row
@@ -118,16 +118,16 @@ class SparkSpout(Spout):
         if self._endpoint is not None:
             self._endpoint.fail(tup_id)
 
-    def _say_where(self) -> None:
+    def _announce_address(self) -> None:
         """Tell the owner where this task takes rows. Said again and again: a message may be lost."""
         now = time.monotonic()
         endpoint = self._endpoint
-        if now < self._say_at or endpoint is None:
+        if now < self._announce_at or endpoint is None:
             return
-        self._say_at = now + _SAY_AGAIN_SECS
-        self._bound().tell(self._owner_task, [endpoint.host, endpoint.port])
+        self._announce_at = now + _ANNOUNCE_SECS
+        self._bound().send_to_peer(self._owner_task, [endpoint.host, endpoint.port])
 
-    def _hear(self, task: int, values: Sequence[Any]) -> None:
+    def _on_peer_message(self, task: int, values: Sequence[Any]) -> None:
         """A message of another task of this component: an address for the owner, its secret for the others.
 
         It comes over the links between the workers, which are encrypted when the cluster is secured.
@@ -138,15 +138,15 @@ class SparkSpout(Spout):
         if self._owner:
             host, port = values
             self._others[task] = (str(host), int(port), time.monotonic())
-            self._bound().tell(task, [endpoint.secret])
+            self._bound().send_to_peer(task, [endpoint.secret])
         elif task == self._owner_task:
             endpoint.secret = bytes(values[0])
 
-    def _listening(self) -> list[tuple[str, int]]:
+    def _peer_addresses(self) -> list[tuple[str, int]]:
         """Where the other tasks take rows; asked by a thread of the endpoint."""
         now = time.monotonic()
         known = sorted(self._others.copy().items())
-        return [(host, port) for _, (host, port, said) in known if now - said < _FORGET_SECS]
+        return [(host, port) for _, (host, port, heard_at) in known if now - heard_at < _FORGET_SECS]
 
     def close(self) -> None:
         """Stop the query; an open batch is repeated by its next run."""
@@ -169,7 +169,7 @@ class SparkSpout(Spout):
                 if self._query.isActive:
                     if self._endpoint is not None and self._endpoint.batches_done:
                         self._pause = 1.0
-                        self._errors.over()
+                        self._errors.clear()
                     return
                 ended = self._query.exception()
                 self._query = None

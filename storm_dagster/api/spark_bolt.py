@@ -132,7 +132,7 @@ class SparkBolt(Bolt):
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
             return
         self._bound().ack_all(batch)
-        self._errors.over()
+        self._errors.clear()
         self._pause = 0.1
         self._done += 1
         self.report_metric("batches", self._done)

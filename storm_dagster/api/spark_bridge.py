@@ -90,38 +90,38 @@ def make_deliver(
                     connection.send_bytes(sink.getvalue().to_pybytes())
                     busy.append(connection)
                 # A worker asks for more when it has dealt its rows: back pressure reaches Spark.
-                for connection in _answered(busy, b"more"):
+                for connection in _await_answer(busy, b"more"):
                     busy.remove(connection)
                     ready.append(connection)
             for connection in connections:
                 connection.send_bytes(b"")
             busy = list(connections)
             while busy:
-                for connection in _answered(busy, b"done"):
+                for connection in _await_answer(busy, b"done"):
                     busy.remove(connection)
         finally:
             for connection in connections:
                 connection.close()
 
-    def _answered(busy: list[Any], wanted: bytes) -> list[Any]:
+    def _await_answer(busy: list[Any], wanted: bytes) -> list[Any]:
         """Those of the connections that said what is wanted; others may say that they live."""
         import time as time_
         from multiprocessing.connection import wait
 
-        heard = dict.fromkeys(busy, time_.monotonic())
+        last_answer = dict.fromkeys(busy, time_.monotonic())
         while True:
-            speaking: list[Any] = wait(busy, 5)
-            said = [(connection, connection.recv_bytes(16)) for connection in speaking]
-            if any(answer not in (wanted, b"wait") for _, answer in said):
+            ready_now: list[Any] = wait(busy, 5)
+            answers = [(connection, connection.recv_bytes(16)) for connection in ready_now]
+            if any(answer not in (wanted, b"wait") for _, answer in answers):
                 raise RuntimeError("a worker of this SparkSpout gave the batch up; it will be repeated")
             now = time_.monotonic()
-            heard.update((connection, now) for connection, _ in said)
+            last_answer.update((connection, now) for connection, _ in answers)
             # A worker that lives says so every two seconds; a minute of silence means that it does not.
-            if now - min(heard.values()) > 60:
+            if now - min(last_answer.values()) > 60:
                 raise TimeoutError(
                     "a worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
                 )
-            found = [connection for connection, answer in said if answer == wanted]
+            found = [connection for connection, answer in answers if answer == wanted]
             if found:
                 return found
 
@@ -252,7 +252,7 @@ class BatchEndpoint:
             connection.send_bytes(_DONE)
             self.batches_done += 1
             _log.info("micro-batch %s of Spark is acked: %d rows", hello.get("batch"), batch.count)
-        except (OSError, EOFError, ValueError, AuthenticationError, _GivenUp) as error:
+        except (OSError, EOFError, ValueError, AuthenticationError, _BatchCanceled) as error:
             _log.warning(
                 "a connection of Spark ended before its batch was acked: %s", error or type(error).__name__
             )
@@ -290,13 +290,13 @@ class BatchEndpoint:
                     lambda: done() or batch.cancelled or self._closed, timeout=_KEEPALIVE_SECS
                 )
                 if batch.cancelled or self._closed:
-                    raise _GivenUp("the spout closed, or a newer run of its query began")
+                    raise _BatchCanceled("the spout closed, or a newer run of its query began")
             if finished:
                 return
             connection.send_bytes(_WAIT)
 
 
-class _GivenUp(Exception):
+class _BatchCanceled(Exception):
     """The batch will not be acked by this endpoint."""
 
 

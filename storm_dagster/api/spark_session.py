@@ -118,21 +118,21 @@ class ErrorsOnce:
 
     def __init__(self, component: Any) -> None:
         self._component = component
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def report(self, error: BaseException) -> None:
         """Report the error unless one with the same first line was reported since all was well."""
         key = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        if key in self._said:
+        if key in self._reported:
             return
         # What Spark says may hold a number that is another one each time.
-        if len(self._said) < 20:
-            self._said.add(key)
+        if len(self._reported) < 20:
+            self._reported.add(key)
         self._component.raise_exception(error)
 
-    def over(self) -> None:
+    def clear(self) -> None:
         """It went right: what goes wrong from now on is news."""
-        self._said.clear()
+        self._reported.clear()
 
 
 def archive_of(context: Any) -> Path | None:
@@ -226,16 +226,16 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
 def _release(session: Any, url: str) -> None:
     """The process ends: the server forgets the session now, with the plans and artifacts that it keeps for it."""
 
-    def ask() -> None:
+    def release() -> None:
         try:
             _check_listening(url)
             session.client.release_session()
         except Exception as error:
             _log.debug("the Spark session was not released, the server forgets it later: %s", error)
 
-    asking = threading.Thread(target=ask, name="spark-release", daemon=True)
-    asking.start()
-    asking.join(_RELEASE_SECS)
+    thread = threading.Thread(target=release, name="spark-release", daemon=True)
+    thread.start()
+    thread.join(_RELEASE_SECS)
     session.client.close()
 
 

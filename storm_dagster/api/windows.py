@@ -167,7 +167,7 @@ class WindowedBolt(GatheringBolt):
 
     def process(self, tup: Tuple) -> None:
         """Put the tuple into its windows."""
-        self._driver.take(tup)
+        self._driver.add(tup)
 
     def _pulse(self) -> None:
         self._driver.pulse()

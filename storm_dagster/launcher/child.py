@@ -15,20 +15,20 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.launcher.run_launcher import STOCK_TAG
-from storm_dagster.launcher.wire import GO, RUN_ROLE, Peer
+from storm_dagster.launcher.wire import GO, RUN_ROLE, LineConnection
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["Served", "become_ordinary", "report_death", "serve_one"]
+__all__ = ["LoadedCode", "report_death", "reset_process", "serve_one"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_PATIENCE_SECS = 10.0
+_REQUEST_SECS = 10.0
 """A launcher that says nothing for so long has died."""
-_TAKEN_OVER_SECS = 10.0
+_HANDOVER_SECS = 10.0
 """A launcher whose fork died before it started launches the run otherwise, and tags it, within this time."""
 
 
-class Served:
+class LoadedCode:
     """What the warm process has loaded, and for whom."""
 
     def __init__(self, home: Path, modules: Sequence[str]) -> None:
@@ -55,7 +55,7 @@ class Served:
         return None
 
 
-def become_ordinary() -> None:
+def reset_process() -> None:
     """A fork becomes a process like any other: a session of its own, and default signals."""
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -69,31 +69,31 @@ def become_ordinary() -> None:
     logging.captureWarnings(False)
 
 
-def serve_one(peer: Peer, served: Served) -> int:
+def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
     """Talk with the launcher, and run its run when it says so; the exit code of this process."""
-    become_ordinary()
+    reset_process()
     record: RunFile | None = None
     try:
-        request = peer.receive(_PATIENCE_SECS)
+        request = connection.receive(_REQUEST_SECS)
         if request is None:
             return 0
-        reason = served.refusal(request)
+        reason = loaded.refusal(request)
         if reason is not None:
-            peer.send({"refused": reason})
+            connection.send({"refused": reason})
             return 0
-        record = RunFile.write(served.home, RUN_ROLE, str(request["run_id"]))
-        peer.send({"ready": os.getpid()})
-        if peer.receive(_PATIENCE_SECS) != GO:
-            record.remove(served.home)
+        record = RunFile.write(loaded.home, RUN_ROLE, str(request["run_id"]))
+        connection.send({"ready": os.getpid()})
+        if connection.receive(_REQUEST_SECS) != GO:
+            record.remove(loaded.home)
             return 0
-        peer.send({"started": os.getpid()})
+        connection.send({"started": os.getpid()})
     except (OSError, ValueError, KeyError) as error:
         log.info("a launcher was lost: %s", error or type(error).__name__)
         if record is not None:
-            record.remove(served.home)
+            record.remove(loaded.home)
         return 0
-    peer.close()
-    return _execute(request["arguments"], record, served.home)
+    connection.close()
+    return _execute(request["arguments"], record, loaded.home)
 
 
 def _execute(arguments: list[str], record: RunFile, home: Path) -> int:
@@ -117,8 +117,8 @@ def report_death(record: RunFile, home: Path, how: str) -> int:
     Nothing is done for a run that has ended, that is not known here, or that was launched the stock way after
     its fork had died. The exit code of this process.
     """
-    become_ordinary()
-    deadline = time.monotonic() + _TAKEN_OVER_SECS
+    reset_process()
+    deadline = time.monotonic() + _HANDOVER_SECS
     with dg.DagsterInstance.get() as instance:
         while True:
             run = instance.get_run_by_id(record.id)

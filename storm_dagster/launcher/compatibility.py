@@ -10,7 +10,7 @@ from typing import Any
 
 import dagster as dg
 
-__all__ = ["Dagster", "dagster_inside"]
+__all__ = ["DagsterInternals", "dagster_internals"]
 
 log: logging.Logger = logging.getLogger(__name__)
 _TRIED = ((1, 13), (1, 14))
@@ -18,7 +18,7 @@ _TRIED = ((1, 13), (1, 14))
 
 
 @dataclass(frozen=True)
-class Dagster:
+class DagsterInternals:
     """Names that have no public place."""
 
     ExecuteRunArgs: Any
@@ -28,7 +28,7 @@ class Dagster:
 
 
 @functools.cache
-def dagster_inside() -> Dagster | None:
+def dagster_internals() -> DagsterInternals | None:
     """These names; ``None``, with one warning, for a Dagster that warm runs were not tried with."""
     found = re.match(r"(\d+)\.(\d+)", dg.__version__)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
@@ -41,4 +41,4 @@ def dagster_inside() -> Dagster | None:
     except ImportError as error:
         log.warning("warm runs do not fit Dagster %s (%s): runs start the stock way", dg.__version__, error)
         return None
-    return Dagster(ExecuteRunArgs, CheckRunHealthResult, WorkerStatus)
+    return DagsterInternals(ExecuteRunArgs, CheckRunHealthResult, WorkerStatus)

@@ -25,9 +25,9 @@ __all__ = ["Fingerprint", "preload", "threads"]
 log: logging.Logger = logging.getLogger(__name__)
 
 # Libraries that start threads when they are loaded, unless told not to: a fork keeps no thread but its own.
-_QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 # What the placement step of a submission loads.
-_PLACING = (
+_PLACEMENT = (
     "pandas",
     "pyarrow.compute",
     "dagster_pyspark",
@@ -47,9 +47,9 @@ def threads() -> int:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update(_QUIET)
+def _without_library_threads() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _NO_THREADS}
+    os.environ.update(_NO_THREADS)
     try:
         yield
     finally:
@@ -66,11 +66,11 @@ def preload(modules: Sequence[str]) -> None:
 
     ``ImportError`` and whatever else a code location raises; the rest is loaded as far as it can be.
     """
-    with _quiet():
+    with _without_library_threads():
         for name in modules:
             importlib.import_module(name)
         before = threads()
-        for name in (*_rehearsed(), *(_PLACING if "storm_dagster.defs" in modules else ())):
+        for name in (*_modules_of_a_run(), *(_PLACEMENT if "storm_dagster.defs" in modules else ())):
             try:
                 importlib.import_module(name)
             except Exception as error:
@@ -83,7 +83,7 @@ def preload(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _rehearsed() -> list[str]:
+def _modules_of_a_run() -> list[str]:
     """The modules that a run of one asset loads, found out in a fork, which alone opens the storage."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -100,18 +100,18 @@ def _rehearsed() -> list[str]:
         finally:
             os._exit(0)
     os.close(writing)
-    said, deadline = b"", time.monotonic() + _REHEARSAL_SECS
+    output, deadline = b"", time.monotonic() + _REHEARSAL_SECS
     while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(reading, 1 << 16)
         if not part:
             break
-        said += part
+        output += part
     else:
         os.kill(pid, signal.SIGKILL)
     os.close(reading)
     os.waitpid(pid, 0)
     try:
-        names = json.loads(said)
+        names = json.loads(output)
     except ValueError:
         log.warning("what a run loads could not be found out: runs load it themselves")
         return []
@@ -148,11 +148,11 @@ class Fingerprint:
             if path.name == "__init__.py" and not any(path.is_relative_to(place) for place in installed):
                 self._roots.append(path.parent)
             self._loaded.add(str(path))
-        self._seen: dict[str, tuple[int, int]] = self._look()
+        self._seen: dict[str, tuple[int, int]] = self._scan()
 
     def changed(self) -> str | None:
         """A file that is not what it was when this was made, new or gone; ``None`` when there is none."""
-        now = self._look()
+        now = self._scan()
         if now == self._seen:
             return None
         return next(path for path, _ in sorted(now.items() ^ self._seen.items()))
@@ -162,7 +162,7 @@ class Fingerprint:
         now = time.time_ns()
         return next((path for path, (at, _) in self._seen.items() if moment_ns <= at <= now), None)
 
-    def _look(self) -> dict[str, tuple[int, int]]:
+    def _scan(self) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
         for path in self._loaded:
             with contextlib.suppress(OSError):

@@ -14,8 +14,16 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.launcher.compatibility import dagster_inside
-from storm_dagster.launcher.wire import ANSWER_SECS, GO, WARM_TAG, Peer, here, run_record, same_place
+from storm_dagster.launcher.compatibility import dagster_internals
+from storm_dagster.launcher.wire import (
+    ANSWER_SECS,
+    GO,
+    WARM_TAG,
+    LineConnection,
+    here,
+    run_record,
+    same_place,
+)
 from storm_dagster.model.run_file import RunFile
 
 __all__ = ["STOCK_TAG", "WarmRunLauncher"]
@@ -66,12 +74,12 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
 
     def _launch_warm(self, context: Any) -> bool:
         """Whether the run was given to a fork of the warm process."""
-        home, inside, run = self.home, dagster_inside(), context.dagster_run
+        home, internals, run = self.home, dagster_internals(), context.dagster_run
         origin = run.job_code_origin
-        if home is None or inside is None or origin is None:
+        if home is None or internals is None or origin is None:
             return False
         try:
-            peer = Peer.connect(home)
+            connection = LineConnection.connect(home)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -80,10 +88,10 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         try:
             repository = origin.repository_origin
             pointer = repository.code_pointer
-            arguments = inside.ExecuteRunArgs(
+            arguments = internals.ExecuteRunArgs(
                 job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
             ).get_command_args()
-            peer.send(
+            connection.send(
                 {
                     "run_id": run.run_id,
                     "arguments": list(arguments[-3:]),
@@ -94,24 +102,24 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                     "dagster_home": self._instance.root_directory,
                 }
             )
-            answer = peer.receive(ANSWER_SECS)
+            answer = connection.receive(ANSWER_SECS)
             if answer is None or "ready" not in answer:
                 reason = (answer or {}).get("refused", "it closed the connection")
                 log.info("run %s starts the stock way: %s", run.run_id, reason)
                 return False
             self._instance.add_run_tags(run.run_id, {WARM_TAG: here()})
-            peer.send(GO)
+            connection.send(GO)
             try:
                 # No answer: the fork has the word and will start, or its death is reported. The end of the
                 # connection: it died without having started.
-                return peer.receive(ANSWER_SECS) is not None
+                return connection.receive(ANSWER_SECS) is not None
             except TimeoutError:
                 return True
         except (OSError, ValueError) as error:
             log.info("run %s starts the stock way: %s", run.run_id, error or type(error).__name__)
             return False
         finally:
-            peer.close()
+            connection.close()
 
     # -- ending -------------------------------------------------------------------------------------------
     def terminate(self, run_id: str) -> bool:
@@ -152,36 +160,36 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                 return
             time.sleep(0.1)
 
-    def _end_canceled(self, run_id: str, why: str) -> None:
-        _report_canceled(self._instance, run_id, why)
+    def _end_canceled(self, run_id: str, reason: str) -> None:
+        _report_canceled(self._instance, run_id, reason)
 
     # -- looking ------------------------------------------------------------------------------------------
     @property
     def supports_check_run_worker_health(self) -> bool:
         """Dagster's run monitoring may ask whether a run's process lives."""
-        return dagster_inside() is not None
+        return dagster_internals() is not None
 
     def check_run_worker_health(self, run: Any) -> Any:
         """Whether the run's process lives.
 
         Only a run that was started warm on this machine is judged; its code server watches a stock one.
         """
-        inside = dagster_inside()
-        assert inside is not None
-        status = inside.WorkerStatus
+        internals = dagster_internals()
+        assert internals is not None
+        status = internals.WorkerStatus
         home, place = self.home, same_place(run.tags.get(WARM_TAG, ""))
         if place == "before" and STOCK_TAG not in run.tags:
-            return inside.CheckRunHealthResult(status.FAILED, "the machine was started anew since")
+            return internals.CheckRunHealthResult(status.FAILED, "the machine was started anew since")
         if home is None or STOCK_TAG in run.tags or place == "elsewhere":
-            return inside.CheckRunHealthResult(status.RUNNING, "not judged from here")
+            return internals.CheckRunHealthResult(status.RUNNING, "not judged from here")
         record = run_record(home, run.run_id)
         if record is not None and record.alive():
-            return inside.CheckRunHealthResult(status.RUNNING, run_worker_id=str(record.pid))
+            return internals.CheckRunHealthResult(status.RUNNING, run_worker_id=str(record.pid))
         named = f" (pid {record.pid})" if record is not None else ""
-        return inside.CheckRunHealthResult(status.FAILED, f"the run's process{named} is gone")
+        return internals.CheckRunHealthResult(status.FAILED, f"the run's process{named} is gone")
 
 
-def _report_canceled(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
+def _report_canceled(instance: dg.DagsterInstance, run_id: str, reason: str) -> None:
     run = instance.get_run_by_id(run_id)
     if run is not None and not run.is_finished:
-        instance.report_run_canceled(run, why)
+        instance.report_run_canceled(run, reason)

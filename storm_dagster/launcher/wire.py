@@ -28,7 +28,7 @@ __all__ = [
     "RUN_ROLE",
     "SOCKET",
     "WARM_TAG",
-    "Peer",
+    "LineConnection",
     "here",
     "listen",
     "run_record",
@@ -107,7 +107,7 @@ def listen(home: Path) -> socket.socket:
     return listener
 
 
-class Peer:
+class LineConnection:
     """One end of a connection: JSON lines, each awaited with a deadline."""
 
     def __init__(self, connection: socket.socket) -> None:
@@ -115,14 +115,14 @@ class Peer:
         self._rest = b""
 
     @staticmethod
-    def connect(home: Path, timeout: float = ANSWER_SECS) -> Peer:
+    def connect(home: Path, timeout: float = ANSWER_SECS) -> LineConnection:
         """Connect to the warm process of ``home``; ``OSError`` when there is none, or it is another user's."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(timeout)
             with _address(home) as address:
                 connection.connect(address)
-            peer = Peer(connection)
+            peer = LineConnection(connection)
             pid, user = peer.credentials()
             if user != os.geteuid():
                 raise PermissionError(f"{run_dir(home) / SOCKET} is served by user {user}")

@@ -21,22 +21,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from storm_dagster.launcher.child import Served, report_death, serve_one
-from storm_dagster.launcher.compatibility import dagster_inside
+from storm_dagster.launcher.child import LoadedCode, report_death, serve_one
+from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.preload import Fingerprint, preload, threads
-from storm_dagster.launcher.wire import SOCKET, Peer, listen, run_record, run_records
+from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
 from storm_dagster.model.run_file import RunFile, run_dir
 
 __all__ = ["run"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_LOOK_SECS = 2.0
+_CHECK_SECS = 2.0
 """Between looks at the files that were loaded."""
 _FAILED_SECS = 60.0
 """What could not be loaded is tried again after this time at the latest: not every file that matters is known."""
-_STILL_SECS = 1.0
-_SETTLING_SECS = 30.0
+_STABLE_SECS = 1.0
+_STABLE_WITHIN_SECS = 30.0
 """Files that change are waited for until they rest for the first time, at most for the second."""
 _WATCH_SECS = 0.5
 """Between looks at the processes that a predecessor forked."""
@@ -61,9 +61,9 @@ class _Reload(Exception):
 class Zygote:
     """One warm process; :meth:`serve` blocks."""
 
-    def __init__(self, served: Served, began_ns: int) -> None:
+    def __init__(self, served: LoadedCode, began_ns: int) -> None:
         """``began_ns``: when loading began, epoch nanoseconds."""
-        self._served = served
+        self._loaded = served
         self._began_ns = began_ns
         self._home = served.home
         self._stop = False
@@ -79,19 +79,19 @@ class Zygote:
         """Serve until SIGTERM, then ``None``. In a fork: what that fork is to do."""
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._told)
-        signal.signal(signal.SIGINT, self._told)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
         self._take_over()
         self._check_files()
         if threads() == 1:
             self._listener = listen(self._home)
-            log.info("warm: runs of %s start here", ", ".join(self._served.modules))
+            log.info("warm: runs of %s start here", ", ".join(self._loaded.modules))
         else:
             log.warning(
                 "loading %s started threads, which no fork survives: runs start the stock way",
-                ", ".join(self._served.modules),
+                ", ".join(self._loaded.modules),
             )
-        looked = time.monotonic()
+        checked = time.monotonic()
         while not self._stop:
             self._reap()
             self._watch()
@@ -99,8 +99,8 @@ class Zygote:
             if task is not None:
                 return task
             now = time.monotonic()
-            if now - looked >= _LOOK_SECS:
-                looked = now
+            if now - checked >= _CHECK_SECS:
+                checked = now
                 self._check_files()
             ready, _, _ = select.select(
                 [self._woken, *([self._listener] if self._listener else [])], [], [], self._pause()
@@ -116,11 +116,11 @@ class Zygote:
         self._close()
         return None
 
-    def _told(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         self._stop = True
 
     def _pause(self) -> float:
-        return _WATCH_SECS if self._adopted or self._deaths else _LOOK_SECS
+        return _WATCH_SECS if self._adopted or self._deaths else _CHECK_SECS
 
     def _close(self) -> None:
         if self._listener is not None:
@@ -137,10 +137,10 @@ class Zygote:
         log.info("%s has changed: everything is loaded anew", changed)
         self._close()
         # Somebody is writing: what is loaded should be what stays.
-        until = time.monotonic() + _SETTLING_SECS
+        until = time.monotonic() + _STABLE_WITHIN_SECS
         while not self._stop and time.monotonic() < until:
-            before = Fingerprint(self._served.modules)
-            time.sleep(_STILL_SECS)
+            before = Fingerprint(self._loaded.modules)
+            time.sleep(_STABLE_SECS)
             if before.changed() is None:
                 break
         if not self._stop:
@@ -168,11 +168,11 @@ class Zygote:
             connection, _ = self._listener.accept()
         except OSError:
             return None
-        peer = Peer(connection)
+        peer = LineConnection(connection)
         if peer.credentials()[1] == os.geteuid():
             try:
                 if self._fork() == 0:
-                    return functools.partial(serve_one, peer, self._served)
+                    return functools.partial(serve_one, peer, self._loaded)
             except OSError as error:
                 # No memory, too many processes: the launcher hears at once that it is on its own.
                 log.warning("no process can be forked: %s", error)
@@ -208,7 +208,7 @@ class Zygote:
             for record in run_records(self._home):
                 # By its file: who ends in order removes it.
                 if record.pid == pid and not record.alive():
-                    self._deaths.append(_Death(record, _ended(code)))
+                    self._deaths.append(_Death(record, _describe_exit(code)))
 
     def _watch(self) -> None:
         for record in [record for record in self._adopted if not record.alive()]:
@@ -240,7 +240,7 @@ class Zygote:
         return None
 
 
-def _ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit status {code} before the run was over"
     try:
@@ -254,7 +254,7 @@ def run(home: Path, modules: Sequence[str]) -> int:
 
     Loads them first, and raises what that raises. ``DAGSTER_HOME`` names the Dagster whose runs these are.
     """
-    if dagster_inside() is None:
+    if dagster_internals() is None:
         return 2
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -271,16 +271,16 @@ def run(home: Path, modules: Sequence[str]) -> int:
         # Not by ending: who starts this process again waits longer each time.
         until = time.monotonic() + _FAILED_SECS
         while before.changed() is None and time.monotonic() < until:
-            time.sleep(_LOOK_SECS)
-        _start_anew()
+            time.sleep(_CHECK_SECS)
+        _restart()
     try:
-        task = Zygote(Served(home, modules), began_ns).serve()
+        task = Zygote(LoadedCode(home, modules), began_ns).serve()
     except _Reload:
-        _start_anew()
+        _restart()
     return task() if task is not None else 0
 
 
-def _start_anew() -> NoReturn:
+def _restart() -> NoReturn:
     """As the same process: whoever watches it sees nothing, and its forks stay its children."""
     sys.stdout.flush()
     sys.stderr.flush()

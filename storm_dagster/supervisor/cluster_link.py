@@ -46,7 +46,7 @@ class ClusterLink:
         supervisor_id: str,
         *,
         cluster_id: str | None,
-        remember_cluster: Callable[[str], None],
+        save_cluster_id: Callable[[str], None],
         info: Callable[[int], SupervisorInfo],
         passes: Callable[[], int],
         wake: Callable[[], None],
@@ -63,7 +63,7 @@ class ClusterLink:
         self._wake_loop = wake
         self._upgrades = upgrades
         self._cluster_id = cluster_id
-        self._remember_cluster = remember_cluster
+        self._save_cluster_id = save_cluster_id
         self.claims: SlotClaims | None = None
         """What was read last; ``None`` until something was."""
         self._cluster: StormClusterState | None = None
@@ -78,7 +78,7 @@ class ClusterLink:
         self._beat_at: float | None = None
         self._beat_passes = 0
         self._beat: SupervisorInfo | None = None
-        self._trouble = ""
+        self._problem = ""
         self._event = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cluster-link", daemon=True)
@@ -93,7 +93,7 @@ class ClusterLink:
         self._event.set()
         self._thread.join(timeout=deadline_secs)
 
-    def beat_now(self) -> None:
+    def request_heartbeat(self) -> None:
         """What the heartbeat record says has changed: write it before it is due."""
         self._event.set()
 
@@ -118,11 +118,11 @@ class ClusterLink:
         while not self._stopped.is_set():
             self._event.clear()
             try:
-                self._turn()
-                self._say("")
+                self._sync()
+                self._log_problem("")
                 pause = self._until_due()
             except StormDagsterError as error:
-                self._say(error.message)
+                self._log_problem(error.message)
                 pause = _LOST_RETRY_SECS
             except Exception:
                 _log.exception("reading the cluster failed: it is tried again")
@@ -131,16 +131,16 @@ class ClusterLink:
         if self._cluster is not None:
             self._cluster.disconnect()
 
-    def _say(self, trouble: str) -> None:
+    def _log_problem(self, problem: str) -> None:
         """Log a trouble once, and its end."""
-        if trouble != self._trouble:
-            if trouble:
-                _log.error("%s (the workers here go on meanwhile)", trouble)
+        if problem != self._problem:
+            if problem:
+                _log.error("%s (the workers here go on meanwhile)", problem)
             else:
                 _log.info("the cluster can be read again")
-            self._trouble = trouble
+            self._problem = problem
 
-    def _turn(self) -> None:
+    def _sync(self) -> None:
         cluster = self._cluster
         if cluster is None:
             cluster = StormClusterState.open(self._conf, cluster_id=self._cluster_id)
@@ -148,14 +148,14 @@ class ClusterLink:
             self._cluster = cluster
             if self._cluster_id is None:
                 self._cluster_id = cluster.cluster_id()
-                self._remember_cluster(self._cluster_id)
+                self._save_cluster_id(self._cluster_id)
                 _log.info("this supervisor belongs to cluster %s", self._cluster_id)
         if not cluster.session.connected:
             raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
         # Before anything is believed, and before this supervisor offers itself.
         cluster.check_cluster_id()
         self._read(cluster)
-        self._changed.update(self._upgrades.act(cluster, self._assignments))
+        self._changed.update(self._upgrades.advance(cluster, self._assignments))
         self._write_heartbeat(cluster)
         while self._reports:
             self._write_report(cluster, *self._reports[0])
@@ -201,7 +201,7 @@ class ClusterLink:
     def _read_list(self, cluster: StormClusterState, everything: bool) -> None:
         listed = set(cluster.assignment_ids(self._on_list))
         gone = set(self._assignments) - listed
-        if any(self._concerns_us(self._assignments[topology_id]) for topology_id in gone):
+        if any(self._names_this_node(self._assignments[topology_id]) for topology_id in gone):
             # A root that is being wiped loses its nodes one by one: it must not look like kills.
             self._stopped.wait(_VANISHED_TWICE_SECS)
             cluster.check_cluster_id()
@@ -214,7 +214,7 @@ class ClusterLink:
             self._upgrades.forget(topology_id)
         self._changed.update(listed if everything else listed - set(self._assignments))
 
-    def _concerns_us(self, assignment: Assignment) -> bool:
+    def _names_this_node(self, assignment: Assignment) -> bool:
         return any(worker.node == self._id for worker in assignment.workers)
 
     def _read_one(self, cluster: StormClusterState, topology_id: str) -> None:

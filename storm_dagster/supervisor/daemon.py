@@ -77,7 +77,7 @@ class Supervisor:
         self._started = int(time.time())
         self._wake = threading.Event()
         self._passes = 0
-        self._logs_looked_at = 0.0
+        self._logs_checked_at = 0.0
         self._stopping = threading.Event()
         self._file = LocalStateFile(self._folder / "localstate")
         before = self._file.read()
@@ -89,7 +89,7 @@ class Supervisor:
             conf,
             supervisor_id,
             cluster_id=self._file.read_cluster_id(),
-            remember_cluster=self._file.write_cluster_id,
+            save_cluster_id=self._file.write_cluster_id,
             info=self._info,
             passes=lambda: self._passes,
             wake=self._wake.set,
@@ -117,7 +117,7 @@ class Supervisor:
             wake=self._wake.set,
             clean=self._clean,
             report=self._link.report,
-            failed=self._upgrades.failed,
+            failed=self._upgrades.on_failure,
         )
         self._restarting: tuple[int, ...] = ()
         self._offered = self._ports
@@ -147,7 +147,7 @@ class Supervisor:
                 )
         for wanted in before.wanted if before is not None else ():
             work = Work(wanted.topology_id, wanted.code_dir)
-            self.table.remember(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
+            self.table.restore(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
         for worker in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
             _log.info(
                 "worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid
@@ -170,7 +170,7 @@ class Supervisor:
             while not stop.is_set():
                 self._wake.clear()
                 now = boot_clock()
-                self.turn(now)
+                self.run_pass(now)
                 if now - tidied_at >= _TIDY_SECS:
                     tidied_at = now
                     self._housekeeper.do(self._tidy)
@@ -187,30 +187,30 @@ class Supervisor:
             self._housekeeper.close()
             self._localizer.close()
 
-    def turn(self, now: float) -> None:
+    def run_pass(self, now: float) -> None:
         """One pass of the loop."""
         claims = self._link.claims
-        fit = self._health is None or self._health.trouble is None
-        if not fit:
+        healthy = self._health is None or self._health.problem is None
+        if not healthy:
             self.table.apply(SlotClaims(work={}, contested={}), now)
         elif claims is not None:
             self.table.apply(claims, now)
-        self.table.look(now)
+        self.table.poll(now)
         self._save()
         self._passes += 1
-        restarting, offered = self.table.restarting(), self._ports if fit else ()
+        restarting, offered = self.table.restarting(), self._ports if healthy else ()
         if (restarting, offered) != (self._restarting, self._offered):
             self._restarting, self._offered = restarting, offered
-            self._link.beat_now()
+            self._link.request_heartbeat()
 
     def _runs(self) -> list[SlotRun]:
         """The processes that run here. One that is on its way out, or not what its slot wants, does not count as running."""
         found = []
         for live in self.table.workers():
             slot = self.table.slots.get(live.port)
-            settled = slot is not None and slot.state == "running" and slot.wanted == live.worker.work
+            stable = slot is not None and slot.state == "running" and slot.wanted == live.worker.work
             started = started_at(live.process.start_ticks)
-            running = settled and live.status == "running"
+            running = stable and live.status == "running"
             found.append(SlotRun(live.port, *live.worker.work, started=started, running=running))
         return found
 
@@ -272,8 +272,8 @@ class Supervisor:
             for code_dir in self._localizer.remove_unused(self.table.used_code):
                 _log.info("code %s is used no more and was removed", code_dir)
         now = time.time()
-        if now - self._logs_looked_at > _LOGS_SECS:
-            self._logs_looked_at = now
+        if now - self._logs_checked_at > _LOGS_SECS:
+            self._logs_checked_at = now
             used = {live.log_path.parent for live in self.table.workers()}
             for folder in used:
                 # A worker that has nothing to say for a week still has its log.

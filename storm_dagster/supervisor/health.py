@@ -27,9 +27,9 @@ def check_once(folder: Path, timeout_secs: float) -> str | None:
     """Run every executable file of ``folder`` in order; why the host is unfit, or ``None``."""
     for script in sorted(folder.iterdir()):
         if script.is_file() and os.access(script, os.X_OK):
-            trouble = _run(script, timeout_secs)
-            if trouble:
-                return f"health script {script.name}: {trouble}"
+            problem = _run(script, timeout_secs)
+            if problem:
+                return f"health script {script.name}: {problem}"
     return None
 
 
@@ -70,7 +70,7 @@ class HealthCheck:
         self._wake = wake
         self._every = every_secs
         self._stopped = threading.Event()
-        self.trouble: str | None = None
+        self.problem: str | None = None
         """Why this host is unfit; ``None`` while it is well, and until the first check ended."""
         self._thread = threading.Thread(target=self._loop, name="health", daemon=True)
 
@@ -85,16 +85,16 @@ class HealthCheck:
     def _loop(self) -> None:
         while not self._stopped.is_set():
             try:
-                trouble = check_once(self._folder, self._timeout)
+                problem = check_once(self._folder, self._timeout)
             except OSError as error:
                 # A folder that cannot be read says nothing about the host.
                 _log.error("health scripts in %s cannot be run: %s", self._folder, error)
-                trouble = None
-            if trouble != self.trouble:
-                if trouble:
-                    _log.error("this host is unfit, its workers are ended: %s", trouble)
+                problem = None
+            if problem != self.problem:
+                if problem:
+                    _log.error("this host is unfit, its workers are ended: %s", problem)
                 else:
                     _log.info("this host is well again")
-                self.trouble = trouble
+                self.problem = problem
                 self._wake()
             self._stopped.wait(self._every)

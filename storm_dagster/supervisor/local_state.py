@@ -21,14 +21,14 @@ __all__ = ["KnownWorker", "LocalState", "LocalStateFile", "WantedSlot"]
 
 _log = logging.getLogger(__name__)
 
-_KEPT_BROKEN = 5
+_MOST_QUARANTINED = 5
 
 
-class _Part(BaseModel):
+class _StateModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class KnownWorker(_Part):
+class KnownWorker(_StateModel):
     """A worker process that this supervisor started or found."""
 
     port: int
@@ -40,7 +40,7 @@ class KnownWorker(_Part):
     boot_id: str
 
 
-class WantedSlot(_Part):
+class WantedSlot(_StateModel):
     """What the cluster wanted in a slot when it was last read."""
 
     port: int
@@ -52,7 +52,7 @@ class WantedSlot(_Part):
     """Crashes in a row: the back-off goes on over a restart of the supervisor."""
 
 
-class LocalState(_Part):
+class LocalState(_StateModel):
     """The whole state."""
 
     supervisor_id: str
@@ -81,12 +81,12 @@ class LocalStateFile:
             # Tuples are arrays in JSON: validated from JSON, so that strict types hold.
             state = LocalState.model_validate_json(json.dumps(body))
         except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
-            aside = self._put_aside()
+            quarantined = self._quarantine()
             _log.error(
                 "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and the running processes",
                 self._path,
                 str(error).splitlines()[0],
-                aside.name,
+                quarantined.name,
             )
             return None
         self._written = state
@@ -116,17 +116,17 @@ class LocalStateFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path.with_name("cluster_id"), cluster_id + "\n", sync=True)
 
-    def _put_aside(self) -> Path:
+    def _quarantine(self) -> Path:
         taken = sorted(
             int(path.suffix[1:])
             for path in self._path.parent.glob("state.json.broken.*")
             if path.suffix[1:].isdigit()
         )
-        aside = self._path.with_name(f"state.json.broken.{(taken[-1] if taken else 0) + 1}")
-        os.replace(self._path, aside)
-        for number in taken[: -(_KEPT_BROKEN - 1)]:
+        quarantined = self._path.with_name(f"state.json.broken.{(taken[-1] if taken else 0) + 1}")
+        os.replace(self._path, quarantined)
+        for number in taken[: -(_MOST_QUARANTINED - 1)]:
             self._path.with_name(f"state.json.broken.{number}").unlink(missing_ok=True)
-        return aside
+        return quarantined
 
 
 def _checksum(body: object) -> str:

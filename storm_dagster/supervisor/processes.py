@@ -22,7 +22,7 @@ from storm_dagster.model.processes import ExactProcess, Process, processes, sign
 __all__ = ["ProcessWatch", "WorkerProcess", "end_session", "session_members"]
 
 _log = logging.getLogger(__name__)
-_LOOK_MS = 100
+_POLL_MS = 100
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,15 @@ class ProcessWatch:
             handle = -1
         with self._lock:
             self._watched[key] = (process, handle)
-        self._poke()
+        self._wake_thread()
 
     def close(self) -> None:
         """Stop watching. The processes go on."""
         self._closed = True
-        self._poke()
+        self._wake_thread()
         self._thread.join(timeout=5)
 
-    def _poke(self) -> None:
+    def _wake_thread(self) -> None:
         try:
             os.write(self._wake, b"x")
         except OSError:
@@ -107,7 +107,7 @@ class ProcessWatch:
                 if handle >= 0:
                     poll.register(handle, select.POLLIN)
             blind = any(handle < 0 for _, handle in watched.values())
-            ready = {descriptor for descriptor, _ in poll.poll(_LOOK_MS if blind else None)}
+            ready = {descriptor for descriptor, _ in poll.poll(_POLL_MS if blind else None)}
             if self._woken in ready:
                 try:
                     os.read(self._woken, 4096)
@@ -116,7 +116,7 @@ class ProcessWatch:
             for key, (process, handle) in watched.items():
                 # A process whose start time is another's died before its pidfd was opened.
                 if (handle in ready or handle < 0 or key not in self._seen) and not process.alive():
-                    self._gone(key, process, handle)
+                    self._on_death(key, process, handle)
                 else:
                     self._seen.add(key)
         with self._lock:
@@ -127,7 +127,7 @@ class ProcessWatch:
         os.close(self._woken)
         os.close(self._wake)
 
-    def _gone(self, key: str, process: WorkerProcess, handle: int) -> None:
+    def _on_death(self, key: str, process: WorkerProcess, handle: int) -> None:
         with self._lock:
             self._watched.pop(key, None)
         self._seen.discard(key)

@@ -109,7 +109,7 @@ class SlotTable:
         self._fetching: dict[str, set[int]] = {}
         self._starts: set[threading.Thread] = set()
         self._contested: Mapping[int, tuple[str, ...]] = {}
-        self._looked_at: float | None = None
+        self._polled_at: float | None = None
         self._watch = ProcessWatch(self._exited)
 
     # -- what others may call ---------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class SlotTable:
         """Ports whose worker is being brought back in place."""
         return tuple(port for port, slot in self._slots.items() if is_restarting(slot))
 
-    def remember(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
+    def restore(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
         """Before the first pass: what was wanted in the slot when the supervisor ended, whether a worker of it
         had run, and how often in a row one had crashed."""
         slot = self._slots.get(port, Slot(port))
@@ -177,10 +177,10 @@ class SlotTable:
             if port not in claims.contested:
                 self._feed(port, Assigned(claims.work.get(port), lazy=port in claims.lazy), now)
 
-    def look(self, now: float) -> None:
+    def poll(self, now: float) -> None:
         """One pass: everything that happened, the workers' beats, and the time."""
-        gap = now - self._looked_at if self._looked_at is not None else 0.0
-        self._looked_at = now
+        gap = now - self._polled_at if self._polled_at is not None else 0.0
+        self._polled_at = now
         if gap > _LONGEST_UNWATCHED:
             _log.warning("nothing was watched for %.1f s: the workers are given that time", gap)
             self._slots = {port: forgive(slot, gap) for port, slot in self._slots.items()}

@@ -51,7 +51,7 @@ class Upgrades:
         self.states: dict[str, UpgradeState] = {}
         """Topology id -> the upgrade that is under way."""
 
-    def failed(self, port: int, work: Work, text: str) -> None:
+    def on_failure(self, port: int, work: Work, text: str) -> None:
         """A process of that work ended by itself, or did not come about; from any thread."""
         self._failures.append((port, work, text))
 
@@ -68,7 +68,7 @@ class Upgrades:
         """The topology has no assignment any more."""
         self.states.pop(topology_id, None)
 
-    def act(self, cluster: StormClusterState, assignments: Mapping[str, Assignment]) -> set[str]:
+    def advance(self, cluster: StormClusterState, assignments: Mapping[str, Assignment]) -> set[str]:
         """Write what is to be written about the workers here; ids of the topologies to be read again."""
         if not self.states:
             self._failures.clear()

@@ -24,7 +24,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
-from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
@@ -132,7 +132,7 @@ class TopologyHarness:
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
         merged = {**default_conf(), **spec.conf, **(conf or {})}
-        spec = _prepared(spec, given or {}, replays)
+        spec = _with_recorder(spec, given or {}, replays)
         components: dict[int, str] = {}
         for component, _, part in spec.components():
             for _ in range(part.conf.get("topology.tasks") or part.parallelism):
@@ -182,9 +182,9 @@ class TopologyHarness:
     def _store(self, batch: list[DagsterEvent]) -> None:
         if self.dagster_up:
             self.dagster_events += batch
-            self.shared.events.answer(Answer(frozenset(event.id for event in batch)))
+            self.shared.events.on_response(Answer(frozenset(event.id for event in batch)))
         else:
-            self.shared.events.answer(Answer(trouble="dagster_up is False"))
+            self.shared.events.on_response(Answer(trouble="dagster_up is False"))
 
     def tasks(self, component: str) -> list[Any]:
         """The component instances of the tasks of ``component``, by task id."""
@@ -236,7 +236,7 @@ class TopologyHarness:
                 )
             for runner in self.engine.runners.values():
                 if isinstance(runner, SpoutBase):
-                    runner.ask_now()
+                    runner.poll_now()
             worked = self.engine.run(now)
             starting = "starting" in self.engine.statuses().values()
             if worked or starting or not self.engine.drained():
@@ -270,7 +270,7 @@ class TopologyHarness:
         self.close()
 
 
-def _prepared(spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int) -> TopologySpec:
+def _with_recorder(spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int) -> TopologySpec:
     spouts = dict(spec.spouts)
     for name, tuples in given.items():
         if name not in spouts:

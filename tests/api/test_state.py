@@ -91,7 +91,7 @@ def test_a_tuple_is_acked_only_after_its_checkpoint(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(stateful, "_PAUSE_SECS", 3600.0)
     with TopologyHarness(counting(1), {"words": [["a"], ["b"]]}, state_dir=tmp_path) as harness:
         driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
-        while driver is None or not driver.held:
+        while driver is None or not driver.pending_acks:
             harness.engine.run(harness.shared.clock())
             driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
         assert harness.tasks("words")[0].acked == []

@@ -16,9 +16,9 @@ from dagster._core.test_utils import create_run_for_test
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 
-from storm_dagster.launcher.compatibility import dagster_inside
+from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.run_launcher import STOCK_TAG, WarmRunLauncher
-from storm_dagster.launcher.wire import RUN_ROLE, WARM_TAG, Peer
+from storm_dagster.launcher.wire import RUN_ROLE, WARM_TAG, LineConnection
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 
@@ -104,7 +104,7 @@ class Place:
 
         def ready() -> bool:
             assert process.poll() is None, self.log()
-            Peer.connect(self.home).close()
+            LineConnection.connect(self.home).close()
             return True
 
         eventually(ready, 120, "the warm process", ignore=(OSError,))
@@ -150,10 +150,10 @@ class Place:
 
     def request(self, run_id: str) -> dict[str, Any]:
         """What a launcher asks the warm process for."""
-        inside, origin = dagster_inside(), self.run(run_id).job_code_origin
-        assert inside is not None and origin is not None
+        internals, origin = dagster_internals(), self.run(run_id).job_code_origin
+        assert internals is not None and origin is not None
         pointer: Any = origin.repository_origin.code_pointer
-        arguments = inside.ExecuteRunArgs(
+        arguments = internals.ExecuteRunArgs(
             job_origin=origin, run_id=run_id, instance_ref=self.instance.get_ref()
         ).get_command_args()
         return {
@@ -190,7 +190,7 @@ class Place:
         tags = self.run(run_id).tags
         return WARM_TAG in tags and STOCK_TAG not in tags
 
-    def said(self, run_id: str) -> str:
+    def messages(self, run_id: str) -> str:
         """Every message of the run."""
         entries = self.instance.all_logs(run_id)
         return "\n".join(

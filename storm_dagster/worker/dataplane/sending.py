@@ -21,11 +21,11 @@ __all__ = [
     "check_types",
     "check_values",
     "deliver",
-    "guarded",
-    "remote",
+    "encoding_error",
     "route_of",
-    "spread",
-    "why_not",
+    "send_remote",
+    "send_to_targets",
+    "wrap_emit",
 ]
 
 _log = logging.getLogger("storm_dagster.component")
@@ -62,7 +62,7 @@ def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
     try:
         size = len(_encode(values))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"component {component!r}, stream {stream!r}: {why_not(error)}") from None
+        raise InvalidRequest(f"component {component!r}, stream {stream!r}: {encoding_error(error)}") from None
     if size > MAX_FRAME_BYTES:
         raise InvalidRequest(
             f"component {component!r} emits a tuple of {size} bytes on stream {stream!r}, the limit is "
@@ -70,7 +70,7 @@ def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
         )
 
 
-def why_not(error: Exception) -> str:
+def encoding_error(error: Exception) -> str:
     """Why a tuple cannot be encoded, and what to do about it."""
     return (
         f"a value cannot travel to another worker ({error}): emit numbers, texts, bytes, lists, maps, None, booleans or "
@@ -101,7 +101,7 @@ def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component:
             )
 
 
-def guarded(
+def wrap_emit(
     emit: Callable[..., Any],
     conf: Mapping[str, Any],
     part: ComponentSpec,
@@ -116,7 +116,7 @@ def guarded(
     if not (debug or check or typed):
         return emit
 
-    def careful(tup: Any, *rest: Any, **named: Any) -> Any:
+    def emit_checked(tup: Any, *rest: Any, **named: Any) -> Any:
         given = rest[stream_at - 1] if len(rest) >= stream_at else named.get("stream")
         stream = str(given or "default")
         if stream in typed:
@@ -128,10 +128,10 @@ def guarded(
             _log.info("%s-%d emits %r %s", component, task, tup, {**dict(enumerate(rest)), **named} or "")
         return sent
 
-    return careful
+    return emit_checked
 
 
-def remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
+def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
     """Add a tuple to the bundles that wait for another worker."""
     if link.last is tree:
         link.bundle.append(values)
@@ -169,14 +169,14 @@ def deliver(
     """Hand one tuple to one target."""
     append = link.append
     if append is None:
-        remote(link, tree, values)
+        send_remote(link, tree, values)
         return
     if tree is not None:
         ledger.add(tree)
     append(Tuple(next_tuple_id(), component, stream, task, values, tree))
 
 
-def spread(
+def send_to_targets(
     route: Route,
     values: Sequence[Any],
     tree: Tree | None,

@@ -116,7 +116,7 @@ class Ledger:
         else:
             tree.origin.acked.append(tree.root)
 
-    def settle(self, tup: Any) -> bool:
+    def ack(self, tup: Any) -> bool:
         """Ack a received tuple; ``False`` when it was acked or failed before (then nothing happens)."""
         tree = tup._tree
         if tree is None:
@@ -127,7 +127,7 @@ class Ledger:
             self.done(tree)
         return True
 
-    def reject(self, tup: Any) -> bool:
+    def fail(self, tup: Any) -> bool:
         """Fail a received tuple: all spouts whose tuples it descends from hear it; ``False`` as above."""
         tree = tup._tree
         if tree is None:

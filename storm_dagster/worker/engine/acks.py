@@ -6,7 +6,7 @@ from typing import Any
 
 from storm_dagster.core.acking import Verdicts
 from storm_dagster.model.wire import Frame
-from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.system import Acker
 from storm_dagster.worker.tasks.runner import Runner, Shared
@@ -29,7 +29,7 @@ class AckExchange:
         self.misdirected: int = 0
         """Tuples that came for tasks which are not here; they were failed at once."""
 
-    def refuse(self, bundles: Any) -> None:
+    def fail_misdirected(self, bundles: Any) -> None:
         """Fail the trees of tuples that came for a task which is not here."""
         for root, _, many in bundles:
             self.misdirected += len(many)
@@ -39,14 +39,14 @@ class AckExchange:
             else:
                 self._shared.ledger.fails.extend(root[::2])
 
-    def take(self, frame: Frame) -> None:
+    def on_frame(self, frame: Frame) -> None:
         """What a peer has for ackers of this worker, and the verdicts for its spouts."""
         for task, roots in frame.acked:
             runner = self.runners.get(task)
             if isinstance(runner, SpoutBase):
                 runner.acked.extend(roots)
         for task, roots in frame.failed:
-            self.tell_failed(task, roots)
+            self.notify_failed(task, roots)
         if not (frame.acks or frame.inits or frame.fails):
             return
         verdicts = Verdicts()
@@ -62,9 +62,9 @@ class AckExchange:
         for task, flat in frame.fails:
             if task in self.ackers:
                 self.ackers[task].table.apply(now, fails=flat, into=verdicts)
-        self.hand_out(verdicts)
+        self.deliver_verdicts(verdicts)
 
-    def hand_out(self, verdicts: Verdicts) -> None:
+    def deliver_verdicts(self, verdicts: Verdicts) -> None:
         """Tell spouts, here and elsewhere."""
         placement = self.placement
         assert placement is not None
@@ -78,13 +78,13 @@ class AckExchange:
                     peer.acked.setdefault(task, []).extend(roots)
         for task, roots in verdicts.failed.items():
             if task in self.runners:
-                self.tell_failed(task, roots)
+                self.notify_failed(task, roots)
             else:
                 peer = self._peer_of(task)
                 if peer is not None:
                     peer.failed.setdefault(task, []).extend(roots)
         if verdicts.homeless:
-            self.tell_failed(0, verdicts.homeless)
+            self.notify_failed(0, verdicts.homeless)
             if self._transport is not None:
                 for peer in self._transport.peers.values():
                     peer.failed.setdefault(0, []).extend(verdicts.homeless)
@@ -94,7 +94,7 @@ class AckExchange:
         slot = self.placement.slots.get(task)
         return self._transport.peers.get(slot) if self._transport is not None and slot is not None else None
 
-    def tell_failed(self, task: int, roots: list[int]) -> None:
+    def notify_failed(self, task: int, roots: list[int]) -> None:
         """Trees of a spout task (0: of any) failed."""
         for runner in self.spouts:
             if task in (0, runner.task_id):
@@ -145,5 +145,5 @@ class AckExchange:
                 peer.inits.setdefault(task, []).extend(flat_inits)
             if flat_fails:
                 peer.fails.setdefault(task, []).extend(flat_fails)
-        self.hand_out(verdicts)
+        self.deliver_verdicts(verdicts)
         return bool(verdicts.acked or verdicts.failed or verdicts.homeless)

@@ -10,10 +10,10 @@ from storm_dagster.worker.tasks.runner import Runner
 
 __all__ = ["Loads"]
 
-_LOOK_SECS = 1.0
+_REFRESH_SECS = 1.0
 _VALID_SECS = 4.0
 """A peer repeats itself while its task is busy; it may have died, or the task moved."""
-_WORTH_TELLING = 0.05
+_LEAST_REPORTED = 0.05
 
 
 class Loads:
@@ -28,27 +28,27 @@ class Loads:
         self._theirs: dict[int, tuple[float, float]] = {}
         """Task -> (load, until when that is believed)."""
 
-    def hear(self, loads: Iterable[tuple[int, float]], now: float) -> None:
+    def on_report(self, loads: Iterable[tuple[int, float]], now: float) -> None:
         """The loads of a peer's tasks, as far as they have changed."""
         self._theirs.update((task, (load, now + _VALID_SECS)) for task, load in loads)
 
-    def look(self, now: float, runners: Iterable[Runner]) -> None:
+    def refresh(self, now: float, runners: Iterable[Runner]) -> None:
         """Once a second: measure, tell the peers, and let the shuffles of all tasks take notice."""
         if not self._enabled or now < self._next:
             return
-        self._next = now + _LOOK_SECS
+        self._next = now + _REFRESH_SECS
         runners = list(runners)
         before, self._mine = self._mine, {}
         for runner in runners:
             load = min(1.0, runner.backlog_secs())
-            if load > _WORTH_TELLING:
+            if load > _LEAST_REPORTED:
                 self._mine[runner.task_id] = round(load, 3)
         if self._transport is not None and (self._mine or before):
             # A task that is not busy any more is told once.
-            told = [*self._mine.items(), *((task, 0.0) for task in before.keys() - self._mine.keys())]
+            sent = [*self._mine.items(), *((task, 0.0) for task in before.keys() - self._mine.keys())]
             for peer in self._transport.peers.values():
-                peer.loads = told
-        self._theirs = {task: told for task, told in self._theirs.items() if told[1] > now}
+                peer.loads = sent
+        self._theirs = {task: sent for task, sent in self._theirs.items() if sent[1] > now}
         known = {**{task: load for task, (load, _) in self._theirs.items()}, **self._mine}
         for runner in runners:
             for route in runner.routes.values():

@@ -14,9 +14,9 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.wire import Frame, TaskReport
-from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes
-from storm_dagster.worker.dataplane.sending import why_not
+from storm_dagster.worker.dataplane.sending import encoding_error
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
 from storm_dagster.worker.engine.acks import AckExchange
@@ -87,7 +87,7 @@ class NativeEngine:
         self.exchange.placement = placement
         self.shared.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
         self.close_tasks(self.runners.keys() - placement.open)
-        self.close_tasks(self._divided_anew(previous, placement), again=True)
+        self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
         same_places = (
             previous is not None
             and previous.slots == placement.slots
@@ -114,12 +114,12 @@ class NativeEngine:
                 self._held[task] = held
             else:
                 for tup in held:
-                    self.shared.ledger.reject(tup)
+                    self.shared.ledger.fail(tup)
         if self.master is not None:
             self.master.table.keep_only(f"{node}:{port}" for node, port in set(placement.slots.values()))
         self._update_spouts(self.shared.clock())
 
-    def _divided_anew(self, previous: Placement | None, placement: Placement) -> list[int]:
+    def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
         # Input, state and keys are divided over the tasks of a component, and whoever sends directly names tasks of
         # its readers: what `initialize` made of the context does not hold with other tasks.
         now, before = _tasks_of(placement.components), _tasks_of(previous.components if previous else {})
@@ -173,7 +173,7 @@ class NativeEngine:
         # Bolts come first: in one pass of the loop tuples go as far down the topology as they can.
         self._order = sorted(self.runners.values(), key=lambda one: (isinstance(one, SpoutBase), one.task_id))
 
-    def close_tasks(self, tasks: Collection[int], again: bool = False) -> None:
+    def close_tasks(self, tasks: Collection[int], reopen: bool = False) -> None:
         """End these tasks: afterwards nothing of theirs is executed, emitted or acked.
 
         Tuples that wait for them fail, and their spouts send them again. With ``again`` the tasks are opened at once,
@@ -185,10 +185,10 @@ class NativeEngine:
             _log.info("closing task %d (%s)", task, runner.component)
             runner.retire()
             self.shared.events.close(task)
-            if again:
+            if reopen:
                 self._held.setdefault(task, []).extend(tup for tup in runner.queue if tup._tree is None)
             for tup in runner.queue:
-                self.shared.ledger.reject(tup)
+                self.shared.ledger.fail(tup)
             runner.queue.clear()
             self._order.remove(runner)
             if isinstance(runner, SpoutBase):
@@ -226,7 +226,7 @@ class NativeEngine:
                 runner.wired = False
                 continue
             runner.wire(routes)
-            if runner.hears_peers:
+            if runner.takes_peer_messages:
                 link = self._linker(runner.task_id, {})
                 others = set(tasks_of.get(runner.component, ())) - {runner.task_id}
                 runner.peers = {task: link(task, "__peers") for task in others}
@@ -264,7 +264,7 @@ class NativeEngine:
             if runner is None:
                 held = self._held.setdefault(target, []) if target in placement.mine else None
                 if held is None or len(held) > _MOST_HELD:
-                    self.exchange.refuse(bundles)
+                    self.exchange.fail_misdirected(bundles)
                     continue
                 append = held.append
             else:
@@ -281,25 +281,25 @@ class NativeEngine:
                     tree = Tree(len(many), 0, 0, None, parents)
                 for values in many:
                     append(Tuple(next_tuple_id(), component, stream, source, values, tree))
-        self.exchange.take(frame)
+        self.exchange.on_frame(frame)
         if frame.report is not None and self.master is not None:
             self.master.receive(frame.report)
         if frame.loads is not None:
-            self._loads.hear(frame.loads, self.shared.clock())
+            self._loads.on_report(frame.loads, self.shared.clock())
         if frame.pressure is not None:
             slot = placement.tokens.get(frame.token)
             if slot is not None:
-                self._pressure.hear(slot, frame.pressure)
+                self._pressure.on_request(slot, frame.pressure)
                 self._update_spouts(self.shared.clock())
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
         """A bundle could not be encoded: its tuples fail, and the sender's task gets the error."""
         root, _, many = bundle
-        self.exchange.refuse([(root, 0, many)])
+        self.exchange.fail_misdirected([(root, 0, many)])
         runner = self.runners.get(link.source)
         if runner is not None:
             if not isinstance(error, ValueError):
-                error = InvalidRequest(why_not(error))
+                error = InvalidRequest(encoding_error(error))
             runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
 
     # -- running ----------------------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class NativeEngine:
         if self._starting:
             self._start_tasks(now)
         if now >= self._next_clock - 1e-6:
-            self._look_at_clock(now)
+            self._on_clock(now)
         worked = False
         shared = self.shared
         for runner in self._order:
@@ -329,10 +329,10 @@ class NativeEngine:
         shared.at = None
         if shared.events.pending and shared.events.run(now):
             worked = True
-        self._loads.look(now, self._order)
+        self._loads.refresh(now, self._order)
         if self.exchange.flush(now):
             worked = True
-        if self._pressure.watch(now, self._order):
+        if self._pressure.update(now, self._order):
             self._update_spouts(now)
         return worked
 
@@ -344,14 +344,14 @@ class NativeEngine:
         self._starting = missing
         self._update_spouts(now)
 
-    def _look_at_clock(self, now: float) -> None:
+    def _on_clock(self, now: float) -> None:
         self._next_clock = now + _CLOCK_SECS
         for runner in self._order:
-            runner.look_at_clock(now)
+            runner.on_clock(now)
             runner.stats.snapshot(now)
             if runner.status == "starting":
                 self._starting = True
-        self._pressure.forget_old(now)
+        self._pressure.expire(now)
         self._update_spouts(now)
 
     def _update_spouts(self, now: float) -> None:
@@ -361,7 +361,7 @@ class NativeEngine:
             mine_ready = all(runner.status == "running" for runner in self._order)
             self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
         shared.spouts_run = (
-            shared.active and self._released and not self._pressure.holds() and not shared.closing
+            shared.active and self._released and not self._pressure.active() and not shared.closing
         )
 
     def idle_secs(self, now: float) -> float | None:
@@ -380,7 +380,7 @@ class NativeEngine:
     def drained(self) -> bool:
         """Whether no tuple waits or is under way in this worker."""
         return self.shared.ledger.empty() and not any(
-            runner.waiting() or runner.owes() for runner in self._order
+            runner.waiting() or runner.has_pending_acks() for runner in self._order
         )
 
     # -- looking ----------------------------------------------------------------------------------------

@@ -31,23 +31,23 @@ class Pressure:
         self._peers: dict[tuple[str, int], float] = {}
         """Slot -> until when its request to wait is valid."""
 
-    def holds(self) -> bool:
+    def active(self) -> bool:
         """Whether spouts have to wait."""
         return self._own or bool(self._peers)
 
-    def hear(self, slot: tuple[str, int], wait: bool) -> None:
+    def on_request(self, slot: tuple[str, int], wait: bool) -> None:
         """A peer asks all spouts to wait, or says that they need not for its sake."""
         if wait:
             self._peers[slot] = time.monotonic() + _VALID_SECS
         else:
             self._peers.pop(slot, None)
 
-    def forget_old(self, now: float) -> None:
+    def expire(self, now: float) -> None:
         """Drop the requests that were not repeated."""
         if self._peers:
             self._peers = {slot: until for slot, until in self._peers.items() if until > now}
 
-    def watch(self, now: float, runners: Iterable[Runner]) -> bool:
+    def update(self, now: float, runners: Iterable[Runner]) -> bool:
         """Look at the queues, and tell the peers; whether that changed what holds here."""
         if not self._enabled:
             return False

@@ -32,7 +32,7 @@ class Acker(Runner):
         """An acker has no routes; what it sends is counted."""
         self.routes["__ack_ack"] = self.sent
 
-    def look_at_clock(self, now: float) -> None:
+    def on_clock(self, now: float) -> None:
         """Forget the trees that nobody waits for any longer."""
         if now >= self._expire_at:
             self.table.expire(now)

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from storm_dagster.model.clock import boot_clock
 
-__all__ = ["Lease", "SessionClock"]
+__all__ = ["SessionClock", "WorkerLease"]
 
 
 class SessionClock(Protocol):
@@ -19,7 +19,7 @@ class SessionClock(Protocol):
     def lease_end(self, session_id: int | None = None) -> float: ...
 
 
-class Lease:
+class WorkerLease:
     """Whether the worker may run. Reading is cheap and safe from any thread; granting is the keeper's."""
 
     def __init__(self, session: SessionClock) -> None:

@@ -47,7 +47,7 @@ class LogLevels:
             self._changed[name] = _Changed(change.level, back, until)
             self._set(name, LEVELS[change.level])
 
-    def recall(self, kept: KeptLevels, now_ms: int, now: float) -> None:
+    def restore(self, kept: KeptLevels, now_ms: int, now: float) -> None:
         """Set what the cluster keeps for the topology, unless a request was faster."""
         found = {name: level_in_force(level, now_ms) for name, level in kept.loggers.items()}
         self.apply(

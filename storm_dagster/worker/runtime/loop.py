@@ -19,10 +19,10 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavai
 from storm_dagster.model.records import KeptLevels, TaskBeats
 from storm_dagster.model.wire import Frame, StateQuestion, WorkerReport, decode_frame, decode_request
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
-from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
-from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
 
 __all__ = ["Loop"]
@@ -45,7 +45,7 @@ class Loop:
         spec: WorkerSpec,
         conf: Mapping[str, Any],
         transport: Transport,
-        lease: Lease,
+        lease: WorkerLease,
         engine: NativeEngine,
     ) -> None:
         self.spec = spec
@@ -55,7 +55,7 @@ class Loop:
         self.passes = 0
         self.paused = True
         self.exit_code: int | None = None
-        self.look_again: Callable[[], None] = lambda: None
+        self.request_refresh: Callable[[], None] = lambda: None
         """Set by the process: makes the keeper read everything again."""
         self.unknown_frames = 0
         """Frames dropped because their sender is no live worker of the topology."""
@@ -81,13 +81,13 @@ class Loop:
         """As :meth:`post`, and wait for the result."""
         future: Future[Any] = Future()
 
-        def carry_out() -> None:
+        def run() -> None:
             try:
                 future.set_result(action())
             except BaseException as error:
                 future.set_exception(error)
 
-        self.post(carry_out)
+        self.post(run)
         return future.result(timeout)
 
     def stop(self) -> None:
@@ -95,11 +95,11 @@ class Loop:
         self._stop_requested = True
         self.transport.wake()
 
-    def recall_levels(self, kept: KeptLevels) -> None:
+    def restore_levels(self, kept: KeptLevels) -> None:
         """Levels of loggers that were changed before this worker began."""
-        self.log_levels.recall(kept, int(time.time() * 1000), time.monotonic())
+        self.log_levels.restore(kept, int(time.time() * 1000), time.monotonic())
 
-    def superseded(self, reason: str) -> None:
+    def supersede(self, reason: str) -> None:
         """End: the slot belongs to somebody else."""
         self.exit_code = EXIT_SUPERSEDED
         self.transport.wake()
@@ -162,7 +162,7 @@ class Loop:
                 if not self.paused:
                     self.paused = True
                     _log.warning("the lease ended: paused until ZooKeeper confirms the assignment")
-                    self.look_again()
+                    self.request_refresh()
                 transport.wait(_PAUSED_SECS)
                 continue
             if self.paused:
@@ -170,9 +170,9 @@ class Loop:
                 _log.info("running")
             received = transport.receive(_FRAMES)
             for message in received:
-                self._take(message)
+                self._on_message(message)
             if self._held:
-                self._look_at_held()
+                self._retry_held()
             now = time.monotonic()
             worked = engine.run(now)
             if now >= self._next_report or engine.statuses() != self._reported:
@@ -207,10 +207,10 @@ class Loop:
                 break
         engine.close()
 
-    def _take(self, message: list[bytes]) -> None:
+    def _on_message(self, message: list[bytes]) -> None:
         payload = message[-1]
         if payload[:1] == b"{":
-            self._answer(message[:-1], payload)
+            self._on_request(message[:-1], payload)
             return
         try:
             frame = decode_frame(payload)
@@ -225,7 +225,7 @@ class Loop:
             self.unknown_frames += 1
             return
         if not self._held:
-            self.look_again()
+            self.request_refresh()
         self._held.append((time.monotonic() + _HOLD_SECS, frame))
 
     def _deliver(self, frame: Frame) -> None:
@@ -236,7 +236,7 @@ class Loop:
             self.bad_frames += 1
             _log.exception("a frame could not be taken in")
 
-    def _look_at_held(self) -> None:
+    def _retry_held(self) -> None:
         placement = self.engine.placement
         assert placement is not None
         held, self._held = self._held, deque()
@@ -282,7 +282,7 @@ class Loop:
         if statuses != self._reported:
             # The keeper shows in ZooKeeper when all tasks run.
             self._reported = statuses
-            self.look_again()
+            self.request_refresh()
         self._next_report = now + self._report_secs
         self._count += 1
         self.log_levels.expire(time.monotonic())
@@ -297,7 +297,7 @@ class Loop:
                 if peer is not None:
                     peer.report = self.report()
 
-    def _answer(self, envelope: list[bytes], payload: bytes) -> None:
+    def _on_request(self, envelope: list[bytes], payload: bytes) -> None:
         try:
             request = decode_request(payload)
         except msgspec.MsgspecError:
@@ -310,7 +310,7 @@ class Loop:
         if request.op == "stats":
             document: Any = self._stats_document()
         elif request.op == "stacks":
-            document = {"stacks": stacks()}
+            document = {"stacks": thread_stacks()}
         elif request.op == "log_levels":
             self.log_levels.apply(request.levels, time.monotonic())
             document = {"levels": self.log_levels.document(time.monotonic())}
@@ -323,15 +323,15 @@ class Loop:
             document = {"pid": os.getpid(), "status": self.status()}
         self.transport.reply(envelope, msgspec.json.encode(document))
 
-    def _state_page(self, asked: StateQuestion) -> dict[str, Any]:
-        runner = self.engine.runners.get(asked.task)
+    def _state_page(self, query: StateQuestion) -> dict[str, Any]:
+        runner = self.engine.runners.get(query.task)
         if runner is None or runner.status != "running":
-            raise Unavailable(f"task {asked.task} is not open in this worker now: ask again in a moment")
+            raise Unavailable(f"task {query.task} is not open in this worker now: ask again in a moment")
         if runner.state is None:
             raise InvalidRequest(
                 f"component {runner.component!r} keeps no keyed state: that is for a StatefulBolt"
             )
-        return runner.state.page(asked)
+        return runner.state.page(query)
 
     def _stats_document(self) -> dict[str, Any]:
         master = self.engine.master
@@ -345,7 +345,7 @@ class Loop:
         return alone.document()
 
 
-def stacks() -> dict[str, list[str]]:
+def thread_stacks() -> dict[str, list[str]]:
     """Where each thread of this process is."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {

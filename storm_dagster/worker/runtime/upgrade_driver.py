@@ -9,7 +9,7 @@ import time
 from storm_dagster.core.gray_upgrade import pick
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import Assignment
-from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.zk.gray_upgrades import write_pick
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -22,7 +22,7 @@ _READ_SECS = 15.0
 class UpgradeDriver:
     """Looks at ``/gray_upgrade/<id>`` every 15 s and when it changes. Used by the keeper's thread alone."""
 
-    def __init__(self, topology_id: str, cluster: StormClusterState, lease: Lease) -> None:
+    def __init__(self, topology_id: str, cluster: StormClusterState, lease: WorkerLease) -> None:
         self._id = topology_id
         self._cluster = cluster
         self._lease = lease

@@ -11,7 +11,13 @@ from typing import Any
 from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.worker.dataplane.sending import check_values, guarded, remote, route_of, spread
+from storm_dagster.worker.dataplane.sending import (
+    check_values,
+    route_of,
+    send_remote,
+    send_to_targets,
+    wrap_emit,
+)
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
 from storm_dagster.worker.tasks.drivers import acks_itself, attach_drivers
 from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, Runner, make_component
@@ -101,7 +107,7 @@ class BoltRunner(Runner):
             route.emitted += 1
             only = route.only
             if only is None or direct_task:
-                links = spread(route, values, tree, ledger, component, task_id, direct_task)
+                links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task)
                 return [link.task for link in links] if need_task_ids else None
             link = only(values)
             append = link.append
@@ -109,7 +115,7 @@ class BoltRunner(Runner):
                 if link.last is tree:
                     link.bundle.append(values)
                 else:
-                    remote(link, tree, values)
+                    send_remote(link, tree, values)
             else:
                 if tree is not None:
                     if tree.parents is None:
@@ -121,18 +127,18 @@ class BoltRunner(Runner):
 
         def ack(tup: Tuple) -> None:
             if tup._tree is not None:
-                ledger.settle(tup)
+                ledger.ack(tup)
             stats.acked += 1
 
         def fail(tup: Tuple) -> None:
             if tup._tree is not None:
-                ledger.reject(tup)
+                ledger.fail(tup)
             stats.failed += 1
 
         def broken(tup: Tuple, error: Exception) -> None:
             self.report(error, f"process of a tuple of {tup.component}")
             if bolt.auto_fail:
-                ledger.reject(tup)
+                ledger.fail(tup)
                 stats.failed += 1
 
         def event(event: DagsterEvent, anchors: Any) -> None:
@@ -162,7 +168,7 @@ class BoltRunner(Runner):
                 stats.acked += len(batch) - bad
             return bad
 
-        sends = guarded(emit, self.conf, self.part, component, task_id, 1)
+        sends = wrap_emit(emit, self.conf, self.part, component, task_id, 1)
         bolt._collector = BoltCollector(self, sends, ack, fail, event)
         bolt.context, bolt.conf = self.context, self.conf
         # Straight to the closure, unless the class has an emit of its own.
@@ -177,7 +183,7 @@ class BoltRunner(Runner):
             if self.ticks:
                 self._tick()
                 return True
-            return self.state is not None and self.state.rest()
+            return self.state is not None and self.state.on_idle()
         if self.ticks:
             self._tick()
             if self.status != "running":
@@ -203,19 +209,19 @@ class BoltRunner(Runner):
             count_inputs(self, part)
         if not total:
             return False
-        if stats.sampled(total):
+        if stats.take_sample(total):
             spent = clock() - begin
             stats.execute_ns += spent
             stats.timed += total
             stats.process_ns += spent
             stats.processed += total
         if self.state is not None and not queue:
-            self.state.rest()
+            self.state.on_idle()
         return True
 
     def idle_secs(self, now: float) -> float | None:
         """Until the next checkpoint."""
-        return self.state.wait_secs() if self.state is not None else None
+        return self.state.idle_secs() if self.state is not None else None
 
     def _tick(self) -> None:
         due, self.ticks = self.ticks, 0
@@ -254,9 +260,9 @@ class BoltCollector:
         """One anchor that stands for several tuples."""
         return joint_anchor(tups)
 
-    def tell(self, task: int, values: Any) -> None:
+    def send_to_peer(self, task: int, values: Any) -> None:
         """See ``Runner.tell``."""
-        self._runner.tell(task, values)
+        self._runner.send_to_peer(task, values)
 
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""

@@ -35,7 +35,7 @@ _EXPIRE_SECS = 5.0
 
 
 class EventDelivery:
-    """The outbox of a worker. Belongs to the loop's thread but for :meth:`answer`.
+    """The outbox of a worker. Belongs to the loop's thread but for :meth:`on_response`.
 
     An event is like one more tuple that hangs on the one in process: it keeps its tree open until Dagster has stored
     it, so that a worker that dies leaves the tuple to be replayed, whatever its bolt acks and when.
@@ -47,20 +47,20 @@ class EventDelivery:
         self.outbox: EventOutbox[Tuple] = EventOutbox(
             2 * float(shared.conf.get("topology.message.timeout.secs") or 30)
         )
-        self._answers: deque[Answer] = deque()
+        self._responses: deque[Answer] = deque()
         self._expire_at = 0.0
         self._troubled = False
         self.send: Callable[[list[DagsterEvent]], None] | None = None
-        """Takes a batch, and has :meth:`answer` called with what became of it."""
+        """Takes a batch, and has :meth:`on_response` called with what became of it."""
 
     @property
     def pending(self) -> bool:
         """Whether :meth:`run` is to be called."""
-        return bool(self._answers) or len(self.outbox) > 0
+        return bool(self._responses) or len(self.outbox) > 0
 
-    def answer(self, answer: Answer) -> None:
+    def on_response(self, response: Answer) -> None:
         """What became of the batch under way; any thread."""
-        self._answers.append(answer)
+        self._responses.append(response)
         self._shared.wake()
 
     def add(self, runner: Runner, event: DagsterEvent, tree: Tree | None) -> None:
@@ -75,7 +75,7 @@ class EventDelivery:
         if self.outbox.add(runner.task_id, event, holder, now):
             return
         if holder is not None:
-            ledger.reject(holder)
+            ledger.fail(holder)
         self._report(
             runner,
             Unavailable(
@@ -87,30 +87,30 @@ class EventDelivery:
     def run(self, now: float) -> bool:
         """Carry out what became of events, and send the next ones; whether there was anything to do."""
         ledger, outbox = self._shared.ledger, self.outbox
-        worked = bool(self._answers)
-        while self._answers:
-            answer = self._answers.popleft()
-            outcome = outbox.answered(answer, now)
+        worked = bool(self._responses)
+        while self._responses:
+            response = self._responses.popleft()
+            outcome = outbox.answered(response, now)
             for holder in outcome.ack:
-                ledger.settle(holder)
+                ledger.ack(holder)
             for entry, reason in outcome.refused:
                 for holder, _ in entry.holders:
-                    ledger.reject(holder)
+                    ledger.fail(holder)
                 error = InvalidRequest(
                     f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}"
                 )
                 self._report(self._runners[entry.task], error)
             waiting = outbox.entries()
-            if answer.trouble is not None and waiting and not self._troubled:
+            if response.trouble is not None and waiting and not self._troubled:
                 error = Unavailable(
-                    f"{len(waiting)} events wait for Dagster, and their tuples with them: {answer.trouble}"
+                    f"{len(waiting)} events wait for Dagster, and their tuples with them: {response.trouble}"
                 )
                 self._report(self._runners[waiting[0].task], error)
-            self._troubled = answer.trouble is not None
+            self._troubled = response.trouble is not None
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE_SECS
             for holder in outbox.expire(now):
-                ledger.reject(holder)
+                ledger.fail(holder)
         if self.send is not None and (batch := outbox.next_batch(now)):
             self.send(batch)
             return True
@@ -119,7 +119,7 @@ class EventDelivery:
     def close(self, task: int) -> None:
         """A task ends here."""
         for holder in self.outbox.close(task):
-            self._shared.ledger.reject(holder)
+            self._shared.ledger.fail(holder)
 
     def drop(self) -> None:
         """The worker ends: report what nobody will report again."""
@@ -138,11 +138,11 @@ class EventSender:
     """Posts batches to the leading nimbus, from a thread that begins with the first one."""
 
     def __init__(
-        self, spec: WorkerSpec, cluster: StormClusterState, answer: Callable[[Answer], None]
+        self, spec: WorkerSpec, cluster: StormClusterState, on_response: Callable[[Answer], None]
     ) -> None:
         self._spec = spec
         self._cluster = cluster
-        self._answer = answer
+        self._on_response = on_response
         self._batches: queue.SimpleQueue[list[DagsterEvent]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
@@ -163,13 +163,13 @@ class EventSender:
             while True:
                 batch = self._batches.get()
                 try:
-                    answer = self._post(http, batch)
+                    response = self._post(http, batch)
                 except (httpx.HTTPError, StormDagsterError, ValueError, KeyError, TypeError) as error:
-                    answer = Answer(trouble=f"{type(error).__name__}: {error}")
-                if answer.trouble != self._trouble:
-                    self._trouble = answer.trouble
-                    _log.warning("events for Dagster: %s", answer.trouble or "they are stored again")
-                self._answer(answer)
+                    response = Answer(trouble=f"{type(error).__name__}: {error}")
+                if response.trouble != self._trouble:
+                    self._trouble = response.trouble
+                    _log.warning("events for Dagster: %s", response.trouble or "they are stored again")
+                self._on_response(response)
 
     def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> Answer:
         epoch = self._cluster.epoch()

@@ -23,11 +23,11 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
         from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
 
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
-    blocking = concurrent = talks = False
+    blocking = concurrent = takes_messages = False
     try:
         code = resolve(part.object.python or "")
         blocking = bool(getattr(code, "blocking", False))
-        talks = is_spout and bool(getattr(code, "_hears_peers", False))
+        takes_messages = is_spout and bool(getattr(code, "_takes_peer_messages", False))
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
     except Exception:
         # Reported, with the same reason, by the first start.
@@ -38,7 +38,7 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
 
         if is_spout:
             spout = BlockingSpoutRunner(shared, context, part)
-            spout.hears_peers = talks
+            spout.takes_peer_messages = takes_messages
             return spout
         return (AsyncBoltRunner if concurrent else BlockingBoltRunner)(shared, context, part)
     return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)

@@ -112,15 +112,15 @@ class ShellProcess:
         folder: Path,
         pid_dir: Path,
         first: Mapping[str, Any],
-        heard: Callable[[ShellProcess, Any], None],
-        ended: Callable[[ShellProcess, str], None],
+        on_message: Callable[[ShellProcess, Any], None],
+        on_end: Callable[[ShellProcess, str], None],
         name: str,
     ) -> None:
         pid_dir.mkdir(parents=True, exist_ok=True)
         self.pid_dir = pid_dir
         self.name = name
-        self._heard = heard
-        self._ended = ended
+        self._on_output = on_message
+        self._on_end = on_end
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._task_ids: deque[bytes] = deque()
         """Answers to emits, which go out before any tuple that waits."""
@@ -135,7 +135,7 @@ class ShellProcess:
             )
         except OSError as error:
             raise InvalidRequest(f"shell component: {command[0]!r} cannot be started: {error}") from None
-        self.said_pid: int | None = None
+        self.reported_pid: int | None = None
         self.send(first)
         for role, target in (("in", self._read), ("out", self._write), ("log", self._log_errors)):
             threading.Thread(target=target, name=f"{name}-{role}", daemon=True).start()
@@ -162,7 +162,7 @@ class ShellProcess:
                 pass
         self.process.wait()
         try:
-            (self.pid_dir / str(self.said_pid or self.process.pid)).unlink(missing_ok=True)
+            (self.pid_dir / str(self.reported_pid or self.process.pid)).unlink(missing_ok=True)
         except OSError as error:
             _log.debug("%s: %s", self.name, error)
 
@@ -173,16 +173,16 @@ class ShellProcess:
         try:
             while True:
                 message = read_message(stream)
-                if isinstance(message, dict) and "pid" in message and self.said_pid is None:
-                    self.said_pid = int(message["pid"])
+                if isinstance(message, dict) and "pid" in message and self.reported_pid is None:
+                    self.reported_pid = int(message["pid"])
                     continue
-                self._heard(self, message)
+                self._on_output(self, message)
         except EOFError as error:
             code = self.process.poll()
             reason = f"{error} (exit code {code})" if code is not None else str(error)
         except (OSError, ValueError, TypeError) as error:
             reason = str(error)
-        self._ended(self, reason)
+        self._on_end(self, reason)
 
     def _write(self) -> None:
         stream = self.process.stdin

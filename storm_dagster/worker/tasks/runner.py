@@ -12,7 +12,7 @@ from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route, resolve
-from storm_dagster.worker.dataplane.sending import remote
+from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.tree import Ledger, next_tuple_id
 from storm_dagster.worker.tasks.events import EventDelivery
 from storm_dagster.worker.tasks.stats import TaskStats
@@ -91,7 +91,7 @@ class Runner:
 
     kind: Literal["spout", "bolt", "system"] = "bolt"
     is_async = False
-    hears_peers = False
+    takes_peer_messages = False
     """Whether its tasks send each other messages (:meth:`tell`)."""
 
     def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
@@ -205,15 +205,15 @@ class Runner:
                 self.report(error, what)
         self.state = None
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         """Make the component anew, a second from now. Any thread that runs the task."""
         self._retry_at = self.shared.clock() + 1.0
         self.status = "starting"
         self.close_instance()
 
-    def owes(self) -> bool:
+    def has_pending_acks(self) -> bool:
         """Whether acks wait for something else than a tuple."""
-        return self.state is not None and self.state.owes()
+        return self.state is not None and self.state.has_pending_acks()
 
     # -- services ---------------------------------------------------------------------------------------
 
@@ -228,13 +228,13 @@ class Runner:
         if name in metrics or len(metrics) < 100:
             metrics[str(name)[:200]] = value
 
-    def tell(self, task: int, values: Sequence[Any]) -> None:
+    def send_to_peer(self, task: int, values: Sequence[Any]) -> None:
         """Send a message to another task of the component. It may be lost, as an untracked tuple may."""
         link = self.peers.get(task)
         if link is None:
             return
         if link.append is None:
-            remote(link, None, [*values])
+            send_remote(link, None, [*values])
         else:
             link.append(Tuple(next_tuple_id(), self.component, _PEERS, self.task_id, [*values], None))
 
@@ -242,7 +242,7 @@ class Runner:
         """A tick as components see it."""
         return Tuple(next_tuple_id(), SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
 
-    def look_at_clock(self, now: float) -> None:
+    def on_clock(self, now: float) -> None:
         """Raise :attr:`ticks` when a tick is due; ticks that were missed are not made up for."""
         if self.tick_secs is not None and now >= self.next_tick - _EXACT_SECS and self.status == "running":
             self.ticks |= TICK_DUE

@@ -11,7 +11,7 @@ from typing import Any
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
-from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, spread
+from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, handshake
@@ -43,7 +43,7 @@ class ShellRunner(Runner):
             "supervisor.worker.timeout.secs"
         )
         self.timeout = float(timeout or 30)
-        self.last_life = self.last_start = 0.0
+        self.last_seen = self.last_start = 0.0
         self._restart_at = 0.0
         self._restart_pause = 0.1
 
@@ -60,18 +60,18 @@ class ShellRunner(Runner):
             resources,
             pid_dir.absolute(),
             handshake(self.context, self.conf, pid_dir.absolute()),
-            self._heard,
-            self._heard,
+            self._on_output,
+            self._on_output,
             f"{self.component}-{self.task_id}",
         )
-        self.last_life = self.last_start = time.monotonic()
+        self.last_seen = self.last_start = time.monotonic()
 
-    def _heard(self, process: ShellProcess, message: Any) -> None:
+    def _on_output(self, process: ShellProcess, message: Any) -> None:
         # The reader's thread: only hand it over.
         self.inbound.append((process, message))
         self.shared.wake()
 
-    def take_messages(self) -> bool:
+    def process_messages(self) -> bool:
         """Act on what the program said; whether it said anything."""
         worked = False
         while self.inbound:
@@ -79,7 +79,7 @@ class ShellRunner(Runner):
             if process is not self.process:
                 continue
             worked = True
-            self.last_life = time.monotonic()
+            self.last_seen = time.monotonic()
             if isinstance(message, str):
                 self.replace(message)
                 continue
@@ -162,42 +162,42 @@ class ShellBoltRunner(ShellRunner):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.most = int(self.conf.get("topology.shellbolt.max.pending") or 100)
-        self.inside: dict[str, tuple[Tuple, int]] = {}
+        self.in_flight: dict[str, tuple[Tuple, int]] = {}
         """Id -> (tuple, time sent): what the program has neither acked nor failed."""
         self._ids = itertools.count(1)
         self._next_heartbeat = 0.0
 
     def waiting(self) -> int:
         """Tuples queued and inside the program."""
-        return len(self.queue) + len(self.inside)
+        return len(self.queue) + len(self.in_flight)
 
     def busy_elsewhere(self) -> bool:
         """Whether the program has tuples."""
-        return bool(self.inside) or bool(self.inbound) or (self.process is None and bool(self.queue))
+        return bool(self.in_flight) or bool(self.inbound) or (self.process is None and bool(self.queue))
 
     def run(self, now: float) -> bool:
         """Hear the program, and give it more."""
-        worked = self.take_messages()
+        worked = self.process_messages()
         if not self.keep_alive(now):
             return worked
         if self.ticks:
             self.ticks = 0
-            self._give(self.tick_tuple())
+            self._send_tuple(self.tick_tuple())
         queue = self.queue
-        room = self.most - len(self.inside)
+        room = self.most - len(self.in_flight)
         if queue and room > 0 and self.shared.owns():
             batch = queue[:room]
             del queue[:room]
             for tup in batch:
-                self._give(tup)
+                self._send_tuple(tup)
             count_inputs(self, batch)
             return True
         return worked
 
-    def _give(self, tup: Tuple) -> None:
+    def _send_tuple(self, tup: Tuple) -> None:
         assert self.process is not None
         name = str(next(self._ids))
-        self.inside[name] = (tup, time.perf_counter_ns())
+        self.in_flight[name] = (tup, time.perf_counter_ns())
         self.process.send(
             {
                 "id": name,
@@ -208,13 +208,13 @@ class ShellBoltRunner(ShellRunner):
             }
         )
 
-    def look_at_clock(self, now: float) -> None:
+    def on_clock(self, now: float) -> None:
         """Heartbeats: a program that has said nothing for the subprocess timeout is replaced."""
-        super().look_at_clock(now)
+        super().on_clock(now)
         if self.process is None or self.status != "running" or now < self._next_heartbeat:
             return
         self._next_heartbeat = now + _HEARTBEAT_SECS
-        if now - self.last_life > self.timeout:
+        if now - self.last_seen > self.timeout:
             self.replace(f"subprocess heartbeat timeout: silent for {self.timeout:g} s")
             return
         self.process.send(
@@ -226,7 +226,7 @@ class ShellBoltRunner(ShellRunner):
         given = message.get("anchors") or []
         anchors: list[Tuple] = []
         for name in [given] if isinstance(given, str) else given:
-            found = self.inside.get(str(name))
+            found = self.in_flight.get(str(name))
             if found is None:
                 raise ShellFailure(f"an emit is anchored to {name!r}, which is not known or acked already")
             anchors.append(found[0])
@@ -239,7 +239,7 @@ class ShellBoltRunner(ShellRunner):
             _log.info("%s-%d emits %r %s", self.component, self.task_id, values, stream)
         route.emitted += 1
         tree = anchor_tree(anchors) if anchors else None
-        links = spread(route, values, tree, self.shared.ledger, self.component, self.task_id, direct)
+        links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct)
         if message.get("need_task_ids", True) and direct is None and self.process is not None:
             self.process.send_task_ids([link.task for link in links])
 
@@ -247,36 +247,36 @@ class ShellBoltRunner(ShellRunner):
         """Ack and fail; a bolt's unknown commands are ignored."""
         if command not in ("ack", "fail"):
             return
-        entry = self.inside.pop(str(message["id"]), None)
+        entry = self.in_flight.pop(str(message["id"]), None)
         if entry is None:
             raise ShellFailure(f"{command} of {message['id']!r}, which is not known or done with already")
         tup, sent = entry
         stats = self.stats
         nanos = time.perf_counter_ns() - sent
-        if stats.sampled():
+        if stats.take_sample():
             stats.process_ns += nanos
             stats.processed += 1
             stats.execute_ns += nanos
             stats.timed += 1
         if command == "ack":
-            self.shared.ledger.settle(tup)
+            self.shared.ledger.ack(tup)
             stats.acked += 1
         else:
-            self.shared.ledger.reject(tup)
+            self.shared.ledger.fail(tup)
             stats.failed += 1
 
     def drop_tuples(self) -> None:
         """Fail what the program had; the spouts send it again."""
-        inside, self.inside = self.inside, {}
-        for tup, _ in inside.values():
-            self.shared.ledger.reject(tup)
+        in_flight, self.in_flight = self.in_flight, {}
+        for tup, _ in in_flight.values():
+            self.shared.ledger.fail(tup)
             self.stats.failed += 1
 
     def close(self) -> None:
         """Fail what the program has, and kill it."""
-        for tup, _ in self.inside.values():
-            self.shared.ledger.reject(tup)
-        self.inside.clear()
+        for tup, _ in self.in_flight.values():
+            self.shared.ledger.fail(tup)
+        self.in_flight.clear()
         super().close()
 
 
@@ -293,7 +293,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self._sent_at = 0.0
         self._emitted = False
         self._pause_until = 0.0
-        self.told_active: bool | None = None
+        self.sent_active: bool | None = None
 
     def open(self) -> None:
         """Start the program, and tell it whether the topology is active."""
@@ -301,7 +301,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self.busy = False
         self.commands.clear()
         self.emit = self.make_emit()
-        self.told_active = None
+        self.sent_active = None
 
     def activate(self) -> None:
         """Told in :meth:`run`, which compares."""
@@ -311,20 +311,20 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
 
     def run(self, now: float) -> bool:
         """Hear the program; when it is free, give it the next command."""
-        worked = self.take_messages()
+        worked = self.process_messages()
         if not self.keep_alive(now):
             return worked
-        if self.verdicts(now, self._tell):
+        if self.deliver_verdicts(now, self._notify):
             worked = True
         if self.busy:
-            if now - self.last_life > self.timeout and now - self._sent_at > self.timeout:
+            if now - self.last_seen > self.timeout and now - self._sent_at > self.timeout:
                 self.replace(f"subprocess heartbeat timeout: no sync for {self.timeout:g} s")
             return worked
         if not self.shared.owns():
             return worked
-        if self.told_active is not self.shared.active:
-            self.told_active = self.shared.active
-            self.commands.append({"command": "activate" if self.told_active else "deactivate"})
+        if self.sent_active is not self.shared.active:
+            self.sent_active = self.shared.active
+            self.commands.append({"command": "activate" if self.sent_active else "deactivate"})
         if self.commands:
             self._send(self.commands.popleft(), now)
             return True
@@ -343,7 +343,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
 
     _last = ""
 
-    def _tell(self, acked: bool, tup_id: Any) -> None:
+    def _notify(self, acked: bool, tup_id: Any) -> None:
         self.commands.append({"command": "ack" if acked else "fail", "id": tup_id})
 
     def idle_secs(self, now: float) -> float | None:
@@ -352,7 +352,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
             return None
         return max(0.0, self._pause_until - now)
 
-    def ask_now(self) -> None:
+    def poll_now(self) -> None:
         """Forget the pause after an empty answer."""
         self._pause_until = 0.0
 

@@ -8,7 +8,13 @@ from typing import Any
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
-from storm_dagster.worker.dataplane.sending import check_values, guarded, remote, route_of, spread
+from storm_dagster.worker.dataplane.sending import (
+    check_values,
+    route_of,
+    send_remote,
+    send_to_targets,
+    wrap_emit,
+)
 from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
 from storm_dagster.worker.tasks.bolts import BoltCollector
 from storm_dagster.worker.tasks.runner import Runner, make_component
@@ -43,7 +49,7 @@ class SpoutBase(Runner):
         """Whether as many trees are open as may be."""
         return self.max_pending is not None and len(self.pending) >= self.max_pending
 
-    def ask_now(self) -> None:
+    def poll_now(self) -> None:
         """Do not wait before the spout is asked again (for the test harness)."""
 
     def make_emit(self) -> Callable[..., list[int] | None]:
@@ -90,12 +96,12 @@ class SpoutBase(Runner):
             route.emitted += 1
             only = route.only
             if only is None or direct_task:
-                links = spread(route, values, tree, ledger, component, task_id, direct_task)
+                links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task)
                 sent = [link.task for link in links] if need_task_ids else None
             else:
                 link = only(values)
                 if link.append is None:
-                    remote(link, tree, values)
+                    send_remote(link, tree, values)
                 else:
                     if tree is not None:
                         tree.count += 1
@@ -107,9 +113,9 @@ class SpoutBase(Runner):
                     ledger.done(tree)
             return sent
 
-        return guarded(emit, self.conf, self.part, component, task_id, 2)
+        return wrap_emit(emit, self.conf, self.part, component, task_id, 2)
 
-    def verdicts(self, now: float, tell: Callable[[bool, Any], None]) -> bool:
+    def deliver_verdicts(self, now: float, notify: Callable[[bool, Any], None]) -> bool:
         """Hand all verdicts to ``tell(acked, tuple id)``; trees that are too old are failed. Whether any were."""
         if not (self.acked or self.failed or self.at_once):
             return False
@@ -119,22 +125,22 @@ class SpoutBase(Runner):
             entry = pop(root, None)
             if entry is not None:
                 stats.acked += 1
-                if stats.sampled():
+                if stats.take_sample():
                     stats.complete_ns += int((now - entry[1]) * 1e9)
                     stats.completed += 1
-                tell(True, entry[0])
+                notify(True, entry[0])
         failed, self.failed = self.failed, []
         for root in failed:
             entry = pop(root, None)
             if entry is not None:
                 stats.failed += 1
-                tell(False, entry[0])
+                notify(False, entry[0])
         if self.at_once:
             ids = self.at_once.copy()
             self.at_once.clear()
             stats.acked += len(ids)
             for tup_id in ids:
-                tell(True, tup_id)
+                notify(True, tup_id)
         return True
 
     def take_pending(self) -> list[Any]:
@@ -143,9 +149,9 @@ class SpoutBase(Runner):
         self.pending.entries.clear()
         return ids
 
-    def look_at_clock(self, now: float) -> None:
+    def on_clock(self, now: float) -> None:
         """Fail the trees that did not complete in time."""
-        super().look_at_clock(now)
+        super().on_clock(now)
         late = now - self.pending.timeout
         for root, (_, added) in self.pending.entries.items():
             if added > late:
@@ -182,11 +188,11 @@ class SpoutRunner(SpoutBase):
         spout.initialize(self.conf, self.context)
         self.instance = spout
 
-    def ask_now(self) -> None:
+    def poll_now(self) -> None:
         """Forget the pause after an empty call."""
         self._pause_until = 0.0
 
-    def _tell(self, acked: bool, tup_id: Any) -> None:
+    def _notify(self, acked: bool, tup_id: Any) -> None:
         try:
             if acked:
                 self.instance.ack(tup_id)
@@ -197,7 +203,7 @@ class SpoutRunner(SpoutBase):
 
     def run(self, now: float) -> bool:
         """Tell the spout what became of its tuples, and ask it for more."""
-        worked = self.verdicts(now, self._tell)
+        worked = self.deliver_verdicts(now, self._notify)
         shared = self.shared
         if not shared.spouts_run or now < self._pause_until or not shared.owns():
             return worked
@@ -227,7 +233,7 @@ class SpoutRunner(SpoutBase):
             if clock() > until:
                 break
         if self.at_once:
-            self.verdicts(now, self._tell)
+            self.deliver_verdicts(now, self._notify)
         return worked
 
     def idle_secs(self, now: float) -> float | None:
@@ -247,12 +253,12 @@ class SpoutRunner(SpoutBase):
     def retire(self) -> None:
         """Stop the spout, and fail what it waits for: it may give that back to where it read it."""
         if self.status == "running":
-            self.verdicts(self.shared.clock(), self._tell)
+            self.deliver_verdicts(self.shared.clock(), self._notify)
             # What it emits in answer would have nobody to hear of its end.
             self.instance.emit = self.instance._collector.emit = lambda *_, **__: []
             self.deactivate()
             for tup_id in self.take_pending():
-                self._tell(False, tup_id)
+                self._notify(False, tup_id)
         self.close()
 
     def _call(self, name: str) -> None:

@@ -42,7 +42,7 @@ class KeyedState:
         self._journal: list[tuple[Any, Any, Any]] = []
         """(key, value before, change before) of what the tuple in process did."""
 
-    def _mine(self, key: Any) -> Any:
+    def _own_key(self, key: Any) -> Any:
         key = key_of(key)
         if key not in self._values and not self._alone:
             owner = self._division.owner(key)
@@ -55,26 +55,26 @@ class KeyedState:
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value, or ``default``."""
-        return self._values.get(self._mine(key), default)
+        return self._values.get(self._own_key(key), default)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._values[self._mine(key)]
+        return self._values[self._own_key(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        key = self._mine(key)
+        key = self._own_key(key)
         raw = encode_value(value, key)
         self._journal.append((key, self._values.get(key, _ABSENT), self.changed.get(key, _ABSENT)))
         self._values[key] = value
         self.changed[key] = raw
 
     def __delitem__(self, key: Any) -> None:
-        key = self._mine(key)
+        key = self._own_key(key)
         before = self._values.pop(key)
         self._journal.append((key, before, self.changed.get(key, _ABSENT)))
         self.changed[key] = None
 
     def __contains__(self, key: Any) -> bool:
-        return self._mine(key) in self._values
+        return self._own_key(key) in self._values
 
     def __iter__(self) -> Iterator[Any]:
         return iter(list(self._values))
@@ -86,7 +86,7 @@ class KeyedState:
         """The (key, value) pairs of this task."""
         return iter(list(self._values.items()))
 
-    def page(self, asked: StateQuestion) -> dict[str, Any]:
+    def page(self, query: StateQuestion) -> dict[str, Any]:
         """Some of the entries as they are now, the last of them maybe not saved yet: ``{"entries": [{"key", "value"}],
         "next"}``.
 
@@ -94,26 +94,26 @@ class KeyedState:
         that is longer than 16 KiB, or that JSON cannot hold, the beginning of its ``repr`` is ``shown`` instead.
         Safe to call while the task's own thread works.
         """
-        if asked.keys:
-            pairs = [(key, self._values[key]) for key in map(key_of, asked.keys) if key in self._values]
-            return {"entries": [_shown(key, value)[0] for key, value in pairs[: asked.limit]], "next": None}
+        if query.keys:
+            pairs = [(key, self._values[key]) for key in map(key_of, query.keys) if key in self._values]
+            return {"entries": [_entry(key, value)[0] for key, value in pairs[: query.limit]], "next": None}
         for _ in range(_TRIES):
             try:
-                pairs = list(islice(self._values.items(), asked.offset, asked.offset + asked.limit + 1))
+                pairs = list(islice(self._values.items(), query.offset, query.offset + query.limit + 1))
                 break
             except RuntimeError:  # The task's thread has just added a key.
                 continue
         else:
-            raise Unavailable(f"the state of task {asked.task} changes too fast to be listed: ask for a key")
+            raise Unavailable(f"the state of task {query.task} changes too fast to be listed: ask for a key")
         entries: list[dict[str, Any]] = []
         size = 0
-        for key, value in pairs[: asked.limit]:
-            entry, length = _shown(key, value)
+        for key, value in pairs[: query.limit]:
+            entry, length = _entry(key, value)
             size += length
             if entries and size > _PAGE_BYTES:
                 break
             entries.append(entry)
-        after = asked.offset + len(entries)
+        after = query.offset + len(entries)
         return {"entries": entries, "next": after if len(entries) < len(pairs) else None}
 
     def _begin(self) -> None:
@@ -129,7 +129,7 @@ class KeyedState:
         self._journal.clear()
 
 
-def _shown(key: Any, value: Any) -> tuple[dict[str, Any], int]:
+def _entry(key: Any, value: Any) -> tuple[dict[str, Any], int]:
     """An entry as it is shown, and its length in bytes."""
     try:
         raw = msgspec.json.encode([key, value])
@@ -168,28 +168,28 @@ class StateDriver:
             state_folder(context._state_dir, context.topology_name, context.component),
             division,
             tasks.index(context.task_id),
-            (_launched(context.topology_id), context.assignment_version),
+            (_launch_number(context.topology_id), context.assignment_version),
             bolt.merge_states,
             # `context` knows a thread's lease too.
             context.may_write,
         )
         bolt.state = self.state = KeyedState(self.log.contents, division, self.log.index)
-        self.held: list[Tuple] = []
+        self.pending_acks: list[Tuple] = []
         """Acks that wait for the next checkpoint."""
         self._process = bolt.process
-        self._holds = bolt.auto_ack and not getattr(bolt, "_gathers", False)
+        self._acks_itself = bolt.auto_ack and not getattr(bolt, "_gathers", False)
         collector = bolt._bound()
-        self._settle: Callable[[Tuple], None] = collector.ack
+        self._ack: Callable[[Tuple], None] = collector.ack
         # From here on the bolt's own calls come through here.
-        collector.ack = self.hold  # type: ignore[method-assign]
-        collector.ack_all = self._hold_all  # type: ignore[method-assign]
+        collector.ack = self.defer_ack  # type: ignore[method-assign]
+        collector.ack_all = self._defer_acks  # type: ignore[method-assign]
         bolt.process = self.apply  # type: ignore[method-assign]
         self._ids: list[tuple[int, Any]] = []
         self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
         self._rotate_at = shared.now_ms() + self._rotate_ms
         self._interval = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000
         self._saved_at = time.monotonic()
-        self._broken = False
+        self._failed = False
         self._saving = False
         """Between a checkpoint and the last of its acks."""
 
@@ -232,7 +232,7 @@ class StateDriver:
 
     def apply(self, tup: Tuple) -> None:
         """Process a tuple, unless the state holds it already; if that raises, the state is as before."""
-        if self._broken:
+        if self._failed:
             raise Unavailable("the task starts again, because its state could not be saved")
         self.state._begin()
         contents = self.log.contents
@@ -245,8 +245,8 @@ class StateDriver:
         except Exception:
             self.state._undo()
             raise
-        if self._holds:
-            self.hold(tup)
+        if self._acks_itself:
+            self.defer_ack(tup)
 
     def _id_of(self, tup: Tuple) -> Any:
         places = self._id_at.get((tup.component, tup.stream))
@@ -256,9 +256,9 @@ class StateDriver:
             else key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
         )
 
-    def hold(self, tup: Tuple) -> None:
+    def defer_ack(self, tup: Tuple) -> None:
         """The bolt acks a tuple: that is carried out by the next checkpoint, which also knows its id."""
-        self.held.append(tup)
+        self.pending_acks.append(tup)
         name = self._id_of(tup)
         if name is not None:
             key = [tup.values[at] for at in self._id_at[(tup.component, tup.stream)][1]]
@@ -266,25 +266,25 @@ class StateDriver:
             self.log.contents.ids[name] = number
             self._ids.append((number, name))
 
-    def _hold_all(self, tups: Sequence[Tuple]) -> None:
+    def _defer_acks(self, tups: Sequence[Tuple]) -> None:
         for tup in tups:
-            self.hold(tup)
+            self.defer_ack(tup)
 
-    def page(self, asked: StateQuestion) -> dict[str, Any]:
+    def page(self, query: StateQuestion) -> dict[str, Any]:
         """As :meth:`KeyedState.page`."""
-        return self.state.page(asked)
+        return self.state.page(query)
 
-    def owes(self) -> bool:
+    def has_pending_acks(self) -> bool:
         """Whether acks wait."""
-        return bool(self.held) or self._saving
+        return bool(self.pending_acks) or self._saving
 
-    def wait_secs(self) -> float | None:
+    def idle_secs(self) -> float | None:
         """How long until :meth:`rest` has something to do."""
-        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self.held else None
+        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self.pending_acks else None
 
-    def rest(self) -> bool:
+    def on_idle(self) -> bool:
         """Nothing waits for the task: take a checkpoint, if the last one was some time ago."""
-        if not (self.held or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
+        if not (self.pending_acks or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
             return False
         self.checkpoint()
         return True
@@ -298,7 +298,7 @@ class StateDriver:
         """Save what has changed, then ack. When saving fails, the tuples fail and the task starts anew."""
         state = self.state
         rotate = self.runner.shared.now_ms() >= self._rotate_at
-        if self._broken or not (state.changed or self._ids or self.held or rotate):
+        if self._failed or not (state.changed or self._ids or self.pending_acks or rotate):
             return
         changes = state.changed
         record = Record(
@@ -314,20 +314,20 @@ class StateDriver:
 
     def _save(self, record: Record, rotate: bool) -> None:
         state = self.state
-        held, self.held = self.held, []
+        pending_acks, self.pending_acks = self.pending_acks, []
         try:
             if state.changed or self._ids:
                 self.log.append(record)
         except (OSError, StormDagsterError) as error:
-            self._broken = True
-            for tup in held:
+            self._failed = True
+            for tup in pending_acks:
                 self.bolt.fail(tup)
             self.runner.report(error, "checkpoint")
-            self.runner.start_again()
+            self.runner.restart()
             return
         state.changed, self._ids = {}, []
-        for tup in held:
-            self._settle(tup)
+        for tup in pending_acks:
+            self._ack(tup)
         if rotate:
             self._rotate_at = self.runner.shared.now_ms() + self._rotate_ms
             contents = self.log.contents
@@ -344,6 +344,6 @@ class StateDriver:
             self.log.close()
 
 
-def _launched(topology_id: str) -> int:
+def _launch_number(topology_id: str) -> int:
     tail = topology_id.rpartition("-")[2]
     return int(tail) if tail.isdigit() else 0

@@ -17,7 +17,7 @@ WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
 
-_Figures = tuple[int, int, int, int, int, int, int, int, int, int, int]
+_Counters = tuple[int, int, int, int, int, int, int, int, int, int, int]
 _Streams = dict[str, dict[str, int]]
 
 
@@ -65,9 +65,9 @@ class TaskStats:
         """Stream -> its Route, which counts what is emitted."""
         self.metrics: dict[str, Any] = {}
         # Per window: (time, figures, figures by stream), oldest first.
-        self._rings: dict[str, list[tuple[float, _Figures, _Streams]]] = {name: [] for name in WINDOWS}
+        self._rings: dict[str, list[tuple[float, _Counters, _Streams]]] = {name: [] for name in WINDOWS}
 
-    def sampled(self, tuples: int = 1) -> bool:
+    def take_sample(self, tuples: int = 1) -> bool:
         """Whether the latency of these tuples (one, or a batch as a whole) is to be taken."""
         self.until_sample -= tuples
         if self.until_sample > 0 or not self.every:
@@ -75,7 +75,7 @@ class TaskStats:
         self.until_sample: int = self.every
         return True
 
-    def _figures(self) -> _Figures:
+    def _counters(self) -> _Counters:
         emitted = transferred = 0
         for route in self.routes.values():
             emitted += route.emitted
@@ -96,36 +96,36 @@ class TaskStats:
 
     def snapshot(self, now: float) -> None:
         """Take the snapshots that are due; call it every few seconds."""
-        figures: _Figures | None = None
+        counters: _Counters | None = None
         streams: _Streams = {}
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
             if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
                 continue
-            if figures is None:
-                figures, streams = self._figures(), self.by_stream()
-            ring.append((now, figures, streams))
+            if counters is None:
+                counters, streams = self._counters(), self.by_stream()
+            ring.append((now, counters, streams))
             while len(ring) > 1 and ring[1][0] <= now - secs:
                 del ring[0]
 
     def all_time(self) -> dict[str, float]:
         """The figures since the task was opened."""
-        return _shown(self._figures())
+        return _as_metrics(self._counters())
 
     def windows(self, now: float) -> dict[str, dict[str, float]]:
         """The figures of each window; one that is longer than the task's life shows all of it."""
-        current = self._figures()
+        current = self._counters()
         found: dict[str, dict[str, float]] = {}
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
             start = bisect_right(ring, now - secs, key=lambda item: item[0]) - 1
             # Before the first snapshot, and in a task younger than the window, everything counts.
             if start < 0:
-                found[name] = _shown(current)
+                found[name] = _as_metrics(current)
             else:
                 base = ring[start][1]
-                found[name] = _shown(tuple(a - b for a, b in zip(current, base, strict=True)))  # type: ignore[arg-type]
-        found[":all-time"] = _shown(current)
+                found[name] = _as_metrics(tuple(a - b for a, b in zip(current, base, strict=True)))  # type: ignore[arg-type]
+        found[":all-time"] = _as_metrics(current)
         return found
 
     def window_streams(self, now: float) -> dict[str, _Streams]:
@@ -158,8 +158,8 @@ def _mean_ms(total_ns: int, number: int) -> float:
     return round(total_ns / number / 1e6, 4) if number else 0.0
 
 
-def _shown(figures: Any) -> dict[str, float]:
-    emitted, transferred, executed, acked, failed, ex_ns, timed, pr_ns, processed, co_ns, completed = figures
+def _as_metrics(counters: Any) -> dict[str, float]:
+    emitted, transferred, executed, acked, failed, ex_ns, timed, pr_ns, processed, co_ns, completed = counters
     return {
         "emitted": emitted,
         "transferred": transferred,

@@ -25,10 +25,10 @@ from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor
 from storm_dagster.worker.tasks.drivers import attach_drivers
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
-__all__ = ["CLOSE_SECS", "PULSE", "STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
+__all__ = ["CLOSE_SECS", "PULSE", "STOP", "TICK", "ThreadMixin", "ack_in_loop", "fail_in_loop"]
 
 _log = logging.getLogger("storm_dagster.component")
-_MOST_ORDERS = 20_000
+_MOST_LOOP_CALLS = 20_000
 """Orders that may wait for the loop before the thread waits for it."""
 STOP = object()
 """In an inbox: end."""
@@ -44,15 +44,15 @@ class ThreadMixin(Runner):
     """A runner with a thread: ``inbox`` towards the component, ``orders`` back to the loop."""
 
     _thread: threading.Thread | None = None
-    _cut = False
+    _detached = False
 
     def _prepare(self) -> None:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.orders: deque[Callable[[], Any]] = deque()
-        self.inside = 0
+        self.loop_calls: deque[Callable[[], Any]] = deque()
+        self.in_flight = 0
         """Tuples handed to the thread and not yet done with (the loop's count)."""
         self._woken = False
-        self._cut = False
+        self._detached = False
         """The task was closed: the thread may neither execute nor order anything any more."""
         self._ended = threading.Event()
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -72,7 +72,7 @@ class ThreadMixin(Runner):
             )
             self._thread.start()
             return False
-        self.carry_out()
+        self.run_loop_calls()
         try:
             error = self._opened.get_nowait()
         except queue.Empty:
@@ -87,26 +87,28 @@ class ThreadMixin(Runner):
         self.next_tick: float = now + (self.tick_secs or 0.0)
         return True
 
-    def carry_out(self) -> bool:
+    def run_loop_calls(self) -> bool:
         """Carry out what the component ordered; whether there was anything."""
         self._woken = False
-        orders = self.orders
-        if not orders:
+        loop_calls = self.loop_calls
+        if not loop_calls:
             return False
-        for _ in range(len(orders)):
+        for _ in range(len(loop_calls)):
             try:
-                orders.popleft()()
+                loop_calls.popleft()()
             except Exception as error:
                 self.report(error, "an order of the component's thread")
         return True
 
     def waiting(self) -> int:
         """Tuples in the queue and in the thread."""
-        return len(self.queue) + (self.inside if self._thread is not None else 0)
+        return len(self.queue) + (self.in_flight if self._thread is not None else 0)
 
     def busy_elsewhere(self) -> bool:
         """Whether the thread has work."""
-        return self._thread is not None and (self.inside > 0 or bool(self.orders) or self.status != "running")
+        return self._thread is not None and (
+            self.in_flight > 0 or bool(self.loop_calls) or self.status != "running"
+        )
 
     def close(self) -> None:
         """Ask the thread to end; one that blocks for long is left behind, cut off from the loop."""
@@ -129,60 +131,60 @@ class ThreadMixin(Runner):
                     TimeoutError(f"its thread did not end within {CLOSE_SECS:g} s and is left behind"),
                     "close",
                 )
-            self.carry_out()
-            self._cut = True
+            self.run_loop_calls()
+            self._detached = True
             for tup in waiting:
-                self.shared.ledger.reject(tup)
+                self.shared.ledger.fail(tup)
         self.context.close()
 
     def report(self, error: BaseException, where: str) -> None:
         """As :meth:`Runner.report`; any thread."""
         if threading.current_thread() is self._thread:
-            self.order(lambda: Runner.report(self, error, where))
+            self.call_in_loop(lambda: Runner.report(self, error, where))
         else:
             super().report(error, where)
 
-    def start_again(self) -> None:
+    def restart(self) -> None:
         """End the thread, and make the component in another one a second from now."""
 
-        def carry_out() -> None:
+        def in_loop() -> None:
             self.close()
             self._thread = None
             self._retry_at = self.shared.clock() + 1.0
             self.status = "starting"
 
-        self.order(carry_out)
+        self.call_in_loop(in_loop)
 
     # -- thread's side ----------------------------------------------------------------------------------
 
-    def order(self, action: Callable[[], Any]) -> None:
+    def call_in_loop(self, action: Callable[[], Any]) -> None:
         """Have the loop do something, after everything that was ordered before."""
-        while len(self.orders) >= _MOST_ORDERS and not (self._cut or self.shared.closing):
+        while len(self.loop_calls) >= _MOST_LOOP_CALLS and not (self._detached or self.shared.closing):
             time.sleep(0.001)
-        if self._cut:
+        if self._detached:
             return
-        self.orders.append(action)
+        self.loop_calls.append(action)
         if not self._woken:
             self._woken = True
             self.shared.wake()
 
-    def ask(self, action: Callable[[], Any]) -> Any:
+    def call_in_loop_and_wait(self, action: Callable[[], Any]) -> Any:
         """As :meth:`order`, and wait for the result."""
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
-        def carry_out() -> None:
+        def in_loop() -> None:
             try:
                 answer.put((action(), None))
             except Exception as error:
                 answer.put((None, error))
 
-        self.order(carry_out)
+        self.call_in_loop(in_loop)
         result, error = answer.get(timeout=60.0)
         if error is not None:
             raise error
         return result
 
-    def checked(self, tup: Any, stream: str | None) -> list[Any]:
+    def check_emit(self, tup: Any, stream: str | None) -> list[Any]:
         """The values, checked in the caller's thread so that the caller gets the error."""
         check_values(tup, route_of(self.routes, stream or "default", self.component))
         declared = self.part.outputs[stream or "default"]
@@ -196,16 +198,16 @@ class ThreadMixin(Runner):
 
     def await_lease(self) -> None:
         """Wait while the worker's lease is over: nothing may be executed then."""
-        while not self.shared.owns() and not (self._cut or self.shared.closing):
+        while not self.shared.owns() and not (self._detached or self.shared.closing):
             time.sleep(0.02)
 
-    def failed_here(self, error: BaseException, where: str) -> None:
+    def report_from_thread(self, error: BaseException, where: str) -> None:
         """Report from the thread."""
-        self.order(lambda: self.report(error, where))
+        self.call_in_loop(lambda: self.report(error, where))
 
     def _main(self) -> None:
         try:
-            self._open_here()
+            self._open_in_thread()
         except BaseException as error:
             self._opened.put(error)
             self.shared.wake()
@@ -218,14 +220,14 @@ class ThreadMixin(Runner):
             self.close_instance()
             self._ended.set()
 
-    def _open_here(self) -> None:
+    def _open_in_thread(self) -> None:
         component = make_component(self.part)
         wanted = Spout if self.kind == "spout" else Bolt
         if not isinstance(component, wanted):
             raise TypeError(f"{self.part.object.python} is no {wanted.__name__}")
         collector: Collector = _ThreadCollector(self)
         component._collector = collector
-        self.context.restrict(lambda: self.shared.owns() and not self._cut)
+        self.context.restrict(lambda: self.shared.owns() and not self._detached)
         component.context, component.conf = self.context, self.conf
         attach_drivers(component, self)
         component.initialize(self.conf, self.context)
@@ -262,56 +264,56 @@ class _ThreadCollector:
     def ack(self, tup: Tuple) -> None:
         """See ``Bolt.ack``."""
         runner = self._runner
-        runner.order(lambda: settle_in_loop(runner, tup))
+        runner.call_in_loop(lambda: ack_in_loop(runner, tup))
 
     def ack_all(self, tups: Any) -> None:
         """All of them in one order: a micro-batch has thousands."""
         runner, batch = self._runner, tuple(tups)
 
-        def carry_out() -> None:
-            settle = runner.shared.ledger.settle
+        def in_loop() -> None:
+            ack = runner.shared.ledger.ack
             for tup in batch:
-                settle(tup)
+                ack(tup)
             runner.stats.acked += len(batch)
 
-        runner.order(carry_out)
+        runner.call_in_loop(in_loop)
 
     def fail(self, tup: Tuple) -> None:
         """See ``Bolt.fail``."""
         runner = self._runner
-        runner.order(lambda: reject_in_loop(runner, tup))
+        runner.call_in_loop(lambda: fail_in_loop(runner, tup))
 
     def event(self, event: DagsterEvent, anchors: Any) -> None:
         """See ``Collector.event``."""
         runner = self._runner
         of = runner.current_anchors() if anchors is None else anchors
         of = tuple(of) if isinstance(of, list) else of
-        runner.order(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None))
+        runner.call_in_loop(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None))
 
     def joint(self, tups: Any) -> Tuple:
         """One anchor that stands for several tuples."""
         return joint_anchor(tups)
 
-    def tell(self, task: int, values: Any) -> None:
+    def send_to_peer(self, task: int, values: Any) -> None:
         """See ``Runner.tell``."""
-        self._runner.order(lambda: self._runner.tell(task, values))
+        self._runner.call_in_loop(lambda: self._runner.send_to_peer(task, values))
 
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""
-        self._runner.failed_here(error, "raise_exception")
+        self._runner.report_from_thread(error, "raise_exception")
 
     def metric(self, name: str, value: Any) -> None:
         """See ``Component.report_metric``."""
-        self._runner.order(lambda: self._runner.metric(name, value))
+        self._runner.call_in_loop(lambda: self._runner.metric(name, value))
 
 
-def settle_in_loop(runner: Runner, tup: Tuple) -> None:
+def ack_in_loop(runner: Runner, tup: Tuple) -> None:
     """Carry an ack out."""
-    runner.shared.ledger.settle(tup)
+    runner.shared.ledger.ack(tup)
     runner.stats.acked += 1
 
 
-def reject_in_loop(runner: Runner, tup: Tuple) -> None:
+def fail_in_loop(runner: Runner, tup: Tuple) -> None:
     """Carry a fail out."""
-    runner.shared.ledger.reject(tup)
+    runner.shared.ledger.fail(tup)
     runner.stats.failed += 1

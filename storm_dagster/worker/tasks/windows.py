@@ -17,7 +17,7 @@ __all__ = ["WindowDriver"]
 
 _log = logging.getLogger("storm_dagster.component")
 
-_LOOK_SECS = 0.1
+_CHECK_SECS = 0.1
 _STAMP = "topology.bolts.tuple.timestamp.field.name"
 _KEY = "topology.bolts.window.session.key"
 
@@ -31,8 +31,8 @@ class WindowDriver:
         conf = runner.conf
         self.shape = window_shape(conf, f"bolt {runner.component!r}")
         inputs = [item for item in runner.part.inputs if not item.component.startswith("__")]
-        self._stamp_at = self._places(conf.get(_STAMP)) if self.shape.event_time else {}
-        self._key_at = self._places(conf.get(_KEY)) if conf.get(_KEY) else {}
+        self._stamp_at = self._field_indices(conf.get(_STAMP)) if self.shape.event_time else {}
+        self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
         late = self.shape.late_stream
         if late is not None and late not in runner.part.outputs:
             raise InvalidTopology(
@@ -41,9 +41,9 @@ class WindowDriver:
         self.windows: Windows[Tuple] = Windows(self.shape, sources=max(1, len(inputs)))
         self._tries = 0
         self._next_watermark = 0
-        bolt._pulse_secs = _LOOK_SECS if self.shape.needs_clock else None
+        bolt._pulse_secs = _CHECK_SECS if self.shape.needs_clock else None
 
-    def _places(self, field: Any) -> dict[tuple[str, str], int]:
+    def _field_indices(self, field: Any) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
         for item in self.runner.part.inputs:
             fields = self.runner.context.source_fields(item.component, item.stream)
@@ -55,7 +55,7 @@ class WindowDriver:
             found[(item.component, item.stream)] = fields.index(field)
         return found
 
-    def take(self, tup: Tuple) -> None:
+    def add(self, tup: Tuple) -> None:
         """Put a tuple into its windows, and evaluate those that its coming completes."""
         source = (tup.component, tup.stream)
         now = self.runner.shared.now_ms()
