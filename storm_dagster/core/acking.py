@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["Acker", "PendingMap", "Verdicts"]
+__all__ = ["AckTable", "PendingMap", "Verdicts"]
 
 V = TypeVar("V")
 
@@ -66,7 +66,7 @@ class Verdicts:
         """Roots that failed before their spout's task was known here: every spout is to be asked."""
 
 
-class Acker:
+class AckTable:
     """One acker task. A tree that is neither completed nor failed is forgotten after ``timeout`` seconds:
     by then its spout has failed it by itself."""
 

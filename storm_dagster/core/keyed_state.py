@@ -18,13 +18,13 @@ import msgspec
 from storm_dagster.core.groupings import stable_hash
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 
-__all__ = ["Contents", "Division", "Record", "encode_value", "frame", "key_of", "read_log"]
+__all__ = ["Checkpoint", "Contents", "Division", "encode_value", "frame", "key_of", "read_log"]
 
 _HEAD = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class Record(msgspec.Struct, omit_defaults=True):
+class Checkpoint(msgspec.Struct, omit_defaults=True):
     """One checkpoint."""
 
     values: list[tuple[Any, msgspec.Raw]] = []
@@ -39,7 +39,7 @@ class Record(msgspec.Struct, omit_defaults=True):
     old_ids: list[tuple[int, Any]] = []
 
 
-_decoder = msgspec.msgpack.Decoder(Record)
+_decoder = msgspec.msgpack.Decoder(Checkpoint)
 _value_decoder = msgspec.msgpack.Decoder()
 
 
@@ -59,13 +59,13 @@ def key_of(key: Any) -> Any:
     return tuple([key_of(part) for part in key]) if isinstance(key, list | tuple) else key
 
 
-def frame(record: Record) -> bytes:
+def frame(record: Checkpoint) -> bytes:
     """The record as it stands in a log."""
     payload = _encode(record)
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def read_log(raw: bytes, name: str) -> Iterator[Record]:
+def read_log(raw: bytes, name: str) -> Iterator[Checkpoint]:
     """The records of a log, without one at the end that was not written to its end.
 
     :class:`Corrupt` when anything before the end is damaged.
@@ -101,7 +101,7 @@ class Contents:
     """Id -> hash of the grouping key, newest generation."""
     old_ids: dict[Any, int] = field(default_factory=dict)
 
-    def apply(self, record: Record) -> None:
+    def apply(self, record: Checkpoint) -> None:
         """Do what a checkpoint did."""
         if record.full:
             self.values.clear()
@@ -116,9 +116,9 @@ class Contents:
         for number, name in record.ids:
             self.ids[key_of(name)] = number
 
-    def snapshot(self) -> Record:
+    def snapshot(self) -> Checkpoint:
         """Everything, as one record."""
-        return Record(
+        return Checkpoint(
             values=[(key, encode_value(value, key)) for key, value in self.values.items()],
             ids=[(number, name) for name, number in self.ids.items()],
             old_ids=[(number, name) for name, number in self.old_ids.items()],

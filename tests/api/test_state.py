@@ -283,7 +283,7 @@ def test_state_that_would_stay_behind_on_its_host_is_refused(tmp_path: Path) -> 
 
 
 def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_path: Path) -> None:
-    from storm_dagster.core.keyed_state import Division, Record, encode_value
+    from storm_dagster.core.keyed_state import Checkpoint, Division, encode_value
     from storm_dagster.model.errors import Unavailable
     from storm_dagster.worker.tasks.state_log import StateLog
 
@@ -294,8 +294,8 @@ def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_p
         owner = (lambda: owns[0]) if not mine else (lambda: True)
         return StateLog(tmp_path, division, 0, (0, version), lambda key, values: values[0], owner)
 
-    def record(value: int) -> Record:
-        return Record(values=[("a", encode_value(value, "a"))])
+    def record(value: int) -> Checkpoint:
+        return Checkpoint(values=[("a", encode_value(value, "a"))])
 
     old = opened(whole, 1, mine=False)
     old.append(record(1))
@@ -317,7 +317,7 @@ def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_p
 
 
 def test_long_logs_are_rewritten(tmp_path: Path) -> None:
-    from storm_dagster.core.keyed_state import Division, Record, encode_value
+    from storm_dagster.core.keyed_state import Checkpoint, Division, encode_value
     from storm_dagster.worker.tasks.state_log import StateLog
 
     def opened() -> StateLog:
@@ -327,7 +327,7 @@ def test_long_logs_are_rewritten(tmp_path: Path) -> None:
     for number in range(60):
         text = f"{number}" * 50_000
         log.contents.values["a"] = text
-        log.append(Record(values=[("a", encode_value(text, "a"))]))
+        log.append(Checkpoint(values=[("a", encode_value(text, "a"))]))
         log.compact()
     (path,) = tmp_path.glob("*/*.log")
     assert path.stat().st_size < 2 << 20

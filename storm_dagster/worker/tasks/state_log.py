@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from storm_dagster.core.keyed_state import Contents, Division, Record, frame, read_log
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Division, frame, read_log
 from storm_dagster.model.errors import Corrupt, Unavailable
 
 __all__ = ["StateLog", "state_folder"]
@@ -179,7 +179,7 @@ class StateLog:
                 shutil.rmtree(self.folder / f"{number:06d}", ignore_errors=True)
                 self._path(number).unlink(missing_ok=True)
 
-    def append(self, record: Record) -> None:
+    def append(self, record: Checkpoint) -> None:
         """Write a checkpoint. When this returns, it counts, and the tuples that it is of may be acked.
 
         Raises :class:`Unavailable` or ``OSError`` when it may not count; the state is to be opened again then.

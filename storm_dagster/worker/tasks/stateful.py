@@ -12,7 +12,7 @@ import msgspec
 from storm_dagster.api.stateful import StatefulBolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.groupings import stable_hash
-from storm_dagster.core.keyed_state import Contents, Division, Record, encode_value, key_of
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Division, encode_value, key_of
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.worker.tasks.state_log import StateLog, state_folder
@@ -301,7 +301,7 @@ class StateDriver:
         if self._failed or not (state.changed or self._ids or self.pending_acks or rotate):
             return
         changes = state.changed
-        record = Record(
+        record = Checkpoint(
             values=[(key, raw) for key, raw in changes.items() if raw is not None],
             removed=[key for key, raw in changes.items() if raw is None],
             ids=self._ids,
@@ -312,7 +312,7 @@ class StateDriver:
         finally:
             self._saving = False
 
-    def _save(self, record: Record, rotate: bool) -> None:
+    def _save(self, record: Checkpoint, rotate: bool) -> None:
         state = self.state
         pending_acks, self.pending_acks = self.pending_acks, []
         try:
@@ -332,7 +332,7 @@ class StateDriver:
             self._rotate_at = self.runner.shared.now_ms() + self._rotate_ms
             contents = self.log.contents
             contents.old_ids, contents.ids = contents.ids, {}
-            self.log.append(Record(rotated=True))
+            self.log.append(Checkpoint(rotated=True))
         self.log.compact()
         self._saved_at = time.monotonic()
 
