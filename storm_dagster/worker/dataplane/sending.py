@@ -1,4 +1,4 @@
-"""Handing a tuple to its targets: the hottest code of the worker outside of the components themselves."""
+"""Sending of tuples to their targets: the hot path of a worker."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def check_values(values: Any, route: Route) -> None:
 
 
 def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
-    """``InvalidRequest`` unless the values could go to another worker."""
+    """``InvalidRequest`` unless the values can be sent to another worker."""
     try:
         size = len(_encode(values))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -71,9 +71,9 @@ def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
 
 
 def encoding_error(error: Exception) -> str:
-    """Why a tuple cannot be encoded, and what to do about it."""
+    """Error message for a tuple that cannot be encoded, with the remedy."""
     return (
-        f"a value cannot travel to another worker ({error}): emit numbers, texts, bytes, lists, maps, None, booleans or "
+        f"a value cannot travel to another worker ({error}): emit numbers, strings, bytes, lists, maps, None, booleans or "
         "datetimes"
     )
 
@@ -109,8 +109,8 @@ def wrap_emit(
     task: int,
     stream_at: int,
 ) -> Callable[..., Any]:
-    """``emit``, or what also logs (``topology.debug``), checks the types of typed streams, and that values could
-    travel, when the conf or the component asks. ``stream_at``: place of the stream among its arguments."""
+    """Wrap ``emit`` with the log of ``topology.debug``, the types of typed streams and a test encoding, if the conf or
+    the component asks for any of them. ``stream_at``: index of the stream among the positional arguments."""
     debug, check = conf.get("topology.debug"), conf.get("topology.testing.always.try.serialize")
     typed = {name: stream for name, stream in part.outputs.items() if stream.types}
     if not (debug or check or typed):
@@ -132,7 +132,7 @@ def wrap_emit(
 
 
 def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
-    """Add a tuple to the bundles that wait for another worker."""
+    """Buffer a tuple for another worker."""
     if link.last is tree:
         link.bundle.append(values)
         return
@@ -166,7 +166,7 @@ def deliver(
     task: int,
     values: Sequence[Any],
 ) -> None:
-    """Hand one tuple to one target."""
+    """Send a tuple to one target."""
     append = link.append
     if append is None:
         send_remote(link, tree, values)
@@ -185,7 +185,7 @@ def send_to_targets(
     task: int,
     direct_task: int | None,
 ) -> list[Any]:
-    """Hand one tuple to all its targets, which are returned. ``route.emitted`` is counted by the caller."""
+    """Send a tuple to all its targets, and return their links. The caller counts ``route.emitted``."""
     if direct_task:
         links = [route.link_to(direct_task)]
     elif route.direct is not None and not route.fans and not route.many:

@@ -1,4 +1,4 @@
-"""What tasks, ackers and spouts of several workers tell each other about tuple trees."""
+"""Exchange of acks, fails and their results between tasks, ackers and spouts of all workers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ __all__ = ["AckExchange"]
 
 
 class AckExchange:
-    """Moves acks to ackers and verdicts to spouts, in this worker directly and to others by their frames."""
+    """Routes acks to ackers and results to spouts: directly in this worker, to others in the next frame."""
 
     def __init__(self, shared: Shared, transport: Transport | None, runners: dict[int, Runner]) -> None:
         self._shared = shared
         self._transport = transport
         self.runners = runners
-        """The engine's own map, which it changes."""
+        """The engine's own map; the engine changes it."""
         self.ackers: dict[int, Acker] = {}
         self.spouts: list[SpoutBase] = []
         self.placement: Placement | None = None
         self.misdirected: int = 0
-        """Tuples that came for tasks which are not here; they were failed at once."""
+        """Tuples received for tasks that are not here; they failed at once."""
 
     def fail_misdirected(self, bundles: Any) -> None:
-        """Fail the trees of tuples that came for a task which is not here."""
+        """Fail the trees of tuples received for a task that is not here."""
         for root, _, many in bundles:
             self.misdirected += len(many)
             if root.__class__ is int:
@@ -40,7 +40,7 @@ class AckExchange:
                 self._shared.ledger.fails.extend(root[::2])
 
     def on_frame(self, frame: Frame) -> None:
-        """What a peer has for ackers of this worker, and the verdicts for its spouts."""
+        """Apply a peer's acks to the ackers here, and its results to the spouts here."""
         for task, roots in frame.acked:
             runner = self.runners.get(task)
             if isinstance(runner, SpoutBase):
@@ -65,7 +65,7 @@ class AckExchange:
         self.deliver_verdicts(verdicts)
 
     def deliver_verdicts(self, verdicts: Verdicts) -> None:
-        """Tell spouts, here and elsewhere."""
+        """Notify spouts, here and in other workers."""
         placement = self.placement
         assert placement is not None
         for task, roots in verdicts.acked.items():
@@ -95,14 +95,14 @@ class AckExchange:
         return self._transport.peers.get(slot) if self._transport is not None and slot is not None else None
 
     def notify_failed(self, task: int, roots: list[int]) -> None:
-        """Trees of a spout task (0: of any) failed."""
+        """Fail trees of a spout task (0: of any)."""
         for runner in self.spouts:
             if task in (0, runner.task_id):
                 entries = runner.pending.entries
                 runner.failed.extend(root for root in roots if root in entries)
 
     def flush(self, now: float) -> bool:
-        """Hand what the pass owes to the ackers over; whether spouts of this worker got verdicts from it."""
+        """Send the acks of this pass to the ackers. Whether spouts of this worker got results from it."""
         ledger, ackers = self._shared.ledger, self._shared.acker_tasks
         if ledger.empty():
             return False
@@ -111,7 +111,7 @@ class AckExchange:
         fails, ledger.fails = ledger.fails, []
         count = len(ackers)
         if not count:
-            # No ackers any more: whoever waits is told by the timeout.
+            # No ackers any more: pending tuples time out.
             return False
         ack_lists: list[list[int]] = [[] for _ in ackers]
         for root, value in acks.items():

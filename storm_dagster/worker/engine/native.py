@@ -1,4 +1,4 @@
-"""The engine of this project: Python components and multilang programs, on the worker's loop."""
+"""Engine of a worker: runs Python components and multilang programs on the worker's loop."""
 
 from __future__ import annotations
 
@@ -32,16 +32,14 @@ __all__ = ["NativeEngine"]
 _log = logging.getLogger(__name__)
 
 _CLOCK_SECS = 0.1
-"""Pause between two looks at ticks and timeouts."""
+"""Pause between two checks of ticks and timeouts."""
 _MOST_HELD = 10_000
-"""Tuples kept for a task that is assigned here but still open elsewhere."""
+"""Tuples buffered for a task that is assigned here but still open in another worker."""
 _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"))
 
 
 class NativeEngine:
-    """Runs the tasks of a worker. The loop owns process, lease, sockets and clock; this owns tasks and tuples.
-
-    All methods are called from the loop's thread."""
+    """Tasks and tuples of a worker. Used only by the loop, which owns process, lease, sockets and clock."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class NativeEngine:
         self._next_clock = 0.0
         self._starting = False
         self._released = False
-        """Whether spouts may start: every worker was ready once, or the wait was over."""
+        """Whether spouts may start: every worker was ready once, or the wait timed out."""
         self._release_at = shared.clock() + 10.0
         self._pressure = Pressure(conf, transport)
         self._loads = Loads(conf, transport)
@@ -82,7 +80,7 @@ class NativeEngine:
     # -- placement --------------------------------------------------------------------------------------
 
     def place(self, placement: Placement) -> None:
-        """Open the tasks in ``placement.open`` that are not, close all others, send to the new places."""
+        """Apply a placement: open the tasks in ``placement.open``, close all others, rebuild the routes."""
         previous, self.placement = self.placement, placement
         self.exchange.placement = placement
         self.shared.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
@@ -120,8 +118,8 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
-        # Input, state and keys are divided over the tasks of a component, and whoever sends directly names tasks of
-        # its readers: what `initialize` made of the context does not hold with other tasks.
+        # A component divides input, state and keys over its tasks, and direct senders name tasks of their readers:
+        # with other tasks, what `initialize` derived from the context is wrong.
         now, before = _tasks_of(placement.components), _tasks_of(previous.components if previous else {})
         changed = {component for component in {*now, *before} if now.get(component) != before.get(component)}
         changed |= {
@@ -170,14 +168,14 @@ class NativeEngine:
         self._starting = True
         if isinstance(runner, SpoutBase):
             self.exchange.spouts.append(runner)
-        # Bolts come first: in one pass of the loop tuples go as far down the topology as they can.
+        # Bolts first: in one pass, tuples go as far down the topology as possible.
         self._order = sorted(self.runners.values(), key=lambda one: (isinstance(one, SpoutBase), one.task_id))
 
     def close_tasks(self, tasks: Collection[int], reopen: bool = False) -> None:
-        """End these tasks: afterwards nothing of theirs is executed, emitted or acked.
+        """Close tasks: afterwards they execute, emit and ack nothing.
 
-        Tuples that wait for them fail, and their spouts send them again. With ``again`` the tasks are opened at once,
-        and get those that nobody would send again."""
+        Queued tuples fail, and their spouts replay them. With ``reopen`` the tasks open again at once, and get the
+        queued tuples that are not tracked, since nobody would replay those."""
         for task in list(tasks):
             runner = self.runners.pop(task, None)
             if runner is None:
@@ -221,7 +219,7 @@ class NativeEngine:
                     runner.context,
                 )
             except Exception as error:
-                # A custom grouping that cannot be made: the task must not run half wired.
+                # A custom grouping cannot be created: the task must not run with some of its routes.
                 runner.report(error, "groupings")
                 runner.wired = False
                 continue
@@ -255,7 +253,7 @@ class NativeEngine:
     # -- frames -----------------------------------------------------------------------------------------
 
     def deliver(self, frame: Frame) -> None:
-        """Take the tuples and acks that a peer sent."""
+        """Queue a peer's tuples, and apply its acks, load and back pressure."""
         placement = self.placement
         assert placement is not None
         components = placement.components
@@ -293,7 +291,7 @@ class NativeEngine:
                 self._update_spouts(self.shared.clock())
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
-        """A bundle could not be encoded: its tuples fail, and the sender's task gets the error."""
+        """Fail a bundle that cannot be encoded, and report the error of the sending task."""
         root, _, many = bundle
         self.exchange.fail_misdirected([(root, 0, many)])
         runner = self.runners.get(link.source)
@@ -305,7 +303,7 @@ class NativeEngine:
     # -- running ----------------------------------------------------------------------------------------
 
     def activate(self, active: bool) -> None:
-        """Let spouts emit, or stop them; tuples under way are processed in any case."""
+        """Start or pause spouts; tuples in flight are processed in any case."""
         if active == self.shared.active:
             return
         self.shared.active = active
@@ -315,7 +313,7 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def run(self, now: float) -> bool:
-        """One pass: process what is there, ask spouts for more, hand results over. Whether anything was done."""
+        """One pass: run bolts and spouts, flush acks, apply back pressure. Whether anything was done."""
         if self._starting:
             self._start_tasks(now)
         if now >= self._next_clock - 1e-6:
@@ -365,7 +363,7 @@ class NativeEngine:
         )
 
     def idle_secs(self, now: float) -> float | None:
-        """How long nothing needs to be run unless something arrives."""
+        """Seconds until the next pass is due, unless something arrives."""
         least = max(0.0, self._next_clock - now)
         for runner in self._order:
             secs = runner.idle_secs(now)
@@ -374,20 +372,20 @@ class NativeEngine:
         return least
 
     def open_trees(self) -> int:
-        """How many tuples of the spouts here are neither acked nor failed yet."""
+        """Number of pending tuples of the spouts here."""
         return sum(len(spout.pending) for spout in self.exchange.spouts)
 
     def drained(self) -> bool:
-        """Whether no tuple waits or is under way in this worker."""
+        """Whether no tuple is queued or in flight in this worker."""
         return self.shared.ledger.empty() and not any(
             runner.waiting() or runner.has_pending_acks() for runner in self._order
         )
 
-    # -- looking ----------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------
 
     def statuses(self) -> dict[int, str]:
         """Task id -> ``starting`` or ``running``."""
-        # The keeper's thread asks too: list() takes the items in one step.
+        # Also called by ClusterSync's thread: list() copies the items atomically.
         return {
             task: runner.status if runner.wired else "starting" for task, runner in list(self.runners.items())
         }
@@ -411,7 +409,7 @@ class NativeEngine:
         }
 
     def close(self) -> None:
-        """End all tasks in good order."""
+        """Close all tasks gracefully."""
         self.shared.closing = True
         self._update_spouts(self.shared.clock())
         for runner in list(self._order):

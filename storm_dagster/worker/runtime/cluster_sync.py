@@ -1,7 +1,7 @@
-"""The worker's side of the cluster state, in a thread of its own: lease, assignment, status, errors, beats.
+"""Sync of a worker with ZooKeeper in its own thread: lease, assignment, status, errors, heartbeats.
 
-The loop never waits for ZooKeeper: the keeper hands it one immutable :class:`Placement` after the other,
-and waits for the loop only when tasks must be closed before their new owner may hear of it.
+The loop never waits for ZooKeeper: it gets immutable :class:`Placement` values. This thread waits for the loop only
+to close tasks before it gives them up in ZooKeeper, where their new owner sees it.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 _RUNNING = ("ACTIVE", "UPGRADING", "ROLLBACK")
 """Statuses in which spouts emit."""
 _BLOCKED_SECS = 0.5
-"""Pause before looking again at tasks that another worker still holds."""
+"""Pause between reads while another worker still owns tasks of this one."""
 _CLOSE_SECS = 30.0
 _MOST_NAMES = 1000
-"""Names beyond these get no id: the node stays small."""
+"""Names beyond these get no id, so that the node stays small."""
 
 
 class ClusterSync:
-    """Keeps the worker's node, lease and placement right until :meth:`stop`."""
+    """Synchronizes the worker's node, lease and placement with the assignment until :meth:`stop`."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ClusterSync:
         self._started_ms = int(time.time() * 1000)
         self._owned: frozenset[int] = frozenset()
         self._written: tuple[WorkerNode, int] | None = None
-        """The newest node that was written, and the session it was written under."""
+        """(last written worker node, its session)."""
         self._view: tuple[Assignment, int, StormBase] | None = None
         self._components: tuple[int, dict[int, str]] | None = None
         """(version of the assignment, task -> component)."""
@@ -85,7 +85,7 @@ class ClusterSync:
         self._thread.start()
 
     def stop(self, deadline: float = 3.0) -> None:
-        """End the thread and remove the worker's node, so that its tasks may start elsewhere at once."""
+        """Stop, and remove the worker's node, so that its tasks can start elsewhere at once."""
         self._stopping = True
         self._event.set()
         if self._thread.ident is not None:
@@ -99,12 +99,12 @@ class ClusterSync:
         self.cluster.session.close(deadline)
 
     def request_refresh(self) -> None:
-        """Read assignment, workers and status again soon (a hint: a watch, an unknown token, a status)."""
+        """Read assignment, workers and status again soon; any thread."""
         self._stale.set()
         self._event.set()
 
     def report_error(self, task: int, component: str, text: str, secs: int) -> None:
-        """Record an error of a task; dropped when a thousand are waiting."""
+        """Record an error of a task, unless a thousand are pending; any thread."""
         try:
             self._errors.put_nowait((task, component, text, secs))
         except queue.Full:
@@ -144,22 +144,22 @@ class ClusterSync:
                 self._stale.set()
                 pause = min(0.2, interval)
             except Conflict as error:
-                # Somebody was faster: what was read is old.
+                # Another process was faster: the view is stale.
                 _log.info("reading again: %s", error)
                 self._stale.set()
                 pause = 0.02
             except Exception:
-                _log.exception("the keeper failed and tries again")
+                _log.exception("syncing with ZooKeeper failed and is retried")
                 self._stale.set()
                 pause = 1.0
 
     def _refresh(self) -> bool:
-        """Read everything and bring claim, node and placement in line; whether tasks wait for other workers."""
+        """Reconcile owned tasks, node and placement with the assignment. Whether tasks wait for other workers."""
         spec, cluster = self.spec, self.cluster
         found = cluster.read_assignment(spec.topology_id, self.request_refresh)
         base = cluster.storm_base(spec.topology_id, self.request_refresh)
         if found is None or base is None:
-            # Absence is no order: a wiped or exchanged ensemble raises here, and the worker pauses.
+            # A wiped or replaced ensemble raises here, and the worker pauses instead of exiting.
             cluster.check_cluster_id()
             if base is None or base.status == "KILLED":
                 self._supersede(f"topology {spec.topology_id} does not exist any more")
@@ -191,7 +191,7 @@ class ClusterSync:
             self.lease.grant(self._written[1])
             _log.info("the lease is held by session 0x%x", self._written[1])
         if not self._levels_known:
-            # Later changes come as requests; those from before this process began stand in ZooKeeper.
+            # Later changes come as requests; those from before this process started are stored in ZooKeeper.
             kept = cluster.read_log_levels(spec.topology_id)
             self.loop.post(lambda: self.loop.restore_levels(kept))
             self._levels_known = True
@@ -225,7 +225,7 @@ class ClusterSync:
         )
 
     def _write_node(self) -> None:
-        """Write the worker's node when it differs from what stands there, or another session owns it."""
+        """Write the worker's node if it has changed, or another session owns it."""
         if self._view is None:
             return
         statuses = self.loop.statuses()
@@ -287,13 +287,13 @@ class ClusterSync:
             self._metric_ids.drive(self.loop.metric_names())
 
     def _advance_upgrade(self) -> None:
-        """The topology master picks the batches of a gray upgrade."""
+        """Pick the next batch of a gray upgrade, in the topology master."""
         if self._view is not None and self._runs_master:
             self._upgrades.drive(self._view[0], self._view[1], self._event)
 
 
 class MetricIdsDriver:
-    """Pushes the start event when the topology is active, and ids for metrics when new ones are reported."""
+    """The topology master's registry of metric ids, ``/metrics/<id>``; the first write is the start event."""
 
     def __init__(self, topology_id: str, conf: Mapping[str, Any], cluster: StormClusterState) -> None:
         rate = conf.get("topology.metric.sample.rate")
@@ -303,7 +303,7 @@ class MetricIdsDriver:
         self._known: frozenset[str] | None = None
 
     def drive(self, names: list[str]) -> None:
-        """Bring the registry up to date; nothing is read or written while nothing is new."""
+        """Register new names; without any, nothing is read or written."""
         wanted = names[:_MOST_NAMES]
         if self._known is not None and (self._known.issuperset(wanted) or len(self._known) >= _MOST_NAMES):
             return

@@ -1,4 +1,4 @@
-"""The local heartbeat: a file for the supervisor, from a thread that does nothing else."""
+"""Local heartbeat file of a worker, and detection of components that block its loop."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class HeartbeatThread:
-    """Replaces the file every ``secs`` seconds, but only if the loop has advanced: a hung loop does not beat."""
+    """Thread that replaces the heartbeat file every ``secs`` seconds, if the loop has advanced since."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class HeartbeatThread:
         status: Callable[[], str],
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """``watch`` is called before each beat that is due."""
+        """``watch`` is called every ``secs`` seconds, before the beat."""
         self._watch = watch
         self._path = path
         self._secs = secs
@@ -76,11 +76,11 @@ class HeartbeatThread:
 
 
 class BlockedLoop(StormDagsterError):
-    """A component has not returned for long, and nothing else in its worker runs meanwhile."""
+    """A component does not return, and blocks all tasks on its worker's loop."""
 
 
 class Watchdog:
-    """Asked again and again by a thread other than the loop's; reports each blockage once."""
+    """Detector of a blocked loop, called by another thread; reports each blockage once."""
 
     def __init__(self, shared: Shared, passes: Callable[[], int], secs: float) -> None:
         self._shared = shared
@@ -92,7 +92,7 @@ class Watchdog:
         self._loop = threading.get_ident()
 
     def check(self) -> None:
-        """Report the task that the loop is in, when it has been there for too long."""
+        """Report the task that has occupied the loop for ``secs`` seconds."""
         now = time.monotonic()
         seen = (self._passes(), self._shared.at)
         if seen != self._seen:

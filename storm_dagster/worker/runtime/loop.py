@@ -1,4 +1,4 @@
-"""The worker's one loop: frames in, tasks run, frames out."""
+"""Main loop of a worker: receive frames, run tasks, send frames."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ __all__ = ["Loop"]
 _log = logging.getLogger(__name__)
 
 _FRAMES = 32
-"""Frames taken in by one pass."""
+"""Frames received in one pass."""
 _PAUSED_SECS = 0.05
 _HOLD_SECS = 2.0
-"""How long frames with an unknown token wait for the list of workers to be read again."""
+"""How long frames with an unknown token wait for a refresh of the live workers."""
 _MOST_HELD = 1000
 
 
 class Loop:
-    """Runs the engine until told to stop. :meth:`run` in the main thread; all else says which thread."""
+    """Main loop; :meth:`run` belongs to the main thread."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Loop:
         self.paused = True
         self.exit_code: int | None = None
         self.request_refresh: Callable[[], None] = lambda: None
-        """Set by the process: makes the keeper read everything again."""
+        """Set by the process: makes ``ClusterSync`` read everything again."""
         self.unknown_frames = 0
-        """Frames dropped because their sender is no live worker of the topology."""
+        """Frames dropped because their sender is not a live worker of the topology."""
         self.bad_frames = 0
         self.log_levels = LogLevels()
         self._actions: deque[Callable[[], Any]] = deque()
@@ -73,7 +73,7 @@ class Loop:
     # -- from other threads -----------------------------------------------------------------------------
 
     def post(self, action: Callable[[], Any]) -> None:
-        """Have the loop carry out ``action`` in its next pass."""
+        """Run ``action`` in the loop's next pass."""
         self._actions.append(action)
         self.transport.wake()
 
@@ -91,16 +91,16 @@ class Loop:
         return future.result(timeout)
 
     def stop(self) -> None:
-        """End in good order (SIGTERM); also from a signal handler."""
+        """Stop gracefully (SIGTERM); safe in a signal handler."""
         self._stop_requested = True
         self.transport.wake()
 
     def restore_levels(self, kept: KeptLevels) -> None:
-        """Levels of loggers that were changed before this worker began."""
+        """Set log levels that were changed before this worker started."""
         self.log_levels.restore(kept, int(time.time() * 1000), time.monotonic())
 
     def supersede(self, reason: str) -> None:
-        """End: the slot belongs to somebody else."""
+        """Exit, because another worker owns the slot."""
         self.exit_code = EXIT_SUPERSEDED
         self.transport.wake()
 
@@ -109,7 +109,7 @@ class Loop:
         return dict(self.engine.statuses())
 
     def beats(self, tasks: frozenset[int]) -> TaskBeats | None:
-        """What the topology master knows, when it runs here."""
+        """Heartbeats of ``tasks``, if the topology master runs here."""
         master = self.engine.master
         if master is None or master.status != "running":
             return None
@@ -118,7 +118,7 @@ class Loop:
         return master.table.beats(master.listening.now, timeout, tasks, launch)
 
     def metric_names(self) -> list[str]:
-        """What the topology's components report, when the topology master runs here."""
+        """Names of the topology's metrics, if the topology master runs here."""
         master = self.engine.master
         return [] if master is None else master.table.metric_names()
 
@@ -129,14 +129,14 @@ class Loop:
         running = all(status == "running" for status in self.statuses().values())
         return "running" if running else "starting"
 
-    # -- the keeper's orders, in the loop's thread ------------------------------------------------------
+    # -- calls of ClusterSync, in the loop's thread -----------------------------------------------------
 
     def close_tasks(self, tasks: frozenset[int]) -> None:
-        """Close tasks and let go of what they still owe."""
+        """Close tasks; their pending tuples fail."""
         self.engine.close_tasks(tasks)
 
     def place(self, placement: Placement, active: bool) -> None:
-        """Take a new placement."""
+        """Apply a placement."""
         previous = self.engine.placement
         self.engine.place(placement)
         self.engine.activate(active)
@@ -152,7 +152,7 @@ class Loop:
     # -- the loop ---------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run until stopped or superseded; the exit code."""
+        """Run until stopped or superseded, and return the exit code."""
         transport, engine, lease = self.transport, self.engine, self.lease
         while self.exit_code is None and not self._stop_requested:
             self.passes += 1
@@ -178,7 +178,7 @@ class Loop:
             if now >= self._next_report or engine.statuses() != self._reported:
                 self._report(now)
             if not lease.valid():
-                # What this pass made stays here; it goes out when the lease is renewed, or never.
+                # Output of this pass is sent when the lease is renewed, or never.
                 continue
             transport.flush(engine.cannot_travel)
             if not worked and not received and not self._actions:
@@ -194,8 +194,8 @@ class Loop:
         return self.exit_code
 
     def _finish(self) -> None:
-        """SIGTERM: stop the spouts, process what is here for a moment, close the tasks."""
-        _log.info("told to stop")
+        """Stop the spouts, drain for up to half a second, close the tasks."""
+        _log.info("stopping (SIGTERM)")
         engine = self.engine
         engine.activate(False)
         deadline = time.monotonic() + 0.5
@@ -232,9 +232,9 @@ class Loop:
         try:
             self.engine.deliver(frame)
         except (ValueError, TypeError):
-            # A frame of the right form with impossible contents: nobody of ours sends it.
+            # Well-formed with impossible contents: not sent by this project.
             self.bad_frames += 1
-            _log.exception("a frame could not be taken in")
+            _log.exception("a frame was dropped: its contents are not valid")
 
     def _retry_held(self) -> None:
         placement = self.engine.placement
@@ -252,7 +252,7 @@ class Loop:
     # -- reports and requests ---------------------------------------------------------------------------
 
     def report(self) -> WorkerReport:
-        """What this worker tells the topology master."""
+        """The report to the topology master."""
         spec, placement = self.spec, self.engine.placement
         return WorkerReport(
             node=spec.node,
@@ -280,14 +280,14 @@ class Loop:
         assert placement is not None
         statuses = dict(engine.statuses())
         if statuses != self._reported:
-            # The keeper shows in ZooKeeper when all tasks run.
+            # ClusterSync writes to ZooKeeper when all tasks run.
             self._reported = statuses
             self.request_refresh()
         self._next_report = now + self._report_secs
         self._count += 1
         self.log_levels.expire(time.monotonic())
         if engine.master is not None:
-            # More than two intervals without a report of its own: it was paused, frozen, or as good as deaf.
+            # More than two intervals without a report of its own: this worker was paused or frozen.
             engine.master.listening.tick(now, 2 * self._report_secs + 1)
             engine.master.receive(self.report())
             return
@@ -328,9 +328,7 @@ class Loop:
         if runner is None or runner.status != "running":
             raise Unavailable(f"task {query.task} is not open in this worker now: ask again in a moment")
         if runner.state is None:
-            raise InvalidRequest(
-                f"component {runner.component!r} keeps no keyed state: that is for a StatefulBolt"
-            )
+            raise InvalidRequest(f"component {runner.component!r} has no keyed state: make it a StatefulBolt")
         return runner.state.page(query)
 
     def _stats_document(self) -> dict[str, Any]:
@@ -346,7 +344,7 @@ class Loop:
 
 
 def thread_stacks() -> dict[str, list[str]]:
-    """Where each thread of this process is."""
+    """Stack of each thread of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         f"{names.get(ident, '?')}-{ident}": traceback.format_stack(frame)

@@ -56,9 +56,9 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
             f"{spec.conf_path} cannot be read ({error}): the supervisor must fetch it again"
         ) from None
     if not isinstance(topology_conf, dict):
-        raise Corrupt(f"{spec.conf_path} holds no map: the supervisor must fetch it again")
+        raise Corrupt(f"{spec.conf_path} is not a JSON object: the supervisor must fetch it again")
     topology = decode_topology(spec.topology_path.read_bytes())
-    # The cluster's own keys are the daemon's to say; what the topology says of itself lies over its defaults.
+    # The topology's conf overrides the cluster's, except for the keys that say where ZooKeeper is.
     conf = {**default_conf(), **spec.conf, **{k: v for k, v in topology_conf.items() if v is not None}}
     conf.update({key: value for key, value in spec.conf.items() if key.startswith("storm.zookeeper.")})
     users = {
@@ -69,7 +69,7 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
 
 
 def _bind(spec: WorkerSpec, batch: int) -> Transport:
-    """The slot's port. Holding it proves that no other process of this slot lives on this host."""
+    """Bind the slot's port, which proves that no other process of this slot runs on this host."""
     deadline = time.monotonic() + _BIND_SECS
     while True:
         try:
@@ -81,7 +81,7 @@ def _bind(spec: WorkerSpec, batch: int) -> Transport:
 
 
 def run_worker(path: Path) -> int:
-    """Run the worker that ``path`` describes; its exit code (``model.worker_spec``)."""
+    """Run the worker that the spec ``path`` describes, and return its exit code (``model.worker_spec``)."""
     require_linux("a worker")
     spec = WorkerSpec.read(path)
     conf, topology = _load(spec)
@@ -92,7 +92,7 @@ def run_worker(path: Path) -> int:
         sys.path.insert(0, archive)
     # Measured: default thresholds make decoding of big batches three times slower.
     gc.set_threshold(int(conf.get("worker.gc.threshold") or 100_000), 50, 100)
-    # The loop shares the interpreter with the keeper and kazoo; 5 ms is too long a turn for its latency.
+    # The loop shares the interpreter with ClusterSync and kazoo; the default of 5 ms would delay tuples.
     sys.setswitchinterval(0.001)
     transport = _bind(spec, int(conf.get("topology.transfer.batch.size") or 100))
     run_file = RunFile.write(Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port})
@@ -162,8 +162,10 @@ def _run(
 
 
 class ErrorReporter:
-    """At most ``topology.max.error.report.per.interval`` errors of a task reach the cluster state in each
-    ``topology.error.throttle.interval.secs``. Thread-safe."""
+    """Log of all task errors, which writes only some to ZooKeeper. Thread-safe.
+
+    At most ``topology.max.error.report.per.interval`` of a task in ``topology.error.throttle.interval.secs``.
+    """
 
     def __init__(
         self,
@@ -180,7 +182,7 @@ class ErrorReporter:
         """Task -> (start of the window, errors in it)."""
 
     def __call__(self, task: int, component: str, error: BaseException, where: str) -> None:
-        """Log the error, and record it unless the task has had too many."""
+        """Log the error, and record it unless the task has reached its limit."""
         now = self._clock()
         with self._lock:
             start, number = self._windows.get(task, (now, 0))
@@ -189,10 +191,10 @@ class ErrorReporter:
             number += 1
             self._windows[task] = (start, number)
         if number > self._most:
-            # Even the log of a bolt that fails for every tuple must stay readable.
+            # The log of a bolt that fails for every tuple must stay readable.
             if number == self._most + 1:
                 _log.error(
-                    "task %d (%s): more than %d errors in %g s, further ones are only counted",
+                    "task %d (%s): more than %d errors in %g s, more are only counted",
                     task,
                     component,
                     self._most,

@@ -1,4 +1,4 @@
-"""Handing the events of a worker's tasks to Dagster, through the leading nimbus, beside the loop."""
+"""Delivery of a worker's Dagster events through the leading nimbus, in its own thread."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _EXPIRE_SECS = 5.0
 
 
 class EventDelivery:
-    """The outbox of a worker. Belongs to the loop's thread but for :meth:`on_response`.
+    """Event outbox of a worker. Used only by the loop, except :meth:`on_response`.
 
-    An event is like one more tuple that hangs on the one in process: it keeps its tree open until Dagster has stored
-    it, so that a worker that dies leaves the tuple to be replayed, whatever its bolt acks and when.
+    An event is like a tuple anchored to the current one: it keeps the tree open until Dagster has stored it, so that
+    the tuple is replayed if the worker dies, whenever the bolt acks it.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -51,7 +51,7 @@ class EventDelivery:
         self._expire_at = 0.0
         self._troubled = False
         self.send: Callable[[list[DagsterEvent]], None] | None = None
-        """Takes a batch, and has :meth:`on_response` called with what became of it."""
+        """Sends a batch, and calls :meth:`on_response` with the result."""
 
     @property
     def pending(self) -> bool:
@@ -59,12 +59,12 @@ class EventDelivery:
         return bool(self._responses) or len(self.outbox) > 0
 
     def on_response(self, response: Answer) -> None:
-        """What became of the batch under way; any thread."""
+        """Receive the result of the batch in flight; any thread."""
         self._responses.append(response)
         self._shared.wake()
 
     def add(self, runner: Runner, event: DagsterEvent, tree: Tree | None) -> None:
-        """Keep an event of a task. With no room for it the tuple that it hangs on fails, or it is dropped; both are
+        """Add an event of a task. If the outbox is full, its tuple fails, or without one it is dropped; both are
         reported."""
         self._runners[runner.task_id] = runner
         ledger, now = self._shared.ledger, self._shared.clock()
@@ -79,13 +79,13 @@ class EventDelivery:
         self._report(
             runner,
             Unavailable(
-                f"the {event.kind} of {event.asset!r} was not taken, too many events of this task wait for Dagster: "
+                f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait for Dagster: "
                 + ("its tuple fails" if holder is not None else "it is dropped")
             ),
         )
 
     def run(self, now: float) -> bool:
-        """Carry out what became of events, and send the next ones; whether there was anything to do."""
+        """Ack or fail the tuples of sent events, and send the next batch. Whether there was anything to do."""
         ledger, outbox = self._shared.ledger, self.outbox
         worked = bool(self._responses)
         while self._responses:
@@ -117,16 +117,16 @@ class EventDelivery:
         return worked
 
     def close(self, task: int) -> None:
-        """A task ends here."""
+        """Drop the events of a task that closes here."""
         for holder in self.outbox.close(task):
             self._shared.ledger.fail(holder)
 
     def drop(self) -> None:
-        """The worker ends: report what nobody will report again."""
+        """Report the events that are lost when the worker ends, since no replay repeats them."""
         for entry in self.outbox.entries():
             if entry.alone:
                 error = Unavailable(
-                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: it hung on no tuple, and the worker ends"
+                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: it has no tuple to be replayed, and the worker ends"
                 )
                 self._report(self._runners[entry.task], error)
 
@@ -135,7 +135,7 @@ class EventDelivery:
 
 
 class EventSender:
-    """Posts batches to the leading nimbus, from a thread that begins with the first one."""
+    """Thread that posts batches to the leading nimbus; it starts with the first one."""
 
     def __init__(
         self, spec: WorkerSpec, cluster: StormClusterState, on_response: Callable[[Answer], None]
@@ -148,14 +148,14 @@ class EventSender:
         self._trouble: str | None = None
 
     def send(self, batch: list[DagsterEvent]) -> None:
-        """Have a batch sent."""
+        """Queue a batch."""
         self._batches.put(batch)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dagster-events", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        # Most workers report nothing: they need no HTTP client.
+        # Most workers report no events, and need no HTTP client.
         import httpx
 
         options = Security.of(self._spec.conf).client_options()

@@ -1,4 +1,4 @@
-"""Running stateful bolts: when to checkpoint, and which acks wait for it."""
+"""Checkpoints of stateful bolts, and the acks that wait for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["KeyedState", "StateDriver"]
 
 _PAUSE_SECS = 0.01
-"""Least time between two checkpoints: one costs some 50 microseconds."""
+"""Least time between two checkpoints; one costs about 50 microseconds."""
 _ABSENT: Any = object()
 _TRIES = 20
 _PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
@@ -38,9 +38,9 @@ class KeyedState:
         self._index = index
         self._alone = division.tasks == 1 or not division.by_key
         self.changed: dict[Any, msgspec.Raw | None] = {}
-        """Key -> encoded value, ``None`` when it was removed; since the last checkpoint."""
+        """Key -> encoded value, ``None`` if removed; since the last checkpoint."""
         self._journal: list[tuple[Any, Any, Any]] = []
-        """(key, value before, change before) of what the tuple in process did."""
+        """(key, value before, change before) of each change by the current tuple."""
 
     def _own_key(self, key: Any) -> Any:
         key = key_of(key)
@@ -87,12 +87,10 @@ class KeyedState:
         return iter(list(self._values.items()))
 
     def page(self, query: StateQuestion) -> dict[str, Any]:
-        """Some of the entries as they are now, the last of them maybe not saved yet: ``{"entries": [{"key", "value"}],
-        "next"}``.
+        """Current entries, some maybe not saved yet: ``{"entries": [{"key", "value"}], "next"}``.
 
-        ``next`` is the offset of the entry after the last one, ``None`` at the end. At most some 256 KiB; of a value
-        that is longer than 16 KiB, or that JSON cannot hold, the beginning of its ``repr`` is ``shown`` instead.
-        Safe to call while the task's own thread works.
+        ``next`` is the offset of the next entry, ``None`` at the end. At most about 256 KiB. For a value longer than
+        16 KiB, or not valid in JSON, ``shown`` is the beginning of its ``repr``. Any thread.
         """
         if query.keys:
             pairs = [(key, self._values[key]) for key in map(key_of, query.keys) if key in self._values]
@@ -101,7 +99,7 @@ class KeyedState:
             try:
                 pairs = list(islice(self._values.items(), query.offset, query.offset + query.limit + 1))
                 break
-            except RuntimeError:  # The task's thread has just added a key.
+            except RuntimeError:  # The task's thread added a key meanwhile.
                 continue
         else:
             raise Unavailable(f"the state of task {query.task} changes too fast to be listed: ask for a key")
@@ -130,7 +128,7 @@ class KeyedState:
 
 
 def _entry(key: Any, value: Any) -> tuple[dict[str, Any], int]:
-    """An entry as it is shown, and its length in bytes."""
+    """An entry as a JSON document, and its length in bytes."""
     try:
         raw = msgspec.json.encode([key, value])
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -144,7 +142,7 @@ def _entry(key: Any, value: Any) -> tuple[dict[str, Any], int]:
 
 
 class StateDriver:
-    """The state of one task. Belongs to the thread that runs the bolt's methods, but for :meth:`owes`."""
+    """State of one task. Used by the thread that runs the bolt, except :meth:`has_pending_acks`."""
 
     def __init__(self, bolt: StatefulBolt, runner: Runner) -> None:
         context = runner.context
@@ -170,17 +168,17 @@ class StateDriver:
             tasks.index(context.task_id),
             (_launch_number(context.topology_id), context.assignment_version),
             bolt.merge_states,
-            # `context` knows a thread's lease too.
+            # `context` also checks that a thread is not detached.
             context.may_write,
         )
         bolt.state = self.state = KeyedState(self.log.contents, division, self.log.index)
         self.pending_acks: list[Tuple] = []
-        """Acks that wait for the next checkpoint."""
+        """Acks deferred to the next checkpoint."""
         self._process = bolt.process
         self._acks_itself = bolt.auto_ack and not getattr(bolt, "_gathers", False)
         collector = bolt._bound()
         self._ack: Callable[[Tuple], None] = collector.ack
-        # From here on the bolt's own calls come through here.
+        # From here on, the bolt's acks and the worker's `process` calls go through this driver.
         collector.ack = self.defer_ack  # type: ignore[method-assign]
         collector.ack_all = self._defer_acks  # type: ignore[method-assign]
         bolt.process = self.apply  # type: ignore[method-assign]
@@ -231,9 +229,9 @@ class StateDriver:
     # -- tuples -------------------------------------------------------------------------------------------
 
     def apply(self, tup: Tuple) -> None:
-        """Process a tuple, unless the state holds it already; if that raises, the state is as before."""
+        """Process a tuple, unless it was applied before; if that raises, restore the state."""
         if self._failed:
-            raise Unavailable("the task starts again, because its state could not be saved")
+            raise Unavailable("the task restarts, because its state could not be saved")
         self.state._begin()
         contents = self.log.contents
         name = self._id_of(tup)
@@ -257,7 +255,7 @@ class StateDriver:
         )
 
     def defer_ack(self, tup: Tuple) -> None:
-        """The bolt acks a tuple: that is carried out by the next checkpoint, which also knows its id."""
+        """Defer the ack of a tuple to the next checkpoint, which also saves its id."""
         self.pending_acks.append(tup)
         name = self._id_of(tup)
         if name is not None:
@@ -275,27 +273,27 @@ class StateDriver:
         return self.state.page(query)
 
     def has_pending_acks(self) -> bool:
-        """Whether acks wait."""
+        """Whether acks wait for a checkpoint."""
         return bool(self.pending_acks) or self._saving
 
     def idle_secs(self) -> float | None:
-        """How long until :meth:`rest` has something to do."""
+        """Seconds until :meth:`on_idle` takes a checkpoint; ``None``: nothing to save."""
         return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self.pending_acks else None
 
     def on_idle(self) -> bool:
-        """Nothing waits for the task: take a checkpoint, if the last one was some time ago."""
+        """Take a checkpoint, if the last one is old enough. Called when the queue is empty."""
         if not (self.pending_acks or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
             return False
         self.checkpoint()
         return True
 
     def pulse(self) -> None:
-        """Take a checkpoint that is overdue, and forget old ids."""
+        """Take a checkpoint that is overdue, and drop old ids."""
         if time.monotonic() - self._saved_at >= self._interval or not self.runner.waiting():
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Save what has changed, then ack. When saving fails, the tuples fail and the task starts anew."""
+        """Save the changes, then ack. If saving fails, the tuples fail and the task restarts."""
         state = self.state
         rotate = self.runner.shared.now_ms() >= self._rotate_at
         if self._failed or not (state.changed or self._ids or self.pending_acks or rotate):
@@ -337,7 +335,7 @@ class StateDriver:
         self._saved_at = time.monotonic()
 
     def close(self) -> None:
-        """A last checkpoint."""
+        """Take a last checkpoint."""
         try:
             self.checkpoint()
         finally:

@@ -1,8 +1,7 @@
-"""Statistics of a task: exact counts, latencies, and both over sliding windows.
+"""Statistics of a task: exact counts and sampled latencies, in total and over sliding windows.
 
-Counters are plain attributes that the hot path adds to; windows are computed from snapshots that a timer
-takes, so that a tuple costs no more than an addition. Latencies are of a sample
-(``topology.metric.sample.rate``): the first tuple, and then at least one of every 20 with the rate 0.05.
+Counters are plain attributes; windows are computed from snapshots that a timer takes, so that a tuple costs only an
+addition. Latencies are sampled (``topology.metric.sample.rate``): the first tuple, then at least one in 20 at 0.05.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _Streams = dict[str, dict[str, int]]
 
 
 class TaskStats:
-    """Counters since the task was opened. Times are nanoseconds and the number of tuples they are of."""
+    """Counters since the task was opened. Each sum of nanoseconds has its number of tuples."""
 
     __slots__ = (
         "_rings",
@@ -46,7 +45,7 @@ class TaskStats:
 
     def __init__(self, sample_rate: float = 1.0) -> None:
         self.every: int = max(1, round(1 / sample_rate)) if sample_rate > 0 else 0
-        """Of so many tuples the latency of at least one is taken; 0: of none."""
+        """Tuples per latency sample; 0: no samples."""
         self.until_sample = 1
         self.opened: float = time.monotonic()
         self.executed: int = 0
@@ -55,20 +54,20 @@ class TaskStats:
         self.errors: int = 0
         self.execute_ns: int = 0
         self.timed: int = 0
-        """Tuples that ``execute_ns`` is of."""
+        """Number of tuples in ``execute_ns``."""
         self.process_ns: int = 0
         self.processed: int = 0
         self.complete_ns: int = 0
         self.completed: int = 0
         self.executed_by: dict[str, int] = {}
         self.routes: dict[str, Any] = {}
-        """Stream -> its Route, which counts what is emitted."""
+        """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
         # Per window: (time, figures, figures by stream), oldest first.
         self._rings: dict[str, list[tuple[float, _Counters, _Streams]]] = {name: [] for name in WINDOWS}
 
     def take_sample(self, tuples: int = 1) -> bool:
-        """Whether the latency of these tuples (one, or a batch as a whole) is to be taken."""
+        """Whether to sample the latency of these tuples (one, or a batch as a whole)."""
         self.until_sample -= tuples
         if self.until_sample > 0 or not self.every:
             return False
@@ -109,11 +108,11 @@ class TaskStats:
                 del ring[0]
 
     def all_time(self) -> dict[str, float]:
-        """The figures since the task was opened."""
+        """Metrics since the task was opened."""
         return _as_metrics(self._counters())
 
     def windows(self, now: float) -> dict[str, dict[str, float]]:
-        """The figures of each window; one that is longer than the task's life shows all of it."""
+        """Metrics of each window; one longer than the task's uptime covers all of it."""
         current = self._counters()
         found: dict[str, dict[str, float]] = {}
         for name, secs in WINDOWS.items():
@@ -129,7 +128,7 @@ class TaskStats:
         return found
 
     def window_streams(self, now: float) -> dict[str, _Streams]:
-        """As :meth:`by_stream`, of the windows that the task is older than; in the others everything counts."""
+        """As :meth:`by_stream`, of the windows shorter than the task's uptime."""
         current = self.by_stream()
         found: dict[str, _Streams] = {}
         for name, secs in WINDOWS.items():

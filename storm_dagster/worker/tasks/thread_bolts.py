@@ -1,4 +1,4 @@
-"""Bolts that block, and bolts whose ``process`` is ``async``."""
+"""Runners of blocking bolts and of bolts with an ``async`` ``process``."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin, a
 __all__ = ["AsyncBoltRunner", "BlockingBoltRunner"]
 
 _COUNTED = 64
-"""Tuples that are counted as executed at once, at most."""
+"""Most tuples that are counted in one call of the loop."""
 _COUNT_NANOS = 5_000_000
-"""Time after which they are counted even if they are fewer."""
+"""Execution time after which fewer are counted."""
 
 
 class BlockingBoltRunner(ThreadMixin):
-    """A bolt with ``blocking = True``."""
+    """Runner of a bolt with ``blocking = True``."""
 
     kind = "bolt"
     _anchor: Tuple | None = None
 
     def run(self, now: float) -> bool:
-        """Hand tuples to the thread, and carry out what it ordered."""
+        """Pass tuples to the thread, and run its calls."""
         worked = self.run_loop_calls()
         if self.queue:
             batch = self.queue.copy()
@@ -67,7 +67,7 @@ class BlockingBoltRunner(ThreadMixin):
         nanos = 0
         while True:
             tup = None if inbox.empty() else inbox.get()
-            # Counted together: an order for each of them would cost more than a bolt that only gathers does.
+            # Counted together: a call per tuple would cost more than a bolt that only gathers.
             if batch and (not isinstance(tup, Tuple) or len(batch) >= _COUNTED or nanos >= _COUNT_NANOS):
                 self.call_in_loop(lambda batch=batch, nanos=nanos: self._done(batch, nanos))
                 batch, nanos = [], 0
@@ -121,7 +121,7 @@ class BlockingBoltRunner(ThreadMixin):
         """See ``Bolt.emit``."""
         values = self.check_emit(tup, stream)
         of = self.current_anchors() if anchors is None else anchors
-        # A list that the component goes on to change must not change what was ordered.
+        # The component may change its list after the emit.
         of = tuple(of) if isinstance(of, list) else of
 
         def in_loop() -> list[int]:
@@ -143,7 +143,7 @@ _processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar("proc
 
 
 class AsyncBoltRunner(BlockingBoltRunner):
-    """A bolt whose ``process`` is ``async``: several tuples are in flight, on an event loop in the thread."""
+    """Runner of a bolt with an ``async`` ``process``: several tuples in flight on an event loop in the thread."""
 
     is_async = True
 
@@ -196,6 +196,6 @@ class AsyncBoltRunner(BlockingBoltRunner):
             window.release()
 
     def current_anchors(self) -> Any:
-        """The tuple whose ``process`` this is."""
+        """The tuple of the current ``process`` call."""
         anchor = _processing.get()
         return () if anchor is None else anchor

@@ -1,4 +1,4 @@
-"""Spouts that block."""
+"""Runner of blocking spouts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from storm_dagster.worker.tasks.threads import CLOSE_SECS, STOP, ThreadMixin
 __all__ = ["BlockingSpoutRunner"]
 
 _RETIRE = object()
-"""In an inbox: emit nothing more."""
+"""In an inbox: stop emitting."""
 
 
 class BlockingSpoutRunner(ThreadMixin, SpoutBase):
-    """A spout with ``blocking = True``."""
+    """Runner of a spout with ``blocking = True``."""
 
     kind = "spout"
 
@@ -25,14 +25,14 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         super()._prepare()
         self._emit = self.make_emit()
         self._emitted = 0
-        """Emits ordered; the thread's own count."""
+        """Emits so far, counted by the thread."""
         self._tracked = 0
-        """Tracked emits that were ordered and not carried out: they are pending already."""
+        """Tracked emits that the loop has not run yet: they count as pending."""
         self._muted = False
-        """Whether what the spout emits goes nowhere, because it is about to end."""
+        """Whether emits are dropped, because the spout is closing."""
 
     def run(self, now: float) -> bool:
-        """Carry out the spout's orders, and hand verdicts to its thread."""
+        """Run the calls of the spout's thread, and pass acks and fails to it."""
         worked = self.run_loop_calls()
         if self.queue:
             # Messages of the other tasks; nothing else is sent to a spout.
@@ -45,12 +45,12 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         return worked
 
     def activate(self) -> None:
-        """Tell the spout, in its thread."""
+        """Notify the spout, in its thread."""
         if self._thread is not None:
             self.inbox.put("activate")
 
     def deactivate(self) -> None:
-        """Tell the spout, in its thread."""
+        """Notify the spout, in its thread."""
         if self._thread is not None:
             self.inbox.put("deactivate")
 
@@ -59,7 +59,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         if self._thread is not None and self.status == "running":
             self.inbox.put(_RETIRE)
             until = time.monotonic() + CLOSE_SECS
-            # Its last emits are carried out meanwhile: then all that it waits for is known.
+            # Run its last emits, so that all pending tuples are known.
             while not self._muted and time.monotonic() < until and self.shared.owns():
                 self.run(self.shared.clock())
                 time.sleep(0.001)
@@ -70,7 +70,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         self.close()
 
     def busy_elsewhere(self) -> bool:
-        """Whether the thread has verdicts or orders under way."""
+        """Whether the thread has calls for the loop."""
         return self._thread is not None and (bool(self.loop_calls) or self.status != "running")
 
     def _may_emit(self) -> bool:

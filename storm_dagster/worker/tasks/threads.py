@@ -1,7 +1,7 @@
-"""Tasks with a thread of their own, for components that block or are ``async``.
+"""Tasks with their own thread, for components that block or are ``async``.
 
-The thread never touches routes, trees or queues of the loop. What a component does (emit, ack, fail) is
-written down in order and carried out by the loop; only an emit that wants its receivers' ids waits for it.
+The thread never touches routes, trees or queues of the loop. Emits, acks and fails are queued in order and run by the
+loop; only an emit with ``need_task_ids`` waits for the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from storm_dagster.api.component import Collector
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.dataplane.sending import check_travels, check_types, check_values, route_of
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor
 from storm_dagster.worker.tasks.drivers import attach_drivers
@@ -29,19 +28,19 @@ __all__ = ["CLOSE_SECS", "PULSE", "STOP", "TICK", "ThreadMixin", "ack_in_loop", 
 
 _log = logging.getLogger("storm_dagster.component")
 _MOST_LOOP_CALLS = 20_000
-"""Orders that may wait for the loop before the thread waits for it."""
+"""Queued calls at which the thread waits for the loop."""
 STOP = object()
-"""In an inbox: end."""
+"""In an inbox: stop."""
 TICK = object()
 """In an inbox: a tick is due."""
 PULSE = object()
-"""In an inbox: windows and state are to look at the clock."""
+"""In an inbox: timers of windows and state are due."""
 CLOSE_SECS = 5.0
-"""How long a thread may take to end."""
+"""Time that a thread has to stop."""
 
 
 class ThreadMixin(Runner):
-    """A runner with a thread: ``inbox`` towards the component, ``orders`` back to the loop."""
+    """Runner with a thread: ``inbox`` to the component, ``loop_calls`` back to the loop."""
 
     _thread: threading.Thread | None = None
     _detached = False
@@ -50,17 +49,17 @@ class ThreadMixin(Runner):
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.loop_calls: deque[Callable[[], Any]] = deque()
         self.in_flight = 0
-        """Tuples handed to the thread and not yet done with (the loop's count)."""
+        """Tuples passed to the thread and not finished (counted by the loop)."""
         self._woken = False
         self._detached = False
-        """The task was closed: the thread may neither execute nor order anything any more."""
+        """Whether the task is closed: the thread may not execute anything or call the loop any more."""
         self._ended = threading.Event()
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     # -- loop's side ------------------------------------------------------------------------------------
 
     def start(self, now: float) -> bool:
-        """Initialize in the thread, so that a slow ``initialize`` holds up nothing."""
+        """Initialize in the thread, so that a slow ``initialize`` does not block the loop."""
         if self.status == "running":
             return True
         if self._thread is None:
@@ -88,7 +87,7 @@ class ThreadMixin(Runner):
         return True
 
     def run_loop_calls(self) -> bool:
-        """Carry out what the component ordered; whether there was anything."""
+        """Run the calls queued by the thread. Whether there were any."""
         self._woken = False
         loop_calls = self.loop_calls
         if not loop_calls:
@@ -97,11 +96,11 @@ class ThreadMixin(Runner):
             try:
                 loop_calls.popleft()()
             except Exception as error:
-                self.report(error, "an order of the component's thread")
+                self.report(error, "a call of the component's thread")
         return True
 
     def waiting(self) -> int:
-        """Tuples in the queue and in the thread."""
+        """Number of tuples in the queue and in the thread."""
         return len(self.queue) + (self.in_flight if self._thread is not None else 0)
 
     def busy_elsewhere(self) -> bool:
@@ -111,7 +110,7 @@ class ThreadMixin(Runner):
         )
 
     def close(self) -> None:
-        """Ask the thread to end; one that blocks for long is left behind, cut off from the loop."""
+        """Stop the thread; one that blocks too long is detached from the loop."""
         if self._thread is not None:
             waiting: list[Tuple] = []
             verdicts: list[Any] = []
@@ -128,7 +127,7 @@ class ThreadMixin(Runner):
                 self.inbox.put(item)
             if self.status == "running" and not self._ended.wait(CLOSE_SECS):
                 self.report(
-                    TimeoutError(f"its thread did not end within {CLOSE_SECS:g} s and is left behind"),
+                    TimeoutError(f"its thread did not stop within {CLOSE_SECS:g} s and is detached"),
                     "close",
                 )
             self.run_loop_calls()
@@ -145,7 +144,7 @@ class ThreadMixin(Runner):
             super().report(error, where)
 
     def restart(self) -> None:
-        """End the thread, and make the component in another one a second from now."""
+        """Stop the thread, and recreate the component in another one in a second."""
 
         def in_loop() -> None:
             self.close()
@@ -158,7 +157,7 @@ class ThreadMixin(Runner):
     # -- thread's side ----------------------------------------------------------------------------------
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:
-        """Have the loop do something, after everything that was ordered before."""
+        """Run ``action`` in the loop, after earlier calls."""
         while len(self.loop_calls) >= _MOST_LOOP_CALLS and not (self._detached or self.shared.closing):
             time.sleep(0.001)
         if self._detached:
@@ -169,7 +168,7 @@ class ThreadMixin(Runner):
             self.shared.wake()
 
     def call_in_loop_and_wait(self, action: Callable[[], Any]) -> Any:
-        """As :meth:`order`, and wait for the result."""
+        """As :meth:`call_in_loop`, and return the result."""
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
         def in_loop() -> None:
@@ -185,7 +184,7 @@ class ThreadMixin(Runner):
         return result
 
     def check_emit(self, tup: Any, stream: str | None) -> list[Any]:
-        """The values, checked in the caller's thread so that the caller gets the error."""
+        """Check an emit in the component's thread, which gets the error, and return a copy of its values."""
         check_values(tup, route_of(self.routes, stream or "default", self.component))
         declared = self.part.outputs[stream or "default"]
         if declared.types:
@@ -197,12 +196,12 @@ class ThreadMixin(Runner):
         return [*tup]
 
     def await_lease(self) -> None:
-        """Wait while the worker's lease is over: nothing may be executed then."""
+        """Wait until the worker's lease is valid."""
         while not self.shared.owns() and not (self._detached or self.shared.closing):
             time.sleep(0.02)
 
     def report_from_thread(self, error: BaseException, where: str) -> None:
-        """Report from the thread."""
+        """Report an error from the thread."""
         self.call_in_loop(lambda: self.report(error, where))
 
     def _main(self) -> None:
@@ -224,7 +223,7 @@ class ThreadMixin(Runner):
         component = make_component(self.part)
         wanted = Spout if self.kind == "spout" else Bolt
         if not isinstance(component, wanted):
-            raise TypeError(f"{self.part.object.python} is no {wanted.__name__}")
+            raise TypeError(f"{self.part.object.python} is not a {wanted.__name__}")
         collector: Collector = _ThreadCollector(self)
         component._collector = collector
         self.context.restrict(lambda: self.shared.owns() and not self._detached)
@@ -235,10 +234,10 @@ class ThreadMixin(Runner):
         self.next_pulse: float = 0.0
 
     def _work(self) -> None:
-        raise InvalidRequest("a task with a thread must say what it does")
+        raise NotImplementedError
 
     def current_anchors(self) -> Any:
-        """Anchors of an emit that names none."""
+        """Default anchors of an emit."""
         return ()
 
     def emit_from_thread(
@@ -250,12 +249,12 @@ class ThreadMixin(Runner):
         need_task_ids: bool,
         tup_id: Any,
     ) -> Any:
-        """The component's ``emit``."""
-        raise InvalidRequest("a task with a thread must say how it emits")
+        """Emit from the component's thread."""
+        raise NotImplementedError
 
 
 class _ThreadCollector:
-    """What the methods of a component with a thread talk to."""
+    """Collector of a component with its own thread."""
 
     def __init__(self, runner: ThreadMixin) -> None:
         self._runner = runner
@@ -267,7 +266,7 @@ class _ThreadCollector:
         runner.call_in_loop(lambda: ack_in_loop(runner, tup))
 
     def ack_all(self, tups: Any) -> None:
-        """All of them in one order: a micro-batch has thousands."""
+        """See ``Collector.ack_all``: one call of the loop for the thousands of tuples of a micro-batch."""
         runner, batch = self._runner, tuple(tups)
 
         def in_loop() -> None:
@@ -291,11 +290,11 @@ class _ThreadCollector:
         runner.call_in_loop(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None))
 
     def joint(self, tups: Any) -> Tuple:
-        """One anchor that stands for several tuples."""
+        """See ``Collector.joint``."""
         return joint_anchor(tups)
 
     def send_to_peer(self, task: int, values: Any) -> None:
-        """See ``Runner.tell``."""
+        """See ``Runner.send_to_peer``."""
         self._runner.call_in_loop(lambda: self._runner.send_to_peer(task, values))
 
     def error(self, error: BaseException, tup: Any = None) -> None:
@@ -308,12 +307,12 @@ class _ThreadCollector:
 
 
 def ack_in_loop(runner: Runner, tup: Tuple) -> None:
-    """Carry an ack out."""
+    """Ack in the loop's thread."""
     runner.shared.ledger.ack(tup)
     runner.stats.acked += 1
 
 
 def fail_in_loop(runner: Runner, tup: Tuple) -> None:
-    """Carry a fail out."""
+    """Fail in the loop's thread."""
     runner.shared.ledger.fail(tup)
     runner.stats.failed += 1

@@ -1,4 +1,4 @@
-"""Running windowed bolts: stamps and late tuples, and evaluating what is due."""
+"""Evaluation of windowed bolts: timestamps, late tuples, due windows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _KEY = "topology.bolts.window.session.key"
 
 
 class WindowDriver:
-    """The windows of one task. Belongs to the thread that runs the bolt's methods."""
+    """Windows of one task. Used by the thread that runs the bolt."""
 
     def __init__(self, bolt: WindowedBolt, runner: Runner) -> None:
         self.bolt = bolt
@@ -56,7 +56,7 @@ class WindowDriver:
         return found
 
     def add(self, tup: Tuple) -> None:
-        """Put a tuple into its windows, and evaluate those that its coming completes."""
+        """Add a tuple to its windows, and evaluate those that it completes."""
         source = (tup.component, tup.stream)
         now = self.runner.shared.now_ms()
         if not self.shape.event_time:
@@ -72,7 +72,7 @@ class WindowDriver:
         if not self.windows.add(tup, stamp, source, key):
             self._late(tup, stamp)
             return
-        # Only counted slides become due by a tuple; time is looked at now and then.
+        # Only counted windows become due by a tuple; the others by time.
         if self.shape.slide_count is not None and not self.shape.event_time:
             self.evaluate()
 
@@ -82,7 +82,7 @@ class WindowDriver:
             self.bolt.emit([list(tup.values), tup.component, tup.stream], stream=stream, anchors=[tup])
         else:
             _log.info(
-                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and left out: %r",
+                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped: %r",
                 self.runner.component,
                 self.runner.task_id,
                 tup.component,
@@ -93,7 +93,7 @@ class WindowDriver:
         self.bolt.ack(tup)
 
     def pulse(self) -> None:
-        """Look at the clock."""
+        """Evaluate the windows that are due by time."""
         now = self.runner.shared.now_ms()
         if self.shape.event_time:
             if now < self._next_watermark:
@@ -103,7 +103,7 @@ class WindowDriver:
         self.evaluate()
 
     def evaluate(self) -> None:
-        """Hand the bolt every window that is due. One that raises is tried again later, then given up."""
+        """Process every window that is due. One that raises is retried later, then given up."""
         windows, bolt = self.windows, self.bolt
         while (pane := windows.due()) is not None:
             bolt._anchor_to(pane.items)
