@@ -1,4 +1,4 @@
-"""Output streams of components, and how the tuples of a stream are dealt over the tasks that read it."""
+"""Output streams of components, and groupings of the tasks that read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def code_name(target: Any, what: str) -> str:
     """``"module:QualName"`` of a class or function that a worker can import.
 
     :class:`InvalidTopology` for a lambda, for anything defined inside a function, and for what lives in
-    ``__main__``: a worker could not find it.
+    ``__main__``: a worker could not import it.
     """
     if isinstance(target, str):
         module, colon, name = target.partition(":")
@@ -59,7 +59,9 @@ class Stream:
         ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed streams are checked when
         they are emitted."""
         if isinstance(fields, str):
-            raise InvalidTopology(f"stream {name!r}: fields must be a list of names, got the text {fields!r}")
+            raise InvalidTopology(
+                f"stream {name!r}: fields must be a list of names, got the string {fields!r}"
+            )
         self.fields: tuple[str, ...] = tuple(fields)
         self.types: tuple[str, ...] | tuple[()] = (
             tuple(_type_name(kind, name) for kind in fields.values()) if isinstance(fields, Mapping) else ()
@@ -68,7 +70,7 @@ class Stream:
         self.direct: bool = bool(direct)
         wrong = [field for field in self.fields if not isinstance(field, str) or not field]
         if wrong:
-            raise InvalidTopology(f"stream {name!r}: field {wrong[0]!r} must be a non-empty text")
+            raise InvalidTopology(f"stream {name!r}: field {wrong[0]!r} must be a non-empty string")
         if len(set(self.fields)) != len(self.fields):
             raise InvalidTopology(f"stream {name!r} declares a field twice: {', '.join(self.fields)}")
         check_stream_id(name)
@@ -131,7 +133,7 @@ class Grouping:
 
     @staticmethod
     def partial_key(*names: str) -> GroupingSpec:
-        """Like :meth:`fields`, but each key is shared by two tasks, the less loaded of which is taken."""
+        """As :meth:`fields`, but each key has two tasks, and goes to the less loaded one."""
         return GroupingSpec(type="partial_key", fields=_names(names, "partial_key"))
 
     @staticmethod

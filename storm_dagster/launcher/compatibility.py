@@ -1,4 +1,4 @@
-"""The little of Dagster's inside that warm runs need, in one place, and for the versions it was tried with."""
+"""Dagster internals that warm runs need, and the versions that were tested."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["DagsterInternals", "dagster_internals"]
 
 log: logging.Logger = logging.getLogger(__name__)
 _TRIED = ((1, 13), (1, 14))
-"""From this version on, and below that one."""
+"""(first version, first excluded version)."""
 
 
 @dataclass(frozen=True)
 class DagsterInternals:
-    """Names that have no public place."""
+    """Names without a public import."""
 
     ExecuteRunArgs: Any
     """Arguments of ``dagster api execute_run``, the command with which run launchers start runs."""
@@ -29,11 +29,11 @@ class DagsterInternals:
 
 @functools.cache
 def dagster_internals() -> DagsterInternals | None:
-    """These names; ``None``, with one warning, for a Dagster that warm runs were not tried with."""
+    """Import these names; ``None``, with one warning, for a Dagster that was not tested."""
     found = re.match(r"(\d+)\.(\d+)", dg.__version__)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     if not _TRIED[0] <= version < _TRIED[1]:
-        log.warning("warm runs were not tried with Dagster %s: runs start the stock way", dg.__version__)
+        log.warning("warm runs were not tested with Dagster %s: runs start the stock way", dg.__version__)
         return None
     try:
         from dagster._core.launcher import CheckRunHealthResult, WorkerStatus

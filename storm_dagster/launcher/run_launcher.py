@@ -1,4 +1,4 @@
-"""The run launcher that ``dagster.yaml`` names; it lives in Dagster's webserver and daemon."""
+"""Run launcher for ``dagster.yaml``; it runs in Dagster's webserver and daemon."""
 
 from __future__ import annotations
 
@@ -33,17 +33,16 @@ log: logging.Logger = logging.getLogger(__name__)
 STOCK_TAG = ".dagster/grpc_info"
 """Run tag by which the stock launcher finds the code server that runs the run."""
 GRACE_SECS = 20.0
-"""A run that is terminated may take so long to end by itself."""
+"""Time that a terminated run has to end gracefully."""
 
 
 class WarmRunLauncher(dg.DefaultRunLauncher):
-    """Launches runs in forks of the warm process of ``home``; where that cannot be, as the stock launcher.
+    """Run launcher that uses forks of the warm process of ``home``, or else the stock launcher.
 
-    ``home`` is the state folder in which ``storm-dagster warm-runs`` listens (default:
-    ``STORM_DAGSTER_HOME``). A run is launched the stock way when nobody listens there or answers within a
-    second, when its definitions are not among those that the warm process has loaded, or when their files
-    have changed since. A run is never started twice and never lost: one whose process dies is marked failed,
-    with the reason, by the warm process, or by run monitoring when that is dead too.
+    ``home`` is the state folder in which ``storm-dagster warm-runs`` listens (default: ``STORM_DAGSTER_HOME``). A run is
+    launched the stock way if nothing listens there or responds within a second, if the warm process has not loaded its
+    definitions, or if their files have changed since. A run is never started twice and never lost: if its process dies,
+    the warm process marks it as failed, with the reason, or run monitoring does if the warm process is dead too.
     """
 
     def __init__(self, inst_data: Any = None, home: str | None = None) -> None:
@@ -52,28 +51,28 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
 
     @classmethod
     def config_type(cls) -> Any:
-        """``home``, which may be ``{env: NAME}``."""
+        """Config schema: ``home``, which may be ``{env: NAME}``."""
         return {"home": dg.Field(dg.StringSource, is_required=False)}
 
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> WarmRunLauncher:
-        """Made by Dagster from ``dagster.yaml``."""
+        """Create the launcher from ``dagster.yaml`` (called by Dagster)."""
         return cls(inst_data=inst_data, home=config_value.get("home"))
 
     @property
     def home(self) -> Path | None:
-        """Where the warm process listens; ``None`` when nothing says it."""
+        """Home of the warm process; ``None`` if it is not configured."""
         named = self._home or os.environ.get("STORM_DAGSTER_HOME")
         return Path(named).expanduser().absolute() if named else None
 
     # -- launching ----------------------------------------------------------------------------------------
     def launch_run(self, context: Any) -> None:
-        """Launch the run, warm when possible."""
+        """Launch the run, warm if possible."""
         if not self._launch_warm(context):
             super().launch_run(context)
 
     def _launch_warm(self, context: Any) -> bool:
-        """Whether the run was given to a fork of the warm process."""
+        """Try to launch the run in a fork of the warm process. Whether it was."""
         home, internals, run = self.home, dagster_internals(), context.dagster_run
         origin = run.job_code_origin
         if home is None or internals is None or origin is None:
@@ -110,8 +109,8 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
             self._instance.add_run_tags(run.run_id, {WARM_TAG: here()})
             connection.send(GO)
             try:
-                # No answer: the fork has the word and will start, or its death is reported. The end of the
-                # connection: it died without having started.
+                # Timeout: the fork got `go` and starts, or its death is reported. End of the connection: it died before
+                # it started.
                 return connection.receive(ANSWER_SECS) is not None
             except TimeoutError:
                 return True
@@ -123,9 +122,9 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
 
     # -- ending -------------------------------------------------------------------------------------------
     def terminate(self, run_id: str) -> bool:
-        """Interrupt the run's process; KILL it when it has not ended by itself after 20 seconds.
+        """Interrupt the run's process; KILL it if it has not exited after 20 seconds.
 
-        ``False`` when the run has ended already.
+        ``False`` if the run has finished.
         """
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
         if run is None or run.is_finished:
@@ -163,25 +162,25 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
     def _end_canceled(self, run_id: str, reason: str) -> None:
         _report_canceled(self._instance, run_id, reason)
 
-    # -- looking ------------------------------------------------------------------------------------------
+    # -- health -------------------------------------------------------------------------------------------
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Dagster's run monitoring may ask whether a run's process lives."""
+        """Whether Dagster's run monitoring can check a run's process."""
         return dagster_internals() is not None
 
     def check_run_worker_health(self, run: Any) -> Any:
-        """Whether the run's process lives.
+        """Check whether the run's process lives.
 
-        Only a run that was started warm on this machine is judged; its code server watches a stock one.
+        Only for a run that was started warm on this machine; the code server watches a stock one.
         """
         internals = dagster_internals()
         assert internals is not None
         status = internals.WorkerStatus
         home, place = self.home, same_place(run.tags.get(WARM_TAG, ""))
         if place == "before" and STOCK_TAG not in run.tags:
-            return internals.CheckRunHealthResult(status.FAILED, "the machine was started anew since")
+            return internals.CheckRunHealthResult(status.FAILED, "the machine was rebooted since")
         if home is None or STOCK_TAG in run.tags or place == "elsewhere":
-            return internals.CheckRunHealthResult(status.RUNNING, "not judged from here")
+            return internals.CheckRunHealthResult(status.RUNNING, "not checked from here")
         record = run_record(home, run.run_id)
         if record is not None and record.alive():
             return internals.CheckRunHealthResult(status.RUNNING, run_worker_id=str(record.pid))

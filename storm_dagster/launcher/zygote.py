@@ -1,8 +1,8 @@
-"""The warm process: it loads everything once, and forks one process for each run.
+"""The warm process: it loads everything once, and forks a process for each run.
 
-It has one thread and opens no connection: a fork inherits neither threads nor usable connections. It reads no
-request itself, so that nobody can make it wait: each connection is given to a fork. It can be killed at any
-time: runs go on without it, its successor watches them, and meanwhile the launcher works the stock way.
+It has one thread and opens no connection, since a fork inherits neither. Forks read the requests, so that no client can
+block it. It can be killed at any time: runs continue, its successor watches them, and meanwhile the launcher works the
+stock way.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = ["run"]
 log: logging.Logger = logging.getLogger(__name__)
 
 _CHECK_SECS = 2.0
-"""Between looks at the files that were loaded."""
+"""Interval of the check for changed files."""
 _FAILED_SECS = 60.0
-"""What could not be loaded is tried again after this time at the latest: not every file that matters is known."""
+"""Longest time until a failed load is retried, since the files that it depends on are not all known."""
 _STABLE_SECS = 1.0
 _STABLE_WITHIN_SECS = 30.0
-"""Files that change are waited for until they rest for the first time, at most for the second."""
+"""A reload waits until files are unchanged for the first time, at most for the second."""
 _WATCH_SECS = 0.5
-"""Between looks at the processes that a predecessor forked."""
+"""Interval of the check of processes that a predecessor forked."""
 _AGAIN_SECS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _MOST_REPORTS = 20
 
 
 @dataclass
 class _Death:
-    """A run's process that was killed, until that is reported."""
+    """A killed process of a run, until that is reported."""
 
     record: RunFile
     how: str
@@ -55,7 +55,7 @@ class _Death:
 
 
 class _Reload(Exception):
-    """What was loaded has changed."""
+    """Loaded files have changed."""
 
 
 class Zygote:
@@ -76,7 +76,7 @@ class Zygote:
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def serve(self) -> Callable[[], int] | None:
-        """Serve until SIGTERM, then ``None``. In a fork: what that fork is to do."""
+        """Serve until SIGTERM, then return ``None``. In a fork, return the fork's task."""
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.signal(signal.SIGTERM, self._on_signal)
@@ -88,7 +88,7 @@ class Zygote:
             log.info("warm: runs of %s start here", ", ".join(self._loaded.modules))
         else:
             log.warning(
-                "loading %s started threads, which no fork survives: runs start the stock way",
+                "loading %s started threads, which a fork cannot keep: runs start the stock way",
                 ", ".join(self._loaded.modules),
             )
         checked = time.monotonic()
@@ -124,19 +124,19 @@ class Zygote:
 
     def _close(self) -> None:
         if self._listener is not None:
-            # Gone before it is closed: who comes now does not wait for anybody.
+            # Removed before it is closed, so that no client waits for it.
             (run_dir(self._home) / SOCKET).unlink(missing_ok=True)
             self._listener.close()
             self._listener = None
 
     def _check_files(self) -> None:
-        """Start anew, as the same process, when what was loaded has changed: a run must have the code of now."""
+        """Restart in the same process if loaded files have changed: a run must have the current code."""
         changed = self._fingerprint.changed() or self._fingerprint.written_since(self._began_ns)
         if changed is None:
             return
-        log.info("%s has changed: everything is loaded anew", changed)
+        log.info("%s has changed: reloading", changed)
         self._close()
-        # Somebody is writing: what is loaded should be what stays.
+        # Wait for the end of the writes.
         until = time.monotonic() + _STABLE_WITHIN_SECS
         while not self._stop and time.monotonic() < until:
             before = Fingerprint(self._loaded.modules)
@@ -148,7 +148,7 @@ class Zygote:
 
     # -- forking ------------------------------------------------------------------------------------------
     def _fork(self) -> int:
-        """As ``os.fork``; the fork has nothing of what is this process's own."""
+        """Fork, and close this process's descriptors in the fork."""
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -174,14 +174,14 @@ class Zygote:
                 if self._fork() == 0:
                     return functools.partial(serve_one, peer, self._loaded)
             except OSError as error:
-                # No memory, too many processes: the launcher hears at once that it is on its own.
+                # No memory, too many processes: closing makes the launcher use the stock way at once.
                 log.warning("no process can be forked: %s", error)
         peer.close()
         return None
 
     # -- the runs' processes ------------------------------------------------------------------------------
     def _take_over(self) -> None:
-        """Watch what a predecessor forked, whether it was killed or has loaded anew."""
+        """Watch the processes forked by a predecessor, which was killed or has reloaded."""
         for record in run_records(self._home):
             if record.alive():
                 self._adopted.append(record)
@@ -189,7 +189,7 @@ class Zygote:
                 self._deaths.append(_Death(record, "was killed while nobody watched it"))
 
     def _reap(self) -> None:
-        """Look at the forks that have ended."""
+        """Reap the forks that have exited."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -206,7 +206,7 @@ class Zygote:
                 continue
             self._adopted = [record for record in self._adopted if record.pid != pid]
             for record in run_records(self._home):
-                # By its file: who ends in order removes it.
+                # A fork that exits gracefully removes its record.
                 if record.pid == pid and not record.alive():
                     self._deaths.append(_Death(record, _describe_exit(code)))
 
@@ -250,9 +250,9 @@ def _describe_exit(code: int) -> str:
 
 
 def run(home: Path, modules: Sequence[str]) -> int:
-    """Be the warm process of ``home`` for these code locations until SIGTERM; the exit code.
+    """Run the warm process of ``home`` for these code locations until SIGTERM, and return the exit code.
 
-    Loads them first, and raises what that raises. ``DAGSTER_HOME`` names the Dagster whose runs these are.
+    A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names the Dagster of the runs.
     """
     if dagster_internals() is None:
         return 2
@@ -268,7 +268,7 @@ def run(home: Path, modules: Sequence[str]) -> int:
             type(error).__name__,
             error,
         )
-        # Not by ending: who starts this process again waits longer each time.
+        # Not by exiting: the supervising process restarts it with growing delays.
         until = time.monotonic() + _FAILED_SECS
         while before.changed() is None and time.monotonic() < until:
             time.sleep(_CHECK_SECS)
@@ -281,7 +281,7 @@ def run(home: Path, modules: Sequence[str]) -> int:
 
 
 def _restart() -> NoReturn:
-    """As the same process: whoever watches it sees nothing, and its forks stay its children."""
+    """Exec this program again in the same process, which keeps its pid and its children."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)

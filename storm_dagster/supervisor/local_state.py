@@ -1,7 +1,7 @@
-"""What a supervisor remembers over its own death: ``HOME/supervisor/<id>/localstate/state.json``.
+"""Local state of a supervisor across restarts: ``HOME/supervisor/<id>/localstate/state.json``.
 
-Written by rename after fsync, with a checksum. A file that is damaged is put aside and never guessed
-at: its content is rebuilt from the cluster, from the processes that run and from the workers' spec files.
+Written by rename after fsync, with a checksum. A damaged file is quarantined and not repaired: the state is rebuilt from
+the cluster, the running processes and the workers' spec files.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class KnownWorker(_StateModel):
 
 
 class WantedSlot(_StateModel):
-    """What the cluster wanted in a slot when it was last read."""
+    """Desired work of a slot at the last read of the cluster."""
 
     port: int
     topology_id: str
     code_dir: str
     ran: bool
-    """A worker of that topology was seen running here."""
+    """Whether a worker of that topology ran here."""
     crashes: int = 0
-    """Crashes in a row: the back-off goes on over a restart of the supervisor."""
+    """Crashes in a row, so that a restart of the supervisor continues the back-off."""
 
 
 class LocalState(_StateModel):
-    """The whole state."""
+    """Content of the state file."""
 
     supervisor_id: str
     workers: tuple[KnownWorker, ...] = ()
@@ -68,7 +68,7 @@ class LocalStateFile:
         self._written: LocalState | None = None
 
     def read(self) -> LocalState | None:
-        """The state, or ``None`` when there is none or it is damaged (it is put aside then)."""
+        """Read the state; ``None`` if there is none, or it is damaged and was quarantined."""
         try:
             raw = self._path.read_bytes()
         except FileNotFoundError:
@@ -93,7 +93,7 @@ class LocalStateFile:
         return state
 
     def write(self, state: LocalState) -> bool:
-        """Replace the file when the state changed; whether it did."""
+        """Replace the file if the state has changed. Whether it has."""
         if state == self._written:
             return False
         body = state.model_dump(mode="json")
@@ -104,15 +104,15 @@ class LocalStateFile:
         return True
 
     def read_cluster_id(self) -> str | None:
-        """The cluster that was obeyed last. It stands in a file of its own beside the state, so that damage to
-        the state does not make a supervisor obey another cluster."""
+        """Id of this supervisor's cluster, in a separate file, so that a damaged state does not make the supervisor join
+        another cluster."""
         try:
             return self._path.with_name("cluster_id").read_text(encoding="utf-8").strip() or None
         except FileNotFoundError:
             return None
 
     def write_cluster_id(self, cluster_id: str) -> None:
-        """Remember the cluster that is obeyed."""
+        """Store the id of this supervisor's cluster."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path.with_name("cluster_id"), cluster_id + "\n", sync=True)
 

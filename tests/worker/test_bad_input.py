@@ -88,7 +88,7 @@ REMEDIES = {
     "emits 0 values on stream 'default', which has 1 fields (word): emit a value for each": "component 'wrong'",
     "emits 2 values on stream 'default', which has 1 fields (word)": "component 'wrong'",
     "wrap it in [ ]": "str 'text'",
-    "emit numbers, texts, bytes, lists, maps": "cannot travel to another worker",
+    "emit numbers, strings, bytes, lists, maps": "cannot travel to another worker",
     "send a reference to it (a path, a key)": f"over the limit of {MAX_FRAME_BYTES}",
     "no such customer": "KeyError",
     "set blocking = True on its class": "component 'wrong' has not returned for",

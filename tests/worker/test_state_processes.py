@@ -205,7 +205,7 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
     (found,) = read(key="w7")["entries"]
     assert (found["key"], found["value"]) == ("w7", TOTAL // 50)
     assert read(key="nothing") == {"id": rig.topology_id, "component": "count", "entries": [], "next": None}
-    with pytest.raises(InvalidRequest, match="keeps no keyed state"):
+    with pytest.raises(InvalidRequest, match="has no keyed state"):
         read("words")
     with pytest.raises(KeyNotFound, match="it has count, words"):
         read("cuont")
