@@ -278,4 +278,4 @@ def _check_conf(path: Path, code_dir: str) -> None:
     except (ValueError, RecursionError):
         conf = None
     if not isinstance(conf, dict):
-        raise Corrupt(f"conf of code {code_dir!r} is no JSON object: submit the topology again")
+        raise Corrupt(f"conf of code {code_dir!r} is not a JSON object: submit the topology again")

@@ -243,7 +243,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_its_tuples_and_the_task_start
         harness.run()
         driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
         assert driver is not None
-        # As if the tasks had been divided anew by a worker that knows more.
+        # As if a worker with a newer assignment had redistributed the tasks.
         folder = tmp_path / "counting" / "count.state"
         (folder / "000002.json").write_text('{"tasks": 1, "by_key": true, "stamp": [0, 0]}')
         harness.give("words", ["a"])

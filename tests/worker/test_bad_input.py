@@ -1,4 +1,4 @@
-"""What components do wrong: reported with component, task and remedy; tuples replayed; workers alive."""
+"""Mistakes of components: reported with component, task and remedy; tuples replayed; workers alive."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_receivers_that_do_not_exist_and_values_that_could_not_travel() -> None:
 
 
 class Mistaken(Bolt):
-    """Makes each mistake once, and does right when the tuple is replayed."""
+    """Makes each mistake once, and none when the tuple is replayed."""
 
     outputs = ["word"]
 
@@ -361,7 +361,9 @@ class WrongGrouping(Topology):
     takes = Takes.spec(inputs={emits: Grouping.custom("bad_groupings:wrong_grouping")})
 
 
-def test_custom_groupings_that_cannot_be_made_or_choose_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_groupings_that_cannot_be_made_or_choose_unknown_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = types.ModuleType("bad_groupings")
     module.__dict__.update(broken_grouping=broken_grouping, wrong_grouping=wrong_grouping)
     monkeypatch.setitem(sys.modules, "bad_groupings", module)

@@ -1,4 +1,4 @@
-"""What a pass of the loop has for a peer becomes frames: all of it, once, in order."""
+"""Frames of a pass of the loop for a peer: complete, once, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels of loggers, changed while a worker runs."""
+"""Log levels, changed while a worker runs."""
 
 from __future__ import annotations
 

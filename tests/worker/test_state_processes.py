@@ -1,4 +1,4 @@
-"""State of a component in real workers: killed in the middle, moved, divided over more tasks."""
+"""State of a component in real workers: killed, moved, redistributed over more tasks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def acked(rig: WorkerRig) -> set[int]:
 
 
 def counted(rig: WorkerRig) -> Counter[str]:
-    """What the checkpoints of the newest division hold."""
+    """Counts in the checkpoints of the newest division."""
     folder = rig.folder / "state" / "wc" / "count.state"
     newest = sorted(folder.glob("*.json"))[-1].stem
     total: Counter[str] = Counter()

@@ -63,7 +63,7 @@ class TaskStats:
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
-        # Per window: (time, figures, figures by stream), oldest first.
+        # Per window: (time, counters, counters by stream), oldest first.
         self._rings: dict[str, list[tuple[float, _Counters, _Streams]]] = {name: [] for name in WINDOWS}
 
     def take_sample(self, tuples: int = 1) -> bool:
