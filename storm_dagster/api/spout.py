@@ -94,7 +94,7 @@ class ReliableSpout(Spout):
         """Emit the tuple again; after ``max_fails`` failures it is dropped and logged."""
         saved = self.unacked_tuples.get(tup_id)
         if saved is None:
-            self.logger.warning("tuple %r failed, but is not known (any more)", tup_id)
+            self.logger.warning("tuple %r failed, but is unknown or finished", tup_id)
             return
         self.failed_tuples[tup_id] += 1
         if self.failed_tuples[tup_id] > self.max_fails:

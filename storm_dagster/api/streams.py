@@ -105,13 +105,13 @@ def _type_name(kind: Any, stream: str) -> str:
     name = "any" if kind in (object, Any) else getattr(kind, "__name__", str(kind))
     if name not in FIELD_TYPES:
         raise InvalidTopology(
-            f"stream {stream!r}: {kind!r:.60} is no type of a field, use one of {', '.join(FIELD_TYPES)}"
+            f"stream {stream!r}: {kind!r:.60} is not a field type, use one of {', '.join(FIELD_TYPES)}"
         )
     return name
 
 
 class Grouping:
-    """How a receiving component's tasks share a stream. Use the constants and the three methods."""
+    """Groupings, which distribute a stream over the tasks of a reader: constants and three methods."""
 
     SHUFFLE: ClassVar[GroupingSpec] = GroupingSpec(type="shuffle")
     """Evenly, in turn."""
@@ -120,7 +120,7 @@ class Grouping:
     GLOBAL: ClassVar[GroupingSpec] = GroupingSpec(type="global")
     """Everything to the task with the lowest id."""
     NONE: ClassVar[GroupingSpec] = GroupingSpec(type="none")
-    """No wish; like shuffle."""
+    """No preference; as shuffle."""
     DIRECT: ClassVar[GroupingSpec] = GroupingSpec(type="direct")
     """To the task that the emitter names."""
     LOCAL_OR_SHUFFLE: ClassVar[GroupingSpec] = GroupingSpec(type="local_or_shuffle")

@@ -338,7 +338,7 @@ def test_values_of_typed_streams_are_checked() -> None:
             f"component '{component}' emits '2' (str) as field 'count' of stream 'default', which is declared int: "
             "convert it, or declare another type"
         ) in texts
-    with pytest.raises(InvalidTopology, match="no type of a field"):
+    with pytest.raises(InvalidTopology, match="not a field type"):
         Stream({"word": complex})
 
 
