@@ -121,8 +121,8 @@ def report(*, quick: bool = False) -> Iterator[tuple[str, str, str]]:
             without, asked = _measure(lambda: load_view(plain, "bench"), server.address, samples)
             cached = CachedReads(plain, open_disk_cache(Path(folder) / "cache", None, reset=True))
             with_cache, asked_less = _measure(lambda: cached.load_view("bench"), server.address, samples)
-            figures = cached.figures
-            share = figures.memory / max(1, figures.memory + figures.disk + figures.zookeeper)
+            metrics = cached.metrics
+            share = metrics.memory / max(1, metrics.memory + metrics.disk + metrics.zookeeper)
             cached.close()
             restarted = CachedReads(plain, open_disk_cache(Path(folder) / "cache", None, reset=False))
             began = time.perf_counter()

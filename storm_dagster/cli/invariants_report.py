@@ -14,7 +14,7 @@ from storm_dagster.model.security import Security
 __all__ = ["report_invariants"]
 
 
-def report_invariants(invocation: Invocation, settle_secs: float) -> int:
+def report_invariants(invocation: Invocation, stable_secs: float) -> int:
     """Print what breaks an invariant, and for how long it was looked; the exit code (6 when one is broken).
 
     Processes are looked at when HOME belongs to this machine's cluster. :class:`Unavailable` without a cluster.
@@ -51,7 +51,7 @@ def report_invariants(invocation: Invocation, settle_secs: float) -> int:
                 planner=_no_planner,
             )
             steps.begin("invariants")
-            seen = inspect_cluster(ctx, home=invocation.home if local else None, settle_secs=settle_secs)
+            seen = inspect_cluster(ctx, home=invocation.home if local else None, stable_secs=stable_secs)
             steps.done("invariants")
     if invocation.json:
         print_json(

@@ -1,4 +1,4 @@
-"""Storm's XOR acking: knowing when a tree of tuples is complete with one number for each tree.
+"""Storm's XOR acking: completion of a tree of tuples, tracked with one number for each tree.
 
 Each edge of a tree between workers has a random 64-bit id. It is XORed into the tree's number twice, when
 it is emitted and when it has been processed, so that the number is zero exactly when nothing is left (or
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["AckTable", "PendingMap", "Verdicts"]
+__all__ = ["AckTracker", "AckerResult", "PendingMap"]
 
 V = TypeVar("V")
 
@@ -52,28 +52,28 @@ class PendingMap(Generic[V]):
         return found
 
 
-class Verdicts:
-    """What an acker found out: roots to report to spout tasks."""
+class AckerResult:
+    """Roots that an acker reports to spout tasks."""
 
-    __slots__ = ("acked", "failed", "homeless")
+    __slots__ = ("acked", "failed", "unrouted")
 
     def __init__(self) -> None:
         self.acked: dict[int, list[int]] = {}
         """Spout task -> roots whose trees are complete."""
         self.failed: dict[int, list[int]] = {}
         """Spout task -> roots that failed."""
-        self.homeless: list[int] = []
-        """Roots that failed before their spout's task was known here: every spout is to be asked."""
+        self.unrouted: list[int] = []
+        """Roots that failed before their spout's task was known here: all spouts must be told."""
 
 
-class AckTable:
-    """One acker task. A tree that is neither completed nor failed is forgotten after ``timeout`` seconds:
-    by then its spout has failed it by itself."""
+class AckTracker:
+    """Open trees of one acker task. A tree that is neither completed nor failed is forgotten after ``timeout``
+    seconds: by then its spout has failed it by itself."""
 
     def __init__(self, timeout: float) -> None:
         self._trees: PendingMap[list[int]] = PendingMap(timeout)
         self.updates: int = 0
-        """How many values were taken in."""
+        """Number of values that were applied."""
 
     def __len__(self) -> int:
         return len(self._trees)
@@ -84,10 +84,10 @@ class AckTable:
         inits: Iterable[tuple[int, int, int]] = (),
         acks: Iterable[tuple[int, int]] = (),
         fails: Iterable[int] = (),
-        into: Verdicts | None = None,
-    ) -> Verdicts:
-        """Take in (root, value, spout task) inits, (root, value) acks and failed roots; what came of it."""
-        verdicts = Verdicts() if into is None else into
+        into: AckerResult | None = None,
+    ) -> AckerResult:
+        """Apply (root, value, spout task) inits, (root, value) acks and failed roots; the roots to report."""
+        result = AckerResult() if into is None else into
         trees = self._trees.entries
         count = 0
         for root, value, task in inits:
@@ -103,7 +103,7 @@ class AckTable:
                     tree[1] = task
                 else:
                     del trees[root]
-                    verdicts.acked.setdefault(task, []).append(root)
+                    result.acked.setdefault(task, []).append(root)
         for root, value in acks:
             count += 1
             entry = trees.get(root)
@@ -115,18 +115,18 @@ class AckTable:
             tree[0] = value
             if not value and tree[1]:
                 del trees[root]
-                verdicts.acked.setdefault(tree[1], []).append(root)
+                result.acked.setdefault(tree[1], []).append(root)
         for root in fails:
             count += 1
             entry = trees.pop(root, None)
             task = entry[0][1] if entry is not None else 0
             if task:
-                verdicts.failed.setdefault(task, []).append(root)
+                result.failed.setdefault(task, []).append(root)
             else:
-                verdicts.homeless.append(root)
+                result.unrouted.append(root)
         self.updates += count
-        return verdicts
+        return result
 
     def expire(self, now: float) -> int:
-        """Forget trees older than the timeout; how many."""
+        """Forget trees older than the timeout; returns their number."""
         return len(self._trees.expire(now))

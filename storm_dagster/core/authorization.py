@@ -1,4 +1,4 @@
-"""Authorization of callers that have proved who they are, by the rules of Storm's ACLs.
+"""Authorization of authenticated callers by the rules of Storm's ACLs.
 
 An absent or empty list means nobody (``docs/decisions.md#empty-means-nobody``). Only administrators may do the rest.
 """
@@ -23,7 +23,7 @@ Groups = Callable[[str], Collection[str]]
 
 @dataclass(frozen=True)
 class Caller:
-    """Who asks."""
+    """Authenticated caller of a request."""
 
     name: str
     cluster: bool = False

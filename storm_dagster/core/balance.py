@@ -1,4 +1,4 @@
-"""How evenly a topology is spread, as one number: what a scheduled rebalance has to improve."""
+"""Imbalance of a topology as one number, which a scheduled rebalance has to lower."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["imbalance"]
 
 
 def imbalance(workers: Iterable[tuple[str, int]], *, wanted: int, supervisors: int) -> float:
-    """How far the fullest places are above their fair share; 0 is as even as can be, 1 is twice the share.
+    """Excess of the fullest worker or supervisor over its fair share: 0 is even, 1 is twice the share.
 
     ``workers``: (supervisor id, number of tasks) of each used slot. ``wanted``: workers that the tasks should
-    be spread over. ``supervisors``: how many can be used. The larger of two excesses: tasks on one worker, and
+    be spread over. ``supervisors``: number of usable ones. The larger of two excesses: tasks on one worker, and
     workers on one supervisor.
     """
     used = [(node, tasks) for node, tasks in workers if tasks > 0]

@@ -1,7 +1,7 @@
-"""Events for Dagster that wait in a worker: which go next, and which tuples wait with them.
+"""Outbox of unreported Dagster events in a worker, with the tuples whose acks wait for them.
 
-Pure: the caller brings the time, sends the batches and carries out what comes of their answers. ``H`` stands for
-a tuple whose ack waits for an event. There is one batch under way at most.
+Pure: the caller passes the time, sends the batches and carries out the results. ``H`` stands for a tuple whose
+ack waits for an event. At most one batch is in flight.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from storm_dagster.model.dagster_events import DagsterEvent
 
-__all__ = ["Answer", "EventOutbox", "Outcome", "Waiting"]
+__all__ = ["EventOutbox", "OutboxEntry", "OutboxResult", "ReportResponse"]
 
 H = TypeVar("H")
 
@@ -24,43 +24,43 @@ LONGEST_PAUSE_SECS = 15.0
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What became of a batch. What it does not name is sent again."""
+class ReportResponse:
+    """Response to a batch. Events that it does not name are sent again."""
 
     stored: frozenset[str] = frozenset()
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Id -> why Dagster will never take it."""
+    """Id -> reason why Dagster will never store it."""
     trouble: str | None = None
-    """Why the rest is not stored yet."""
+    """Reason why the rest is not stored yet."""
 
 
 @dataclass
-class Waiting(Generic[H]):
-    """An event that no answer has named yet."""
+class OutboxEntry(Generic[H]):
+    """An event that no response has named yet."""
 
     task: int
     event: DagsterEvent
     holders: list[tuple[H, float]] = field(default_factory=list)
     """(tuple whose ack waits, since when)."""
     alone: bool = False
-    """Whether it was reported without a tuple too, so that nobody would report it again."""
+    """Whether it was also reported without a tuple, so that no replay would report it again."""
 
 
 @dataclass
-class Outcome(Generic[H]):
-    """What an answer asks for."""
+class OutboxResult(Generic[H]):
+    """Actions that follow from a response."""
 
     ack: list[H] = field(default_factory=list)
-    refused: list[tuple[Waiting[H], str]] = field(default_factory=list)
+    refused: list[tuple[OutboxEntry[H], str]] = field(default_factory=list)
 
 
 class EventOutbox(Generic[H]):
-    """The events of all tasks of a worker, in the order in which they were reported."""
+    """Unreported events of all tasks of a worker, in the order in which they were added."""
 
     def __init__(self, hold_secs: float) -> None:
-        """``hold_secs``: after which a tuple has timed out for certain, so that nothing needs to wait with it."""
+        """``hold_secs``: a tuple has certainly timed out after that, so that its ack need not wait."""
         self._hold_secs = hold_secs
-        self._waiting: dict[tuple[int, str], Waiting[H]] = {}
+        self._waiting: dict[tuple[int, str], OutboxEntry[H]] = {}
         self._counts: dict[int, int] = {}
         self._sent: frozenset[str] = frozenset()
         self._retry_at = 0.0
@@ -70,12 +70,12 @@ class EventOutbox(Generic[H]):
         return len(self._waiting)
 
     def add(self, task: int, event: DagsterEvent, holder: H | None, now: float) -> bool:
-        """Keep an event; one that equals a waiting one of the task joins it. ``False``: there is no room."""
+        """Add an event; one that equals a waiting one of the task joins it. ``False``: there is no room."""
         entry = self._waiting.get((task, event.id))
         if entry is None:
             if self._counts.get(task, 0) >= MOST_EVENTS:
                 return False
-            entry = self._waiting[task, event.id] = Waiting(task, event)
+            entry = self._waiting[task, event.id] = OutboxEntry(task, event)
             self._counts[task] = self._counts.get(task, 0) + 1
         if holder is None:
             entry.alone = True
@@ -84,7 +84,7 @@ class EventOutbox(Generic[H]):
         return True
 
     def next_batch(self, now: float) -> list[DagsterEvent]:
-        """The oldest events, each once; none while a batch is under way, or soon after trouble."""
+        """The oldest events, each once; none while a batch is in flight, or during a pause."""
         if self._sent or now < self._retry_at:
             return []
         batch: dict[str, DagsterEvent] = {}
@@ -95,12 +95,12 @@ class EventOutbox(Generic[H]):
         self._sent = frozenset(batch)
         return list(batch.values())
 
-    def answered(self, answer: Answer, now: float) -> Outcome[H]:
-        """Take the answer to the batch under way. Trouble is followed by a pause, a longer one each time."""
+    def handle_response(self, answer: ReportResponse, now: float) -> OutboxResult[H]:
+        """Handle the response to the batch in flight. Trouble is followed by a pause, a longer one each time."""
         self._sent = frozenset()
         self._pause = 0.0 if answer.trouble is None else min(LONGEST_PAUSE_SECS, max(0.5, 2 * self._pause))
         self._retry_at = now + self._pause
-        outcome: Outcome[H] = Outcome()
+        outcome: OutboxResult[H] = OutboxResult()
         for entry in list(self._waiting.values()):
             number = entry.event.id
             if number in answer.stored:
@@ -113,7 +113,7 @@ class EventOutbox(Generic[H]):
         return outcome
 
     def expire(self, now: float) -> list[H]:
-        """Tuples that have timed out at their spout; their events go on waiting."""
+        """Drop tuples that have timed out at their spout, and return them; their events stay."""
         gone: list[H] = []
         for entry in self._waiting.values():
             gone += [holder for holder, since in entry.holders if now - since > self._hold_secs]
@@ -121,8 +121,8 @@ class EventOutbox(Generic[H]):
         return gone
 
     def close(self, task: int) -> list[H]:
-        """The task ends here: its tuples, which are to fail. Their replay reports their events again; what was
-        reported without a tuple goes on waiting."""
+        """End a task and return its tuples, which are to fail. Their replay reports their events again; events
+        reported without a tuple stay."""
         gone: list[H] = []
         for entry in [entry for entry in self._waiting.values() if entry.task == task]:
             gone += [holder for holder, _ in entry.holders]
@@ -131,11 +131,11 @@ class EventOutbox(Generic[H]):
                 self._remove(entry)
         return gone
 
-    def entries(self) -> list[Waiting[H]]:
-        """All that waits."""
+    def entries(self) -> list[OutboxEntry[H]]:
+        """All entries."""
         return list(self._waiting.values())
 
-    def _remove(self, entry: Waiting[H]) -> None:
+    def _remove(self, entry: OutboxEntry[H]) -> None:
         del self._waiting[entry.task, entry.event.id]
         self._counts[entry.task] -= 1
         if not self._counts[entry.task]:

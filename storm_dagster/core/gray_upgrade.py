@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from storm_dagster.model.errors import Conflict, InvalidRequest
+from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology
 from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import Assignment, GrayUpgrade, GrayWorker, TaskTable, WorkerSlot
+from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import UpgradeState
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Selection",
     "SlotRun",
     "candidates",
+    "check_compatible",
     "check_master_alone",
     "check_selection",
     "code_for",
@@ -41,13 +43,13 @@ FIRST_MINUTE_SECS = 60.0
 
 @dataclass(frozen=True)
 class Selection:
-    """What the caller asked for. Workers count before the component, the component before the bare number."""
+    """Workers that the caller asked for. Workers count before the component, the component before the number."""
 
     workers: tuple[str, ...] = ()
     """``host:port``."""
     component: str | None = None
     number: int = 0
-    """How many workers; with a component 0 means all of its workers."""
+    """Number of workers; with a component 0 means all of its workers."""
 
     @property
     def empty(self) -> bool:
@@ -56,7 +58,7 @@ class Selection:
 
 
 def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
-    """``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything else."""
+    """Parse ``host:port, host:port`` in the order given, each once; :class:`InvalidRequest` for anything else."""
     if not isinstance(text, str | list | tuple):
         raise InvalidRequest(f"{text!r:.40} names no workers: give HOST:PORT,HOST:PORT")
     parts = text.split(",") if isinstance(text, str) else list(text)
@@ -89,7 +91,7 @@ def _master_task(table: TaskTable) -> int | None:
 
 
 def check_master_alone(name: str, assignment: Assignment, table: TaskTable) -> None:
-    """:class:`InvalidRequest` unless the topology master has a worker of its own: it drives the upgrade.
+    """Raise :class:`InvalidRequest` unless the topology master, which drives the upgrade, has its own worker.
 
     It is the assignment that is asked, not the conf: what counts is where the topology master really runs.
     """
@@ -129,14 +131,14 @@ def check_selection(
     table: TaskTable,
     upgraded: Iterable[str] = (),
 ) -> None:
-    """:class:`InvalidRequest` for a selection that names what is not there, or picks nothing."""
+    """Raise :class:`InvalidRequest` for a selection that names unknown workers or components, or picks nothing."""
     if selection.number < 0:
         raise InvalidRequest(
             f"upgrade of {name!r}: {selection.number} workers cannot be upgraded: give 1 or more"
         )
     if selection.empty:
         raise InvalidRequest(
-            f"upgrade of {name!r}: nothing says which workers come first: give a number (-n), a component (-p) "
+            f"upgrade of {name!r}: no workers are selected: give a number (-n), a component (-p) "
             "or workers (-w HOST:PORT,...)"
         )
     able = candidates(assignment, table)
@@ -171,6 +173,33 @@ def check_selection(
         )
 
 
+def check_compatible(name: str, old: TopologySpec, new: TopologySpec) -> None:
+    """Raise :class:`InvalidTopology` unless both have the same components, streams and groupings.
+
+    The code of a component may change, its parallelism is that of the running topology. Old and new workers exchange
+    tuples: with other groupings an old task would send by the old rule, and the same key could reach two tasks.
+    """
+    remedy = "use `storm-dagster update`, which replaces the whole topology"
+    for kind, before, after in (("spout", old.spouts, new.spouts), ("bolt", old.bolts, new.bolts)):
+        for component in sorted(before.keys() ^ after.keys()):
+            what = "has no" if component in before else "has a new"
+            raise InvalidTopology(
+                f"the new code of {name!r} {what} {kind} {component!r}, so that it cannot run beside the old: {remedy}"
+            )
+        for component, part in before.items():
+            other = after[component]
+            if part.outputs != other.outputs:
+                raise InvalidTopology(
+                    f"the streams of {kind} {component!r} differ in the new code of {name!r}, so that it cannot run "
+                    f"beside the old: {remedy}"
+                )
+            if part.inputs != other.inputs:
+                raise InvalidTopology(
+                    f"the inputs of {kind} {component!r} differ in the new code of {name!r}, so that it cannot run "
+                    f"beside the old: {remedy}"
+                )
+
+
 @dataclass(frozen=True)
 class Pick:
     """One batch: the workers whose code changes now, and the record afterwards."""
@@ -181,7 +210,7 @@ class Pick:
 
 
 def pick(state: UpgradeState, assignment: Assignment, table: TaskTable) -> Pick | None:
-    """The next batch; ``None`` unless one was asked for and none is under way.
+    """Pick the next batch; ``None`` unless one was asked for and none is under way.
 
     Afterwards nothing goes on by itself: ``continue`` is off, the list of workers is cleared, and so is a component
     of which every worker was taken. A batch may be empty, when what was asked for has gone meanwhile.
@@ -232,12 +261,12 @@ class SlotRun:
     started: float
     """Boot clock, seconds."""
     running: bool
-    """Its newest beat says that all its tasks run."""
+    """Whether its newest beat reports all its tasks as running."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """What a supervisor has to write about one of its workers."""
+    """Write of a supervisor about one of its workers."""
 
     worker: str
     """``host:port``."""
@@ -256,7 +285,7 @@ def next_move(
     boot_now: float,
     launch_secs: float,
 ) -> Move | None:
-    """What is to be written about the worker ``address``, whose process is ``run``; ``None``: nothing now.
+    """Next write about the worker ``address``, whose process is ``run``; ``None``: nothing now.
 
     ``former`` is the assignment's code. With the new code all tasks must run before the worker counts as upgraded;
     when they do not within ``launch_secs`` of the process's start, that fails the upgrade.
@@ -282,7 +311,7 @@ def next_move(
 def early_failure(
     address: str, state: UpgradeState, code_dir: str, text: str, *, boot_id: str, boot_now: float
 ) -> Move | None:
-    """What a failure (an exit, a hang, a start that did not come about) of that code in that slot means.
+    """Write that follows from a failure (an exit, a hang, a failed start) of that code in that slot.
 
     ``None`` for the former code, and for a worker that has run the new code for more than a minute: that one is
     restarted in place with the new code, like any other.
@@ -302,14 +331,14 @@ def early_failure(
 
 @dataclass(frozen=True)
 class Due:
-    """What the leader or the sensor has to do about an upgrade."""
+    """Step that the leader or the sensor has to take for an upgrade."""
 
     action: Literal["complete", "expire", "roll_back", "finish_rollback", "abandon"]
     reason: str
 
 
 def due(state: UpgradeState, assignment: Assignment, table: TaskTable, *, now_secs: int) -> Due | None:
-    """What an UPGRADING or ROLLBACK topology has come to; ``None``: it goes on.
+    """Step that is due for an UPGRADING or ROLLBACK topology; ``None``: it goes on.
 
     Workers that the assignment names no more do not count: what was taken from a lost host is elsewhere.
     """
@@ -334,7 +363,7 @@ def due(state: UpgradeState, assignment: Assignment, table: TaskTable, *, now_se
 
 
 def upgrade_document(state: UpgradeState, assignment: Assignment, table: TaskTable) -> dict[str, Any] | None:
-    """What an upgrade has come to, for people and progress; ``None`` while none is under way."""
+    """State of an upgrade as a document; ``None`` while none is under way."""
     record = state.record
     if record is None:
         return None

@@ -1,4 +1,4 @@
-"""Groupings: which of a component's tasks get a tuple.
+"""Groupings: choice of the tasks that receive a tuple.
 
 Pure: a chooser works on opaque targets, given in the order of their task ids, and its answers depend on
 nothing but its arguments and the tuples that it saw. :func:`stable_hash` is the same in every process, on
@@ -73,7 +73,7 @@ def _key_reader(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
 
 
 def fields_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
-    """Equal values at ``indices`` give the same target, always.
+    """Chooser of the same target for equal values at ``indices``.
 
     Answers are remembered for the newest keys, which makes a known key one dictionary access.
     """
@@ -112,7 +112,7 @@ def fields_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
 
 
 def partial_key_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
-    """Each key has two candidate targets; the one that this chooser used less so far gets the tuple."""
+    """Chooser among two candidate targets of each key: the one that it used less so far gets the tuple."""
     targets = tuple(targets)
     count = len(targets)
     used = [0] * count
@@ -130,7 +130,7 @@ def partial_key_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[
 
 
 def global_chooser(targets: Sequence[T]) -> Choose[T]:
-    """The first target: the task with the lowest id."""
+    """Chooser of the first target: the task with the lowest id."""
     only = targets[0]
     return lambda values: only
 
@@ -138,7 +138,7 @@ def global_chooser(targets: Sequence[T]) -> Choose[T]:
 def custom_chooser(
     by_task: Mapping[int, T], choose: Callable[[Sequence[Any]], int | Iterable[int]]
 ) -> Callable[[Sequence[Any]], list[T]]:
-    """The user's chooser of task ids, its answers checked; ``InvalidRequest`` names a task that is no target."""
+    """The user's chooser of task ids, its results checked; ``InvalidRequest`` names a task that is no target."""
 
     def targets_of(values: Sequence[Any]) -> list[T]:
         answer = choose(values)

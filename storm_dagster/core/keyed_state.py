@@ -1,8 +1,7 @@
-"""The keyed state of a component: how it is written down, and how it is divided over the component's tasks.
+"""Keyed state of a component: format of its log, and partitioning over the component's tasks.
 
-Pure. A log is a sequence of records, each framed by its length and checksum; a record holds what one
-checkpoint changed. What a process that died was writing is at the end, cut short, and does not count: its
-tuples were not acked.
+Pure. A log is a sequence of checkpoints, each framed by its length and checksum. A checkpoint that a process
+was writing when it died is at the end, cut short, and is ignored: its tuples were not acked.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ import msgspec
 from storm_dagster.core.groupings import stable_hash
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 
-__all__ = ["Checkpoint", "Contents", "Division", "encode_value", "frame", "key_of", "read_log"]
+__all__ = ["Checkpoint", "Contents", "Partitioning", "encode_value", "frame", "key_of", "read_log"]
 
 _HEAD = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Checkpoint(msgspec.Struct, omit_defaults=True):
-    """One checkpoint."""
+    """Changes of one checkpoint."""
 
     values: list[tuple[Any, msgspec.Raw]] = []
-    """(key, encoded value) of what was set."""
+    """(key, encoded value) of values that were set."""
     removed: list[Any] = []
     ids: list[tuple[int, Any]] = []
     """(hash of the grouping key, id) of tuples that were applied."""
     rotated: bool = False
     """The ids that were known before the newest ones are forgotten."""
     full: bool = False
-    """What was known before does not count."""
+    """Everything before is dropped."""
     old_ids: list[tuple[int, Any]] = []
 
 
@@ -44,7 +43,7 @@ _value_decoder = msgspec.msgpack.Decoder()
 
 
 def encode_value(value: Any, key: Any) -> msgspec.Raw:
-    """The value as it is written down; ``InvalidRequest`` for what is none of the types that travel."""
+    """Encoded value; ``InvalidRequest`` for a type that is not serializable."""
     try:
         return msgspec.Raw(_encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -55,18 +54,18 @@ def encode_value(value: Any, key: Any) -> msgspec.Raw:
 
 
 def key_of(key: Any) -> Any:
-    """A key in the form in which it is kept: lists become tuples."""
+    """Hashable form of a key: lists become tuples."""
     return tuple([key_of(part) for part in key]) if isinstance(key, list | tuple) else key
 
 
 def frame(record: Checkpoint) -> bytes:
-    """The record as it stands in a log."""
+    """Bytes of the checkpoint in a log."""
     payload = _encode(record)
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
 def read_log(raw: bytes, name: str) -> Iterator[Checkpoint]:
-    """The records of a log, without one at the end that was not written to its end.
+    """Checkpoints of a log, without an incomplete one at the end.
 
     :class:`Corrupt` when anything before the end is damaged.
     """
@@ -94,7 +93,7 @@ def read_log(raw: bytes, name: str) -> Iterator[Checkpoint]:
 
 @dataclass
 class Contents:
-    """Values by key, and the ids of what was applied to them, of one task."""
+    """Keyed values of one task, and the ids of the tuples that were applied to them."""
 
     values: dict[Any, Any] = field(default_factory=dict)
     ids: dict[Any, int] = field(default_factory=dict)
@@ -102,7 +101,7 @@ class Contents:
     old_ids: dict[Any, int] = field(default_factory=dict)
 
     def apply(self, record: Checkpoint) -> None:
-        """Do what a checkpoint did."""
+        """Apply a checkpoint."""
         if record.full:
             self.values.clear()
             self.ids.clear()
@@ -117,7 +116,7 @@ class Contents:
             self.ids[key_of(name)] = number
 
     def snapshot(self) -> Checkpoint:
-        """Everything, as one record."""
+        """Everything as one full checkpoint."""
         return Checkpoint(
             values=[(key, encode_value(value, key)) for key, value in self.values.items()],
             ids=[(number, name) for name, number in self.ids.items()],
@@ -127,9 +126,9 @@ class Contents:
 
 
 @dataclass(frozen=True)
-class Division:
-    """How a component's state is divided: over ``tasks`` tasks; ``by_key`` as fields grouping does it, or
-    each task for itself."""
+class Partitioning:
+    """Partitioning of a component's state over ``tasks`` tasks: ``by_key`` as fields grouping does it, or each
+    task has its own."""
 
     tasks: int
     by_key: bool
@@ -141,7 +140,7 @@ class Division:
     def share(
         self, index: int, old: Iterable[tuple[int, Contents]], merge: Callable[[Any, list[Any]], Any]
     ) -> Contents:
-        """What task ``index`` takes over from the tasks of the division before, given as (index, contents).
+        """Contents of task ``index``, taken from the tasks of the partitioning before, given as (index, contents).
 
         Values that several of them had under one key are merged.
         """

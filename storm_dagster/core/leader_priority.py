@@ -17,14 +17,14 @@ __all__ = ["LeaderDecision", "leader_decision", "missing_blobs", "needed_blobs"]
 
 @dataclass(frozen=True)
 class LeaderDecision:
-    """Whether to try for leadership now, and why (not), in words."""
+    """Decision to try for leadership now or not, and the reason in words."""
 
     allowed: bool
     reason: str
 
 
 def needed_blobs(active: Iterable[str], registered: Iterable[str]) -> set[str]:
-    """The blobs that the active topologies need: those three that each has, and whatever else is registered.
+    """Blobs that the active topologies need: the three of each, and whatever else is registered.
 
     ``active`` are the topology ids below ``/topology``, ``registered`` the keys below ``/blobstore``.
     """

@@ -1,6 +1,6 @@
 """Load-aware shuffle: in turn, but less often to tasks that cannot keep up.
 
-Pure. The rule is Storm's (LoadAwareShuffleGrouping): with every look at the loads, a target whose load is
+Pure. The rule is Storm's (LoadAwareShuffleGrouping): with every refresh of the loads, a target whose load is
 within 5 % of the least one gains a little weight, any other loses much, so that a busy task is left alone at
 once and comes back slowly. Other than there, the heaviest target always has the full weight: where targets are the
 busy one in turn, all weights would sink together, and one step near nought send everything to a single task.
@@ -36,7 +36,7 @@ def smooth_turns(weights: Sequence[int], length: int) -> Iterator[int]:
 
 
 class LoadAwareShuffle(Generic[T]):
-    """Chooses among targets; without loads strictly in turn, from ``offset`` on."""
+    """Chooser among targets; without loads strictly in turn, from ``offset`` on."""
 
     def __init__(self, targets: Sequence[T], offset: int = 0) -> None:
         start = offset % len(targets)
@@ -55,7 +55,7 @@ class LoadAwareShuffle(Generic[T]):
         self._restart = restart
 
     def refresh(self, loads: Sequence[float]) -> None:
-        """Look at the loads (0 to 1, in the order of :attr:`targets`)."""
+        """Use new loads (0 to 1, in the order of :attr:`targets`)."""
         least = min(loads)
         weights = [
             min(_MOST, weight + _GAIN) if load <= least + _ALIKE else max(0, weight - _LOSS)

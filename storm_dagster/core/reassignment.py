@@ -1,4 +1,4 @@
-"""What to place: from a view of the cluster to the planner's input, and from its outcome to an assignment.
+"""Reassignment: the planner's input from a view of the cluster, and the assignment from the planner's result.
 
 Three events: ``new`` (a submission), ``monitor`` (tasks judged dead) and ``rebalance``. The
 planner sees only supervisors that may get work; what runs on any other stays where it is (``unstopped``).
@@ -30,19 +30,19 @@ __all__ = [
     "Runnable",
     "assignment_of",
     "causes_still_true",
+    "current_topology",
     "monitor_batch",
     "new_batch",
     "offered_supervisors",
     "placed_workers",
     "rebalance_batch",
     "same_workers",
-    "standing_topology",
 ]
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """What the blobs say of a topology: its normalised form without system components, and its total conf."""
+    """Stored code of a topology: its normalized form without system components, and its total conf."""
 
     spec: TopologySpec
     conf: Mapping[str, Any]
@@ -138,7 +138,7 @@ def new_batch(
 
 
 def causes_still_true(topology: TopologyView, causes: Iterable[Cause]) -> list[Cause]:
-    """Those causes that speak of the assignment as it is now; any other was overtaken by a newer placement."""
+    """Causes that refer to the current assignment; a newer placement has superseded all others."""
     if topology.assignment_at is None:
         return []
     version = topology.assignment_at.version
@@ -152,7 +152,7 @@ def monitor_batch(
     table: TaskTable,
     causes: Collection[Cause],
 ) -> PlacementBatch:
-    """The batch that places the tasks of ``causes`` anew and keeps all others where they are."""
+    """The batch that reassigns the tasks of ``causes`` and keeps all others where they are."""
     avoid = {node for cause in causes for node in cause.avoid}
     withheld = {(cause.node, cause.port) for cause in causes if cause.node}
     supervisors = offered_supervisors(view, placing=[topology.id], avoid=avoid, withheld=withheld)
@@ -185,7 +185,7 @@ def monitor_batch(
 def _kept_elsewhere(
     view: ClusterView, topology: TopologyView, offered: frozenset[str], dead: Collection[int]
 ) -> tuple[int, ...]:
-    """Tasks on supervisors that are not offered and that nobody judged dead yet: they stay in this round.
+    """Tasks on supervisors that are not offered and not judged dead yet: they stay in this round.
 
     Besides those that run, these are tasks of workers whose limit has not passed: silence is judged by the
     observer alone, never by the planner.
@@ -224,10 +224,10 @@ def rebalance_batch(
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
 
 
-def standing_topology(
+def current_topology(
     view: ClusterView, topology: TopologyView, runnable: Runnable, table: TaskTable
 ) -> TopologyToPlace:
-    """The topology as a rebalance that asks for nothing new would find it: what explanations and checks look at."""
+    """The topology with its current assignment, as a rebalance without changes takes it."""
     return rebalance_batch(
         view,
         topology,

@@ -37,7 +37,7 @@ Event = Literal[
 ]
 
 HEALED: frozenset[TopologyStatus] = frozenset({"ACTIVE", "INACTIVE", "UPGRADING", "ROLLBACK"})
-"""Statuses in which dead tasks are placed anew. A killed topology goes anyway, a rebalancing one is about to be placed."""
+"""Statuses in which dead tasks are reassigned. A killed topology goes anyway, a rebalancing one is about to be placed."""
 
 # Status -> event -> next status. "previous" is the status before a rebalance. Absent: not allowed.
 # Unlike JStorm, a kill is allowed in every status and an inactive topology stays inactive.
@@ -127,7 +127,7 @@ def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None)
 
 @dataclass(frozen=True)
 class DueAction:
-    """Something that a topology's status asks for and whose time has come."""
+    """Action that a topology's status asks for and that is due."""
 
     topology_id: str
     name: str
@@ -136,7 +136,7 @@ class DueAction:
 
 @dataclass(frozen=True)
 class DueMemory:
-    """When the observer first saw each base as it is: topology id -> (mzxid, boot clock). JSON-able by :meth:`to_json`.
+    """First observation of each base as it is: topology id -> (mzxid, boot clock). JSON-able by :meth:`to_json`.
 
     A base carries a delay but no time, because clocks of other machines are never compared. A new
     observer (another boot id) waits the full delay again, as Storm's new leader does.
@@ -171,7 +171,7 @@ _UNFINISHED_ACTIVATION_SECS = 5
 def due_actions(
     view: ClusterView, memory: DueMemory, *, boot_id: str, boot_now: float
 ) -> tuple[list[DueAction], DueMemory]:
-    """What is due now, in topology id order, and the memory to hand in next time.
+    """Actions due now, in topology id order, and the memory for the next call.
 
     Removal of a killed topology and the end of a rebalance are due when their delay has passed on the
     observer's clock; a delay of 0 at once. The activation of a topology that was published for ACTIVE and

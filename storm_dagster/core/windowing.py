@@ -1,4 +1,4 @@
-"""Windows over a stream of tuples: which tuples make a window, when it is due, when a tuple is done with.
+"""Windows over a stream of tuples: their tuples, when a window is due, and when a tuple is finished.
 
 Pure: the clock is an argument. Times are whole milliseconds. A time window ends at ``end`` and holds what is
 stamped in ``(end - length, end]``; ends are the multiples of the sliding interval, so that they are the same
@@ -9,12 +9,12 @@ evaluated. In event time tuples enter windows in the order of their stamps, once
 from __future__ import annotations
 
 import heapq
+from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from storm_dagster.core.sessions import Sessions
 from storm_dagster.model.errors import InvalidTopology
 
 __all__ = ["Pane", "WindowShape", "Windows", "window_shape"]
@@ -26,7 +26,7 @@ DEFAULT_WATERMARK_MS = 1000
 
 @dataclass(frozen=True)
 class WindowShape:
-    """What the conf of a windowed bolt asks for. One of the lengths, or a gap, is set."""
+    """Shape of a bolt's windows, from its conf. One of the lengths, or a gap, is set."""
 
     length_count: int | None = None
     length_ms: int | None = None
@@ -183,7 +183,7 @@ class Windows(Generic[T]):
         return True
 
     def advance(self, now_ms: int) -> None:
-        """The clock stands at ``now_ms``. In event time the watermark becomes the least of the sources'
+        """Set the clock to ``now_ms``. In event time the watermark becomes the least of the sources'
         newest stamps, less the lag, once every source has sent something; it never goes back."""
         if self.shape.event_time:
             if len(self._newest) < self._sources or not self._newest:
@@ -212,7 +212,7 @@ class Windows(Generic[T]):
         return self._pane
 
     def done(self) -> None:
-        """The pane was evaluated."""
+        """Mark the pane as evaluated."""
         pane, self._pane = self._pane, None
         assert pane is not None
         if self._sessions is not None:
@@ -224,13 +224,13 @@ class Windows(Generic[T]):
         self._drop(self._first_needed(pane))
 
     def failed(self) -> list[T]:
-        """The pane is given up: its items, which are in no later window."""
+        """Give the pane up; returns its items, which are in no later window."""
         pane, self._pane = self._pane, None
         assert pane is not None
         if self._sessions is not None:
             return pane.items
         kept = [entry for at, entry in enumerate(self._log, self._base) if not pane.first <= at < pane.last]
-        # What stands before the pane is in no later window either.
+        # Items before the pane are in no later window either.
         before = pane.first - self._base
         self._finished += [item for _, item in kept[:before]]
         self._log = kept[before:]
@@ -342,3 +342,49 @@ class Windows(Generic[T]):
             self._finished += [item for _, item in self._log[:number]]
             del self._log[:number]
             self._base += number
+
+
+class Sessions(Generic[T]):
+    """Open sessions of all keys of a task."""
+
+    def __init__(self, gap_ms: int) -> None:
+        self._gap = gap_ms
+        self._numbers = count()
+        self._open: dict[Any, list[tuple[int, int, T]]] = {}
+        """Key -> (stamp, order of arrival, item), by stamp."""
+        self._ends: list[tuple[int, int, Any]] = []
+        """Heap of (stamp + gap, order, key): the times at which a session may turn out to have ended."""
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(self, item: T, stamp: int, key: Any) -> None:
+        """Add an item to the session of its timestamp; it may join two sessions into one."""
+        number = next(self._numbers)
+        insort(self._open.setdefault(key, []), (stamp, number, item), key=lambda entry: entry[:2])
+        heapq.heappush(self._ends, (stamp + self._gap, number, key))
+        self._size += 1
+
+    def closed(self, watermark: int) -> tuple[Any, int, int, list[T]] | None:
+        """Remove and return the next ended session: (key, first stamp, end, items)."""
+        while self._ends and self._ends[0][0] <= watermark:
+            end, _, key = heapq.heappop(self._ends)
+            entries = self._open.get(key, [])
+            until = 0
+            while until < len(entries):
+                stamp = entries[until][0]
+                until += 1
+                if until == len(entries) or entries[until][0] - stamp >= self._gap:
+                    break
+            if not until or entries[until - 1][0] + self._gap != end:
+                # Another tuple has prolonged the session, or it was handed out with an equal stamp.
+                continue
+            session, rest = entries[:until], entries[until:]
+            if rest:
+                self._open[key] = rest
+            else:
+                del self._open[key]
+            self._size -= until
+            return key, session[0][0], end, [item for _, _, item in session]
+        return None

@@ -133,14 +133,14 @@ def build_zookeeper_sensor(
         seen = _seen(context.cursor)
         try:
             with PathWatch(cluster.conf().values, path, children=children) as watch:
-                node = watch.look()
+                node = watch.snapshot()
                 if seen is None and not on_first_look:
                     seen = {"marks": _marks(node), "last": max(node.mzxid, node.pzxid)}
                 while seen is not None and _marks(node) == seen["marks"]:
                     if (left := deadline - time.monotonic()) <= 0:
                         break
                     watch.wait(left)
-                    node = watch.look()
+                    node = watch.snapshot()
         except Unavailable as error:
             return dg.SkipReason(error.message)
         last = max(node.mzxid, node.pzxid, seen["last"] if seen is not None else -1)

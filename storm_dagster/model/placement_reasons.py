@@ -1,4 +1,4 @@
-"""The vocabulary in which both planners say why something stands where it stands, or cannot stand.
+"""Reasons, in words, for the placement of tasks and workers and for refusals; both planners use them.
 
 Words only: which reason applies is decided by each planner for itself. Over Spark a reason travels as its
 number, so that a hundred thousand tasks do not carry a hundred thousand sentences.
@@ -15,7 +15,7 @@ __all__ = [
     "Reason",
     "Refusal",
     "differ_node_refusal",
-    "dropped_wishes",
+    "dropped_requests",
     "even_ignores",
     "even_refusal",
     "local_refusal",
@@ -25,7 +25,7 @@ __all__ = [
     "short_of_slots_refusal",
     "slot_reason_text",
     "slot_rival",
-    "too_many_wishes_refusal",
+    "too_many_requests_refusal",
 ]
 
 MASTER_ALONE_FROM = 10
@@ -35,7 +35,7 @@ _SUPERVISORS_NAMED = 10
 
 
 class Reason(IntEnum):
-    """Why a task is in its worker, or (``SLOT_*``) why a worker has its slot."""
+    """Reason why a task is in its worker, or (``SLOT_*``) why a worker has its slot."""
 
     ONLY = 0
     COMPONENT_WORKER = 1
@@ -117,7 +117,7 @@ def slot_reason_text(reason: int, against: str) -> str:
 
 
 def slot_rival(reason: Reason, load: tuple[int, int, str], rival: tuple[int, int, str]) -> str:
-    """How the least loaded supervisor and the next one compare, each (minus free ports, used ports, id)."""
+    """Comparison of the least loaded supervisor and the next one, each (minus free ports, used ports, id)."""
     if reason is Reason.SLOT_MOST_FREE:
         return f"{-load[0]}, next is {rival[2]} with {-rival[0]}"
     if reason is Reason.SLOT_FEWEST_USED:
@@ -126,18 +126,18 @@ def slot_rival(reason: Reason, load: tuple[int, int, str], rival: tuple[int, int
 
 
 class Refusal(NamedTuple):
-    """Why a topology cannot be placed."""
+    """Reason why a topology cannot be placed."""
 
     error_type: str
     """Name of the error class of ``model.errors``."""
     message: str
-    """The sentence for people: what, why, and what to do."""
+    """Thing, reason and remedy."""
     brief: str
     """The same for each of its tasks, without numbers."""
 
 
 def no_supervisor_refusal(name: str) -> Refusal:
-    """For an event that found no live supervisor at all."""
+    """Refusal for a cluster without a live supervisor."""
     message = f"topology {name!r} cannot be placed, no supervisor is alive: start one"
     return Refusal("Unavailable", message, "no supervisor is alive")
 
@@ -151,7 +151,7 @@ def short_of_slots_refusal(
     workers: int | None = None,
     isolated: bool = False,
 ) -> Refusal:
-    """For a topology that wants more slots than there are.
+    """Refusal for a topology that needs more slots than there are.
 
     ``free`` lists (supervisor id, free ports) of the supervisors that it may use; ``workers`` is the
     ``topology.workers`` with which it would fit, ``None`` when none would.
@@ -175,7 +175,7 @@ def short_of_slots_refusal(
 
 
 def differ_node_refusal(name: str, component: str, needed: int, supervisors: int) -> Refusal:
-    """For a component with ``task.on.differ.node`` that finds too few supervisors among the workers."""
+    """Refusal for a component with ``task.on.differ.node`` whose workers are on too few supervisors."""
     message = (
         f"topology {name!r} wants {needed} tasks of component {component!r} on different supervisors, its workers "
         f"are on {supervisors} that may take one: raise topology.workers, add a supervisor, rebalance with "
@@ -184,36 +184,36 @@ def differ_node_refusal(name: str, component: str, needed: int, supervisors: int
     return Refusal("Unavailable", message, "task.on.differ.node finds too few supervisors")
 
 
-def too_many_wishes_refusal(name: str, wished: int, kept: int, count: int) -> Refusal:
-    """For user-defined workers that do not fit beside the old workers that are kept."""
+def too_many_requests_refusal(name: str, requested: int, kept: int, count: int) -> Refusal:
+    """Refusal for user-defined workers that do not fit beside the old workers that are kept."""
     message = (
-        f"topology {name!r} places {_counted(count, 'worker')}, but use.userdefine.assignment asks for {wished} and "
+        f"topology {name!r} places {_counted(count, 'worker')}, but use.userdefine.assignment asks for {requested} and "
         f"{_counted(kept, 'old worker')} would be kept beside: raise topology.workers, ask for fewer workers, or "
-        "place all anew (rebalance with reassign, or without use.old.assignment)"
+        "place all again (rebalance with reassign, or without use.old.assignment)"
     )
     return Refusal("InvalidRequest", message, "more workers are asked for than its topology has")
 
 
-def dropped_wishes(key: str, wished: int, count: int) -> str:
-    """The warning for wishes that are more than the workers to be placed: none of them is followed."""
+def dropped_requests(key: str, requested: int, count: int) -> str:
+    """Warning for more requested workers than workers to place: none of them is followed."""
     return (
-        f"{key} asks for {_counted(wished, 'worker')}, {count} can be had: none of them is followed; "
+        f"{key} asks for {_counted(requested, 'worker')}, {count} can be had: none of them is followed; "
         "raise topology.workers or ask for fewer"
     )
 
 
-def even_refusal(name: str, wishes: Iterable[str]) -> Refusal:
-    """For wishes that the ``even`` strategy, which deals tasks over slots in turn, cannot keep."""
+def even_refusal(name: str, keys: Iterable[str]) -> Refusal:
+    """Refusal for conf keys that the ``even`` strategy, which assigns tasks round robin, cannot honor."""
     message = (
-        f"topology {name!r} uses the even strategy, which knows no {', no '.join(wishes)}: "
+        f"topology {name!r} uses the even strategy, which knows no {', no '.join(keys)}: "
         "remove that, or set topology.scheduler.strategy=balanced"
     )
     return Refusal("InvalidRequest", message, "the even strategy cannot do what the conf asks for")
 
 
-def even_ignores(wishes: Iterable[str]) -> str:
-    """The warning for wishes that the ``even`` strategy leaves aside."""
-    return f"the even strategy knows no {', no '.join(wishes)}: ignored"
+def even_ignores(keys: Iterable[str]) -> str:
+    """Warning for conf keys that the ``even`` strategy ignores."""
+    return f"the even strategy knows no {', no '.join(keys)}: ignored"
 
 
 def _counted(count: int, noun: str) -> str:
@@ -221,7 +221,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def local_refusal(name: str, supervisors: int) -> Refusal:
-    """For local mode on a cluster that has not exactly one supervisor."""
+    """Refusal for local mode on a cluster that has not exactly one supervisor."""
     message = (
         f"topology {name!r} uses the local strategy, which needs exactly one supervisor, there are {supervisors}: "
         "set topology.scheduler.strategy=balanced or leave one supervisor"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import logging
 import os
+import tempfile
 import threading
 import time
 import uuid
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +42,14 @@ from storm_dagster.spark.session import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ClassicPlanner", "ConnectPlanner", "local_planner", "plan_on_cluster", "planner_for"]
+__all__ = [
+    "ClassicPlanner",
+    "ConnectPlanner",
+    "local_planner",
+    "package_archive",
+    "plan_on_cluster",
+    "planner_for",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +57,7 @@ OpenSession = Callable[[Mapping[str, str]], "SparkSession"]
 """Opens the session of a Spark conf: ``{"spark.remote": url}`` or ``{"spark.master": url}``."""
 
 DEADLINE_SECS = 120.0
+_EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
 class ConnectPlanner:
@@ -137,8 +149,6 @@ def _ship_package(session: SparkSession, remote: str) -> None:
     """Sends this package to a server elsewhere, whose Python workers cannot import it; loopback shares ours."""
     if host_and_port(remote)[0] in ("127.0.0.1", "localhost", "[::1]"):
         return
-    from storm_dagster.spark.shipping import package_archive
-
     session.addArtifacts(str(package_archive()), pyfile=True)
 
 
@@ -227,3 +237,19 @@ def planner_for(
     if conf.get("spark.master"):
         return ClassicPlanner(lambda: open_classic(str(conf.get("spark.master"))))
     return local_planner()
+
+
+@functools.cache
+def package_archive() -> Path:
+    """A zip of the modules that the assignment's functions import, named by its content; made once."""
+    root = Path(__file__).resolve().parents[1]
+    folder = Path(tempfile.mkdtemp(prefix="storm-dagster-spark-"))
+    target = folder / "package.zip"
+    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(
+            [root / "__init__.py", *(root / "model").rglob("*.py"), *(root / "spark").rglob("*.py")]
+        ):
+            name = str(path.relative_to(root.parent))
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes())
+    digest = hashlib.sha256(target.read_bytes()).hexdigest()[:16]
+    return target.rename(folder / f"storm_dagster-{digest}.zip")

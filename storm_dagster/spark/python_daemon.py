@@ -24,9 +24,9 @@ _LIBRARIES = (
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.pandas.types",
     "pyspark.sql.conversion",
-    "storm_dagster.spark.assignment.allot",
-    "storm_dagster.spark.assignment.demand",
-    "storm_dagster.spark.assignment.place",
+    "storm_dagster.spark.assignment.allocate_slots",
+    "storm_dagster.spark.assignment.request_slots",
+    "storm_dagster.spark.assignment.assign_tasks",
 )
 
 

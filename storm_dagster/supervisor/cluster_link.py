@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from storm_dagster.core.slots.claims import SlotClaims, slot_claims
+from storm_dagster.core.slots.desired import DesiredSlots, desired_slots
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import Corrupt, StormDagsterError, Unavailable
@@ -37,7 +37,7 @@ _UPGRADE_SECS = 0.2
 
 
 class ClusterLink:
-    """Session, newest :class:`SlotClaims` and ephemeral record of a supervisor."""
+    """Session, newest :class:`DesiredSlots` and ephemeral record of a supervisor."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ClusterLink:
         self._upgrades = upgrades
         self._cluster_id = cluster_id
         self._save_cluster_id = save_cluster_id
-        self.claims: SlotClaims | None = None
+        self.claims: DesiredSlots | None = None
         """Desired work of the last read; ``None`` before the first."""
         self._cluster: StormClusterState | None = None
         self._assignments: dict[str, Assignment] = {}
@@ -192,7 +192,7 @@ class ClusterLink:
             raise
         if everything:
             self._read_all_at = now
-        claims = slot_claims(self._assignments, self._id, self._upgrades.states)
+        claims = desired_slots(self._assignments, self._id, self._upgrades.states)
         if claims != self.claims:
             self.claims = claims
             self._wake_loop()

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import storm_dagster
 from storm_dagster.core.gray_upgrade import SlotRun
-from storm_dagster.core.slots.claims import SlotClaims, check_ports
+from storm_dagster.core.slots.desired import DesiredSlots, check_ports
 from storm_dagster.core.slots.model import SlotLimits, Work
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.conf import ClusterConf
@@ -192,7 +192,7 @@ class Supervisor:
         claims = self._link.claims
         healthy = self._health is None or self._health.problem is None
         if not healthy:
-            self.table.apply(SlotClaims(work={}, contested={}), now)
+            self.table.apply(DesiredSlots(work={}, contested={}), now)
         elif claims is not None:
             self.table.apply(claims, now)
         self.table.poll(now)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from storm_dagster.core.slots.claims import SlotClaims
-from storm_dagster.core.slots.machine import forgive, is_restarting, step
+from storm_dagster.core.slots.desired import DesiredSlots
+from storm_dagster.core.slots.machine import extend_deadline, is_restarting, step
 from storm_dagster.core.slots.model import (
     Assigned,
     Beat,
@@ -162,7 +162,7 @@ class SlotTable:
         self._feed(found.port, Launched(worker, beating=True), now)
         self._watch.add(worker.id, found.process)
 
-    def apply(self, claims: SlotClaims, now: float) -> None:
+    def apply(self, claims: DesiredSlots, now: float) -> None:
         """Apply the desired work to every slot."""
         for port, topologies in claims.contested.items():
             if self._contested.get(port) != topologies:
@@ -182,7 +182,7 @@ class SlotTable:
         self._polled_at = now
         if gap > _LONGEST_UNWATCHED:
             _log.warning("no pass for %.1f s: the deadlines of the workers are extended", gap)
-            self._slots = {port: forgive(slot, gap) for port, slot in self._slots.items()}
+            self._slots = {port: extend_deadline(slot, gap) for port, slot in self._slots.items()}
         for _ in range(self._events.qsize()):
             try:
                 port, event = self._events.get_nowait()

@@ -17,7 +17,7 @@ from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.streams import Grouping
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.event_outbox import Answer
+from storm_dagster.core.event_outbox import ReportResponse
 from storm_dagster.model.conf import default_conf
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
@@ -181,9 +181,9 @@ class TopologyHarness:
     def _store(self, batch: list[DagsterEvent]) -> None:
         if self.dagster_up:
             self.dagster_events += batch
-            self.shared.events.on_response(Answer(frozenset(event.id for event in batch)))
+            self.shared.events.on_response(ReportResponse(frozenset(event.id for event in batch)))
         else:
-            self.shared.events.on_response(Answer(trouble="dagster_up is False"))
+            self.shared.events.on_response(ReportResponse(trouble="dagster_up is False"))
 
     def tasks(self, component: str) -> list[Any]:
         """The component instances of the tasks of ``component``, by task id."""

@@ -25,7 +25,7 @@ from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.disk_cache import DiskCache
 from storm_dagster.zk.view_loading import load_view
 
-__all__ = ["CacheFigures", "CachedReads"]
+__all__ = ["CacheMetrics", "CachedReads"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ _Value = tuple[bytes, Versioned] | None
 
 
 @dataclass
-class CacheFigures:
+class CacheMetrics:
     """Reads of cacheable nodes since the start, by where they were answered."""
 
     memory: int = 0
@@ -72,7 +72,7 @@ class CachedReads(ZooKeeperClusterState):
         # Rises with each event of a node, and with each interruption: what was asked for before proves nothing.
         self._changes: dict[str, int] = {}
         self._interruptions = 0
-        self.figures: CacheFigures = CacheFigures()
+        self.metrics: CacheMetrics = CacheMetrics()
         self._decoded: OrderedDict[str, tuple[bytes, Any]] = OrderedDict()
         self.register(self._on_change)
         self.add_listener(self._on_interruption)
@@ -110,7 +110,7 @@ class CachedReads(ZooKeeperClusterState):
             return
         with self._guard:
             self._interruptions += 1
-            self.figures.invalidated += len(self._memory) + len(self._lists)
+            self.metrics.invalidated += len(self._memory) + len(self._lists)
             self._memory.clear()
             self._bytes = 0
             self._lists.clear()
@@ -119,7 +119,7 @@ class CachedReads(ZooKeeperClusterState):
 
     def _drop(self, path: str) -> None:
         if path in self._sure or path in self._lists:
-            self.figures.invalidated += 1
+            self.metrics.invalidated += 1
         self._sure.pop(path, None)
         self._lists.pop(path, None)
         self._forget(path)
@@ -129,7 +129,7 @@ class CachedReads(ZooKeeperClusterState):
         if value is not None:
             self._bytes -= len(value[0])
 
-    def _settle(self) -> None:
+    def _drain_events(self) -> None:
         """Wait until the events that have arrived are processed."""
         done = threading.Event()
         self.session.dispatch(done.set)
@@ -151,7 +151,7 @@ class CachedReads(ZooKeeperClusterState):
         if asked:
             for index, value in zip(asked, super().get_many([many[i] for i in asked]), strict=True):
                 answers[index] = value
-        self._settle()
+        self._drain_events()
         lacking: list[int] = []
         with self._guard:
             for index in mine:
@@ -159,7 +159,7 @@ class CachedReads(ZooKeeperClusterState):
                 if path in self._sure and path in self._memory:
                     self._memory.move_to_end(path)
                     answers[index] = self._memory[path]
-                    self.figures.memory += 1
+                    self.metrics.memory += 1
                 else:
                     lacking.append(index)
             stamps = {many[index]: self._stamp(many[index]) for index in lacking}
@@ -184,8 +184,8 @@ class CachedReads(ZooKeeperClusterState):
         rest = [path for path in wanted if path not in proven]
         read = dict(zip(rest, super().get_many(rest, True), strict=True)) if rest else {}
         with self._guard:
-            self.figures.disk += len(proven)
-            self.figures.zookeeper += len(read)
+            self.metrics.disk += len(proven)
+            self.metrics.zookeeper += len(read)
         self._to_disk(read)
         return {**proven, **read}
 
@@ -216,10 +216,10 @@ class CachedReads(ZooKeeperClusterState):
         mine = {path for path in many if _RARELY_CHANGING_LISTS.fullmatch(path)}
         if watch or not mine:
             return super().find_children_many(many, watch)
-        self._settle()
+        self._drain_events()
         with self._guard:
             known = {path: self._lists[path] for path in mine if path in self._lists}
-            self.figures.memory += len(known)
+            self.metrics.memory += len(known)
             stamps = {path: self._stamp(path) for path in mine if path not in known}
         asked = [path for path in many if path not in known]
         plain = [path for path in asked if path not in mine]
@@ -229,7 +229,7 @@ class CachedReads(ZooKeeperClusterState):
             lists = dict(zip(watched, super().find_children_many(watched, True), strict=True))
             read.update(lists)
             with self._guard:
-                self.figures.zookeeper += len(lists)
+                self.metrics.zookeeper += len(lists)
                 for path, names in lists.items():
                     if self._stamp(path) == stamps[path]:
                         self._lists[path] = names

@@ -19,7 +19,7 @@ from kazoo.security import ACL, make_digest_acl
 
 from storm_dagster.model.clock import boot_clock
 
-__all__ = ["CONNECT_SECONDS", "Lease", "make_client"]
+__all__ = ["CONNECT_SECONDS", "SessionLease", "make_client"]
 
 CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""
@@ -28,7 +28,7 @@ _SESSION_GONE = {-112, -118}  # SessionExpired, SessionMoved: answers that prove
 
 
 @dataclass(frozen=True)
-class Lease:
+class SessionLease:
     """What the newest answer proves about the session. Replaced as a whole, so reading it needs no lock."""
 
     session_id: int = 0
@@ -53,13 +53,13 @@ class LeaseConnection(ConnectionHandler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.lease = Lease()
+        self.lease = SessionLease()
         self._sent_boot: dict[int, float] = {}
         self._ping_sent_boot = 0.0
 
     def forget_lease(self) -> None:
         """The session is over: nothing is held any more."""
-        self.lease = Lease()
+        self.lease = SessionLease()
 
     def _answered(self, sent_boot: float) -> None:
         old = self.lease
@@ -74,7 +74,7 @@ class LeaseConnection(ConnectionHandler):
             self._sent_boot.clear()
             self._ping_sent_boot = 0.0
             if answer.time_out > 0:
-                self.lease: Lease = Lease(answer.session_id, sent, answer.time_out, sent)
+                self.lease: SessionLease = SessionLease(answer.session_id, sent, answer.time_out, sent)
         return result
 
     def _submit(self, request: Any, timeout: float, xid: int | None = None) -> None:

@@ -37,7 +37,7 @@ class NodeState:
 class PathWatch:
     """A session of its own and the watches of one absolute path. Use it as a context manager.
 
-    Whatever changes after :meth:`look` returned ends the next :meth:`wait`: the watches are set before the
+    Whatever changes after :meth:`snapshot` returned ends the next :meth:`wait`: the watches are set before the
     node is read. A reconnection ends it too, because watches may have been lost with the connection.
     """
 
@@ -63,7 +63,7 @@ class PathWatch:
     def __exit__(self, *_: object) -> None:
         self._session.close()
 
-    def look(self) -> NodeState:
+    def snapshot(self) -> NodeState:
         """The node as it is now, with its watches armed; :class:`Unavailable` when no server answers."""
         self._changed.clear()
         path, what = self._path, f"a read of {self._path}"

@@ -32,7 +32,7 @@ from kazoo.protocol.states import Callback
 
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
-from storm_dagster.zk.connection import Lease, LeaseConnection, make_client
+from storm_dagster.zk.connection import LeaseConnection, SessionLease, make_client
 
 __all__ = ["LEASE_MARGIN_SECS", "ZkSession"]
 
@@ -169,7 +169,7 @@ class ZkSession:
         """Boot clock at which the newest answered request (pings included) was sent; 0.0 without a session."""
         return self._connection.lease.answered_boot
 
-    def lease(self) -> Lease:
+    def lease(self) -> SessionLease:
         """Session id, newest answer and timeout, read at one moment."""
         return self._connection.lease
 

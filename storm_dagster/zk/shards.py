@@ -56,26 +56,26 @@ def put_ops(
             "use fewer workers, or fewer tasks"
         )
     former = state.find_children(path) if at is not None or len(raw) > INLINE_BYTES else None
-    stands = at
+    base = at
     if len(raw) > INLINE_BYTES:
         data = _write_parts(state, path, raw)
-        if stands is None:
+        if base is None:
             # The parts need their parent, which is no record while it is empty.
             found = state.get_data_with_version(path)
             if found is None or found[0]:
                 raise conflict(f"{path} was changed meanwhile: read again", path)
-            stands = found[1]
+            base = found[1]
     else:
         data = raw
-        if stands is None:
+        if base is None:
             # So may an earlier attempt have left it.
             found = state.get_data_with_version(path)
             if found is not None and not found[0]:
-                stands, former = found[1], state.find_children(path)
-    if stands is None:
+                base, former = found[1], state.find_children(path)
+    if base is None:
         transaction.create(path, data)
     else:
-        transaction.set(path, data, stands.version)
+        transaction.set(path, data, base.version)
     for name in former or ():
         transaction.delete(f"{path}/{name}")
 

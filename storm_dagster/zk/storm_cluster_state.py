@@ -30,7 +30,7 @@ from storm_dagster.zk import gray_upgrades, root, shards, task_errors, view_load
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_operations import StormOperations
-from storm_dagster.zk.transaction import Transaction, conflict
+from storm_dagster.zk.transaction import Transaction
 from storm_dagster.zk.watches import Wake
 
 __all__ = ["StormClusterState", "connect_session", "zookeeper_hosts"]
@@ -338,7 +338,7 @@ class StormClusterState(StormOperations):
 
     # -- parts of transactions --------------------------------------------------------------------------
 
-    def raise_turnstile(self, transaction: Transaction, assignments_version: int) -> Transaction:
+    def raise_assignments_version(self, transaction: Transaction, assignments_version: int) -> Transaction:
         """Append the check and rise of ``/assignments`` that every assignment transaction has."""
         return transaction.set(paths.ASSIGNMENTS, b"", assignments_version)
 
@@ -369,10 +369,3 @@ class StormClusterState(StormOperations):
     def read_record(self, path: str) -> tuple[bytes, Versioned] | None:
         """Bytes and version of a record that :meth:`put_record_ops` wrote; ``None`` without one."""
         return shards.read_sharded(self.state, path)
-
-    def next_topology_number(self) -> int:
-        """The next number for a topology id: unique in the cluster, and rising."""
-        number = self.state.set_data(paths.COUNTER, b"")
-        if number == 0:
-            raise conflict(f"{paths.COUNTER} was missing and has been created: try again", paths.COUNTER)
-        return number

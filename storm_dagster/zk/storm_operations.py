@@ -90,10 +90,10 @@ class StormOperations:
         path = paths.assignment(topology_id)
         raw = encode_record(info, limit=None)
         for _ in range(_ATTEMPTS):
-            turnstile = self.state.get_version(paths.ASSIGNMENTS)
+            assignments_version = self.state.get_version(paths.ASSIGNMENTS)
             found = self.state.get_data_with_version(path)
             transaction = self.fenced(epoch).set(
-                paths.ASSIGNMENTS, b"", -1 if turnstile is None else turnstile
+                paths.ASSIGNMENTS, b"", -1 if assignments_version is None else assignments_version
             )
             at = None if found is None or not found[0] else found[1]
             index = len(transaction)
@@ -164,9 +164,9 @@ class StormOperations:
         The backup of the assignment, kept under the name, stays.
         """
         for _ in range(_ATTEMPTS):
-            turnstile = self.state.get_version(paths.ASSIGNMENTS)
+            assignments_version = self.state.get_version(paths.ASSIGNMENTS)
             transaction = self.fenced(epoch).set(
-                paths.ASSIGNMENTS, b"", -1 if turnstile is None else turnstile
+                paths.ASSIGNMENTS, b"", -1 if assignments_version is None else assignments_version
             )
             if not shards.delete_ops(self.state, transaction, paths.assignment(topology_id)):
                 break

@@ -155,7 +155,7 @@ def load_view(
             f"the root holds cluster {identity!r:.80} now, this process belongs to {cluster_id}: "
             "check storm.zookeeper.root and .servers"
         )
-    epoch, turnstile, blacklist = state.get_many([paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch)
+    epoch, parent, blacklist = state.get_many([paths.EPOCH, paths.ASSIGNMENTS, paths.BLACKLIST], watch)
     supervisor_ids, topology_ids = (
         found or [] for found in state.find_children_many([paths.SUPERVISORS, paths.TOPOLOGY], watch)
     )
@@ -177,7 +177,7 @@ def load_view(
     return ClusterView(
         cluster_id=cluster_id,
         epoch=epoch[1].version if epoch is not None and epoch[0] else -1,
-        assignments_version=turnstile[1].version if turnstile is not None else -1,
+        assignments_version=parent[1].version if parent is not None else -1,
         supervisors=supervisors,
         topologies=topologies,
         blacklist=frozenset(listed.hosts) if listed is not None else frozenset(),

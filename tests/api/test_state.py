@@ -283,14 +283,14 @@ def test_state_that_would_stay_behind_on_its_host_is_refused(tmp_path: Path) -> 
 
 
 def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_path: Path) -> None:
-    from storm_dagster.core.keyed_state import Checkpoint, Division, encode_value
+    from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
     from storm_dagster.model.errors import Unavailable
     from storm_dagster.worker.tasks.state_log import StateLog
 
     owns = [True]
-    whole = Division(1, True)
+    whole = Partitioning(1, True)
 
-    def opened(division: Division, version: int, mine: bool = True) -> StateLog:
+    def opened(division: Partitioning, version: int, mine: bool = True) -> StateLog:
         owner = (lambda: owns[0]) if not mine else (lambda: True)
         return StateLog(tmp_path, division, 0, (0, version), lambda key, values: values[0], owner)
 
@@ -309,19 +309,21 @@ def test_a_worker_that_lost_its_task_cannot_change_what_the_next_one_knows(tmp_p
     owns[0] = True
     old.append(record(3))
     assert opened(whole, 3).contents.values == {"a": 5}
-    opened(Division(3, True), 4)
+    opened(Partitioning(3, True), 4)
     with pytest.raises(Unavailable, match="newer assignment"):
-        opened(Division(2, True), 3)
+        opened(Partitioning(2, True), 3)
     with pytest.raises(Unavailable, match="another number of tasks"):
         new.append(record(6))
 
 
 def test_long_logs_are_rewritten(tmp_path: Path) -> None:
-    from storm_dagster.core.keyed_state import Checkpoint, Division, encode_value
+    from storm_dagster.core.keyed_state import Checkpoint, Partitioning, encode_value
     from storm_dagster.worker.tasks.state_log import StateLog
 
     def opened() -> StateLog:
-        return StateLog(tmp_path, Division(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True)
+        return StateLog(
+            tmp_path, Partitioning(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True
+        )
 
     log = opened()
     for number in range(60):

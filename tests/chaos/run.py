@@ -1,4 +1,4 @@
-"""``make chaos``: faults on a real local cluster, drawn by a seed; and the long programme of the operations.
+"""``make chaos``: faults on a real local cluster, drawn by a seed, while lifecycle verbs run.
 
     python tests/chaos/run.py --rounds 3            or --minutes 20, --seed N, --faults "worker killed,leader killed"
 
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "tests" / "rigs"))
 
 from storm_rigs.chaos.cut_off import ProxiedNimbus  # noqa: E402
 from storm_rigs.chaos.faults import all_faults  # noqa: E402
-from storm_rigs.chaos.programme import ChaosReport, Programme  # noqa: E402
+from storm_rigs.chaos.rounds import ChaosReport, ChaosRun  # noqa: E402
 from storm_rigs.chaos.workload import WordCount  # noqa: E402
 
 
@@ -48,11 +48,11 @@ def main() -> int:
         faults = {name: faults[name] for name in options.faults.split(",")}
     began = time.monotonic()
 
-    def say(line: str) -> None:
+    def log(line: str) -> None:
         print(f"{time.monotonic() - began:7.1f} s  {line}", file=sys.stderr, flush=True)
 
     home = options.home or Path(tempfile.mkdtemp(prefix="storm-dagster-chaos-"))
-    say(f"seed {options.seed}; cluster in {home}")
+    log(f"seed {options.seed}; cluster in {home}")
     workload = WordCount(ROOT / "examples" / "wordcount.py", limit=options.limit)
     sound = False
     try:
@@ -67,9 +67,9 @@ def main() -> int:
             ) as cluster,
             ProxiedNimbus(cluster),
         ):
-            programme = Programme(cluster, workload, seed=options.seed, say=say, faults=faults)
+            chaos_run = ChaosRun(cluster, workload, seed=options.seed, log=log, faults=faults)
             rounds = options.rounds if options.rounds or options.minutes else 1
-            report = programme.run(
+            report = chaos_run.run(
                 rounds=rounds, seconds=None if options.minutes is None else 60 * options.minutes
             )
         sound = not report.violations

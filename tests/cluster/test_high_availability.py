@@ -28,7 +28,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_rigs.daemons import Daemons
 from storm_rigs.ensemble import ZooKeeperEnsemble
 from storm_rigs.fault_proxy import FaultProxy
-from storm_rigs.namespaces import Network, why_not
+from storm_rigs.namespaces import Network, missing_requirement
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -87,7 +87,7 @@ class World:
             yield
         finally:
             for link in self.links[nimbus]:
-                link.mend()
+                link.restore()
 
     def undisturbed(self) -> None:
         """The steady topology runs on, in the very same processes, and goes on counting."""
@@ -107,7 +107,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("ha")
     with ExitStack() as stack:
-        network = stack.enter_context(Network("sdha", 3)) if why_not() is None else None
+        network = stack.enter_context(Network("sdha", 3)) if missing_requirement() is None else None
         zookeeper = stack.enter_context(
             ZooKeeperEnsemble(
                 folder / "zk",
@@ -215,7 +215,7 @@ def zookeeper_leader_cut_off(world: World) -> Callable[[], None]:
 
     def end() -> None:
         _another_leads(world, old)
-        network.mend(old - 1)
+        network.restore(old - 1)
         world.zookeeper.heal()
 
     return end
@@ -227,7 +227,7 @@ def zookeeper_follower_cut_off(world: World) -> Callable[[], None]:
     network.cut(cut - 1)
 
     def end() -> None:
-        network.mend(cut - 1)
+        network.restore(cut - 1)
         world.zookeeper.heal()
 
     return end
@@ -247,7 +247,7 @@ def supervisor_frozen(world: World) -> Callable[[], None]:
 
 def _network(world: World) -> Network:
     if world.network is None:
-        pytest.skip(f"a ZooKeeper server cannot be cut off here: {why_not()}")
+        pytest.skip(f"a ZooKeeper server cannot be cut off here: {missing_requirement()}")
     return world.network
 
 

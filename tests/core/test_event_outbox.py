@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.event_outbox import MOST_BATCH, MOST_EVENTS, Answer, EventOutbox
+from storm_dagster.core.event_outbox import MOST_BATCH, MOST_EVENTS, EventOutbox, ReportResponse
 from storm_dagster.model.dagster_events import DagsterEvent
 
 
@@ -16,8 +16,8 @@ def event(number: int) -> DagsterEvent:
     return DagsterEvent.make("wc/count", "materialization", "lake/words", partition=f"p{number}")
 
 
-def stored(*events: DagsterEvent) -> Answer:
-    return Answer(frozenset(one.id for one in events))
+def stored(*events: DagsterEvent) -> ReportResponse:
+    return ReportResponse(frozenset(one.id for one in events))
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def test_an_event_is_sent_until_an_answer_names_it(outbox: EventOutbox[str]) -> 
     assert outbox.next_batch(0.0) == [one]
     outbox.add(7, two, "b", 0.1)
     assert outbox.next_batch(0.2) == [], "one batch at a time"
-    assert outbox.answered(Answer(trouble="no leader"), 1.0).ack == []
+    assert outbox.handle_response(ReportResponse(trouble="no leader"), 1.0).ack == []
     assert outbox.next_batch(1.4) == [], "a pause after trouble"
     assert outbox.next_batch(1.5) == [one, two]
-    assert outbox.answered(stored(one), 2.0).ack == ["a"]
+    assert outbox.handle_response(stored(one), 2.0).ack == ["a"]
     assert outbox.next_batch(2.0) == [two]
-    outcome = outbox.answered(Answer(refused={two.id: "no such check"}), 3.0)
+    outcome = outbox.handle_response(ReportResponse(refused={two.id: "no such check"}), 3.0)
     assert outcome.ack == [] and len(outbox) == 0
     ((entry, reason),) = outcome.refused
     assert (
@@ -50,15 +50,15 @@ def test_pauses_grow_and_end_with_an_answer_without_trouble(outbox: EventOutbox[
     outbox.add(1, event(1), None, now)
     assert outbox.next_batch(now)
     for _ in range(8):
-        outbox.answered(Answer(trouble="down"), now)
+        outbox.handle_response(ReportResponse(trouble="down"), now)
         began = now
         while not outbox.next_batch(now):
             now += 0.5
         pauses.append(now - began)
     assert pauses == [0.5, 1, 2, 4, 8, 15, 15, 15]
-    outbox.answered(Answer(), now)
+    outbox.handle_response(ReportResponse(), now)
     assert outbox.next_batch(now), "at once"
-    outbox.answered(Answer(trouble="down"), now)
+    outbox.handle_response(ReportResponse(trouble="down"), now)
     assert not outbox.next_batch(now + 0.4) and outbox.next_batch(now + 0.5)
 
 
@@ -69,7 +69,7 @@ def test_a_replay_joins_the_event_that_waits_and_both_tuples_are_acked(outbox: E
     outbox.add(7, event(1), "replay", 31.0)
     outbox.add(8, event(1), "of another task", 32.0)
     assert len(outbox) == 2
-    assert outbox.answered(stored(one), 33.0).ack == ["first", "replay", "of another task"]
+    assert outbox.handle_response(stored(one), 33.0).ack == ["first", "replay", "of another task"]
     assert outbox.next_batch(34.0) == []
 
 
@@ -78,7 +78,7 @@ def test_tuples_that_timed_out_are_let_go_and_their_events_stay(outbox: EventOut
     outbox.add(7, event(1), "new", 50.0)
     assert outbox.expire(60.0) == [] and outbox.expire(61.0) == ["old"]
     assert outbox.next_batch(61.0) == [event(1)]
-    assert outbox.answered(stored(event(1)), 62.0).ack == ["new"]
+    assert outbox.handle_response(stored(event(1)), 62.0).ack == ["new"]
 
 
 def test_a_task_has_a_bounded_number_of_events(outbox: EventOutbox[str]) -> None:
@@ -88,7 +88,7 @@ def test_a_task_has_a_bounded_number_of_events(outbox: EventOutbox[str]) -> None
     assert outbox.add(2, event(MOST_EVENTS), "tuple", 0.0), "another task has its own room"
     batch = outbox.next_batch(0.0)
     assert batch == [event(number) for number in range(MOST_BATCH)]
-    outbox.answered(stored(*batch), 0.0)
+    outbox.handle_response(stored(*batch), 0.0)
     assert outbox.add(1, event(MOST_EVENTS), "tuple", 0.0)
 
 
@@ -100,7 +100,7 @@ def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again
     outbox.add(2, event(3), "other", 0.0)
     assert outbox.close(1) == ["tuple"]
     assert outbox.next_batch(0.0) == [event(2), event(3)]
-    assert outbox.answered(stored(event(2), event(3)), 0.0).ack == ["other"]
+    assert outbox.handle_response(stored(event(2), event(3)), 0.0).ack == ["other"]
     assert len(outbox) == 0
 
 
@@ -139,12 +139,12 @@ def test_every_tuple_gets_one_verdict_and_an_ack_only_for_what_dagster_stored(ac
             known.update(one.id for one in part)
         answers = {
             "stored": stored(*part),
-            "partly": Answer(frozenset(one.id for one in part), {}, "slow"),
-            "lost": Answer(trouble="connection reset"),
-            "trouble": Answer(trouble="no leader"),
-            "refused": Answer(refused={one.id: "no" for one in part}),
+            "partly": ReportResponse(frozenset(one.id for one in part), {}, "slow"),
+            "lost": ReportResponse(trouble="connection reset"),
+            "trouble": ReportResponse(trouble="no leader"),
+            "refused": ReportResponse(refused={one.id: "no" for one in part}),
         }
-        outcome = outbox.answered(answers[how], now)
+        outcome = outbox.handle_response(answers[how], now)
         verdict(outcome.ack, True)
         for entry, _ in outcome.refused:
             verdict([holder for holder, _ in entry.holders], False)

@@ -10,6 +10,7 @@ from storm_dagster.core.gray_upgrade import (
     Due,
     Selection,
     SlotRun,
+    check_compatible,
     check_master_alone,
     check_selection,
     code_for,
@@ -21,7 +22,6 @@ from storm_dagster.core.gray_upgrade import (
     selection_of_conf,
     upgrade_document,
 )
-from storm_dagster.core.upgrade_compatibility import check_compatible
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.records import (
     Assignment,
@@ -127,7 +127,7 @@ def test_nothing_is_picked_unasked_during_a_batch_or_a_rollback(waiting: Upgrade
 @pytest.mark.parametrize(
     ("selection", "says"),
     [
-        (Selection(), "nothing says which workers"),
+        (Selection(), "no workers are selected"),
         (Selection(number=-1), "-1 workers"),
         (Selection(workers=("x:1",)), "no worker x:1"),
         (Selection(workers=("a:6900",)), "topology master"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storm_dagster.core.acking import AckTable, PendingMap
+from storm_dagster.core.acking import AckTracker, PendingMap
 from storm_dagster.core.groupings import (
     custom_chooser,
     fields_chooser,
@@ -84,7 +84,7 @@ def test_an_acker_is_right_in_any_order(seed: int, edges: int) -> None:
         value ^= number
     news: list[tuple] = [("init", value), *[("ack", number) for number in numbers]]
     draw.shuffle(news)
-    acker = AckTable(10.0)
+    acker = AckTracker(10.0)
     for index, (kind, number) in enumerate(news):
         if kind == "init":
             verdicts = acker.apply(0.0, inits=[(7, number, 3)])
@@ -96,10 +96,10 @@ def test_an_acker_is_right_in_any_order(seed: int, edges: int) -> None:
 
 
 def test_failed_trees_and_forgotten_trees() -> None:
-    acker = AckTable(10.0)
+    acker = AckTracker(10.0)
     acker.apply(0.0, inits=[(1, 5, 3)])
     assert acker.apply(0.0, fails=[1]).failed == {3: [1]}
-    assert acker.apply(0.0, fails=[2]).homeless == [2]
+    assert acker.apply(0.0, fails=[2]).unrouted == [2]
     acker.apply(1.0, acks=[(9, 4)])
     assert acker.expire(5.0) == 0 and acker.expire(11.0) == 1
 

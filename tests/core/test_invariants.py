@@ -9,12 +9,12 @@ import pytest
 
 from storm_dagster.core.invariants import (
     RULES,
-    Facts,
+    ClusterSnapshot,
     GrayNodes,
-    Pending,
+    PendingViolations,
     Violation,
     WorkerPid,
-    settle,
+    confirm_violations,
     violations,
 )
 from storm_dagster.model.records import (
@@ -77,9 +77,9 @@ def view(*topologies: TopologyView, **changes: Any) -> ClusterView:
     )
 
 
-def facts(*topologies: TopologyView, seen: ClusterView | None = None, **changes: Any) -> Facts:
+def facts(*topologies: TopologyView, seen: ClusterView | None = None, **changes: Any) -> ClusterSnapshot:
     """A sound look, everything looked at, changed by what is given."""
-    made = Facts(
+    made = ClusterSnapshot(
         view=seen or view(*(topologies or (topology(),))),
         tokens={"tok": TokenRecord(topology_id=ID, name="wc", epoch=4, published=True)},
         blobs=dict.fromkeys(KEYS, "ff"),
@@ -91,7 +91,7 @@ def facts(*topologies: TopologyView, seen: ClusterView | None = None, **changes:
     return replace(made, **changes)
 
 
-def broken(found: Facts) -> set[str]:
+def broken(found: ClusterSnapshot) -> set[str]:
     return {violation.rule for violation in violations(found)}
 
 
@@ -106,14 +106,14 @@ def with_base(**changes: Any) -> TopologyView:
 def test_a_sound_cluster_breaks_nothing_and_what_was_not_looked_at_is_not_judged() -> None:
     sound = facts(processes=(WorkerPid(ID, "s1", 6900, 7900), WorkerPid(ID, "s1", 6901, 7901)))
     assert violations(sound) == []
-    assert violations(Facts(view=view(topology()))) == []
+    assert violations(ClusterSnapshot(view=view(topology()))) == []
     assert violations(replace(sound, former=sound)) == []
 
 
 OTHER = "other-2-1700000000"
 TWIN = replace(topology(), id=OTHER, base=topology().base.model_copy(update={"name": "other", "token": "o"}))
 
-CASES: dict[str, tuple[str, Facts]] = {
+CASES: dict[str, tuple[str, ClusterSnapshot]] = {
     "a task in two slots": ("one_slot_per_task", facts(assigned(slot(6900, "1-3"), slot(6901, "3-4")))),
     "a task without slot and reason": (
         "one_slot_per_task",
@@ -185,7 +185,7 @@ CASES: dict[str, tuple[str, Facts]] = {
         facts(former=facts(topology(assignment_at=Versioned(2, 9)))),
     ),
     "a base written for nothing": ("no_idle_writes", facts(former=facts(topology(base_at=Versioned(0, 9))))),
-    "a rebalance for ever": ("wishes_end", facts(wishes=frozenset({ID}))),
+    "a rebalance for ever": ("wishes_end", facts(rebalance_requests=frozenset({ID}))),
 }
 
 
@@ -243,11 +243,13 @@ def test_what_lasts_counts_and_what_passes_does_not() -> None:
     lasting = Violation("I1", "one_slot_per_task", "t", "r", "m")
     passing = Violation("I3", "no_orphans", "t", "r", "m")
     deed = Violation("I8", "no_idle_writes", "t", "r", "m")
-    counted, pending = settle(Pending(), [lasting, passing], boot_now=0, settle_secs=5)
+    counted, pending = confirm_violations(PendingViolations(), [lasting, passing], boot_now=0, stable_secs=5)
     assert counted == []
-    counted, pending = settle(pending, [lasting], boot_now=4, settle_secs=5)
+    counted, pending = confirm_violations(pending, [lasting], boot_now=4, stable_secs=5)
     assert counted == []
-    counted, pending = settle(pending, [lasting, passing], boot_now=5, settle_secs=5)
+    counted, pending = confirm_violations(pending, [lasting, passing], boot_now=5, stable_secs=5)
     assert counted == [lasting], "the other was mended in between and began anew"
-    assert settle(Pending(), [deed], boot_now=0, settle_secs=5)[0] == [deed]
-    assert settle(Pending(), [lasting], boot_now=0, settle_secs=0)[0] == [], "one look is not enough"
+    assert confirm_violations(PendingViolations(), [deed], boot_now=0, stable_secs=5)[0] == [deed]
+    assert confirm_violations(PendingViolations(), [lasting], boot_now=0, stable_secs=0)[0] == [], (
+        "one look is not enough"
+    )

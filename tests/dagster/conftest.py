@@ -24,7 +24,7 @@ from storm_dagster.operations.context import Planner
 from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.archives import packed
+from storm_rigs.archives import pack_archive
 
 WORD_COUNT: dict[str, Any] = {
     "spouts": {"lines": {"object": {"python": "wc:Lines"}, "outputs": {"default": {"fields": ["line"]}}}},
@@ -76,7 +76,7 @@ class World:
     def upload(self, handle: str, topology: Any = WORD_COUNT, conf: Any = None) -> str:
         self.blobs.put(upload_key(handle, "topology"), json.dumps(topology).encode())
         self.blobs.put(upload_key(handle, "conf"), json.dumps(conf or {}).encode())
-        self.blobs.put(upload_key(handle, "archive"), packed(modules=["wc"]))
+        self.blobs.put(upload_key(handle, "archive"), pack_archive(modules=["wc"]))
         return handle
 
     def run(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from storm_dagster.core.invariants import RULES, Facts
+from storm_dagster.core.invariants import RULES, ClusterSnapshot
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK
 from storm_dagster.defs.observe.checks import CHECK_ASSETS, view_findings
 from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS
@@ -146,5 +146,5 @@ def test_a_killed_topology_is_not_held_to_its_blobs(world) -> None:
     view = world.cluster.load_view()
     base = view.topology_named("wc").base.model_copy(update={"status": "KILLED"})
     (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
-    assert rule.check(Facts(view, blobs={}))
-    assert rule.check(Facts(broken(view, "wc", base=base), blobs={})) == []
+    assert rule.check(ClusterSnapshot(view, blobs={}))
+    assert rule.check(ClusterSnapshot(broken(view, "wc", base=base), blobs={})) == []

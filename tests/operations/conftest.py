@@ -20,7 +20,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.archives import packed
+from storm_rigs.archives import pack_archive
 
 WORD_COUNT: dict[str, Any] = {
     "spouts": {
@@ -45,7 +45,7 @@ WORD_COUNT: dict[str, Any] = {
 }
 
 
-ARCHIVE = packed("archive")
+ARCHIVE = pack_archive("archive")
 
 
 class Crash(BaseException):

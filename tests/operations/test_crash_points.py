@@ -31,7 +31,7 @@ from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.upgrade.ending import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
 from storm_dagster.zk.gray_upgrades import write_move
 from storm_rigs.acting import Actor, finish_due, log_level, submit, upgrade
-from storm_rigs.archives import packed
+from storm_rigs.archives import pack_archive
 from storm_rigs.upgrades import UpgradeStandIns
 
 pytestmark = pytest.mark.zookeeper
@@ -179,7 +179,7 @@ def replacing(verb: str) -> Callable[[Any], Scene]:
         options: dict[str, Any] = {"token": "next"}
         if verb == "update":
             options["handle"] = world.upload(
-                "h2", conf={"topology.workers": 2}, archive=packed("newer archive")
+                "h2", conf={"topology.workers": 2}, archive=pack_archive("newer archive")
             )
 
         def completed() -> None:
@@ -365,7 +365,7 @@ def upgradable(world: Any) -> UpgradeStandIns:
 def under_way(world: Any, number: int = 1) -> UpgradeStandIns:
     """An upgrade with that many workers upgraded."""
     stand_ins = upgradable(world)
-    handle = world.upload("h2", conf=UPGRADABLE, archive=packed("newer archive"))
+    handle = world.upload("h2", conf=UPGRADABLE, archive=pack_archive("newer archive"))
     lifecycle.gray_upgrade(world.context(), "wc", Selection(number=number), handle=handle, token="u")
     stand_ins.batch()
     assert len(stand_ins.state.upgraded) == number
@@ -383,7 +383,7 @@ def whole(world: Any, stand_ins: UpgradeStandIns, status: str) -> Any:
 
 def upgrading(world: Any) -> Scene:
     stand_ins = upgradable(world)
-    handle = world.upload("h2", conf=UPGRADABLE, archive=packed("newer archive"))
+    handle = world.upload("h2", conf=UPGRADABLE, archive=pack_archive("newer archive"))
     arguments = {"name": "wc", "number": 1, "handle": handle, "token": "u"}
 
     def completed() -> None:

@@ -19,7 +19,7 @@ from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.upgrade.ending import advance_upgrades
 from storm_dagster.operations.upgrade.start import check_request
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
-from storm_rigs.archives import packed
+from storm_rigs.archives import pack_archive
 from storm_rigs.upgrades import UpgradeStandIns
 
 pytestmark = pytest.mark.zookeeper
@@ -40,7 +40,9 @@ class Upgraded(UpgradeStandIns):
         return self.topology.assignment
 
     def upload(self, handle: str = "new", **more: Any) -> str:
-        return self.world.upload(handle, conf={**CONF, **more.pop("conf", {})}, archive=packed("new"), **more)
+        return self.world.upload(
+            handle, conf={**CONF, **more.pop("conf", {})}, archive=pack_archive("new"), **more
+        )
 
     def begin(self, selection: Selection = ONE, **more: Any) -> Any:
         handle = self.upload(**{key: more.pop(key) for key in ("conf", "topology") if key in more})
@@ -65,7 +67,7 @@ def topology(world: Any) -> Upgraded:
 
 def test_the_new_code_keeps_the_conf_of_the_submission(topology: Upgraded) -> None:
     world = topology.world
-    world.upload("bare", conf={"my.key": 1}, archive=packed("new"))
+    world.upload("bare", conf={"my.key": 1}, archive=pack_archive("new"))
     report = lifecycle.gray_upgrade(world.context(), "wc", ONE, handle="bare")
     conf = json.loads(world.blobs.read(conf_key(report.state.record.code_dir)))
     assert {key: conf[key] for key in (*CONF, "my.key")} == {**CONF, "my.key": 1}
@@ -89,11 +91,11 @@ def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -
     topology.clean()
     assert topology.assignment.code_dir == new
     assert len(topology.on(new)) == 3 and len(topology.on(topology.id)) == 1, "all but the topology master's"
-    assert topology.world.blobs.read(jar_key(new)) == packed("new")
+    assert topology.world.blobs.read(jar_key(new)) == pack_archive("new")
     # What needs the code from now on takes the new one.
     assert lifecycle.restart(topology.world.context(), "wc").topology_id != topology.id
     (after,) = topology.world.cluster.load_view().topologies.values()
-    assert topology.world.blobs.read(jar_key(after.id)) == packed("new")
+    assert topology.world.blobs.read(jar_key(after.id)) == pack_archive("new")
 
 
 def test_completing_early_leaves_the_other_workers_alone(topology: Upgraded) -> None:
@@ -164,7 +166,7 @@ def test_one_batch_at_a_time_and_one_upgrade_at_a_time(topology: Upgraded) -> No
 @pytest.mark.parametrize(
     ("given", "error", "says"),
     [
-        ({"selection": Selection()}, InvalidRequest, "nothing says which workers"),
+        ({"selection": Selection()}, InvalidRequest, "no workers are selected"),
         ({"selection": Selection(workers=("x:1",))}, InvalidRequest, "no worker x:1"),
         ({"selection": Selection(component="nope")}, InvalidRequest, "no component 'nope'"),
         ({"conf": {"topology.workers": 0}}, InvalidTopology, "topology.workers"),

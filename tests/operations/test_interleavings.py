@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.invariants import RULES, Facts, violations
+from storm_dagster.core.invariants import RULES, ClusterSnapshot, violations
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError
@@ -38,7 +38,7 @@ from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.inspection import look
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import finish_due, submit, upgrade
-from storm_rigs.archives import packed
+from storm_rigs.archives import pack_archive
 from storm_rigs.upgrades import UpgradeStandIns
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(3600)]
@@ -132,7 +132,7 @@ class Cluster(RuleBasedStateMachine):
         self.world = type(self).make()
         self.world.supervisor("s3")
         self.players: list[Player | None] = [None, None]
-        self.former: Facts | None = None
+        self.former: ClusterSnapshot | None = None
         self.ids: dict[str, str] = {}
         self.handles = 0
         self.stand_ins: dict[str, UpgradeStandIns] = {}
@@ -215,7 +215,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(actor=actors, pinned=st.booleans(), name=names, number=st.integers(1, 3), workers=st.integers(2, 3))
     def gray_upgrade(self, actor: int, pinned: bool, name: str, number: int, workers: int) -> None:
-        handle = self.upload(workers, packed(f"archive {self.handles}"))
+        handle = self.upload(workers, pack_archive(f"archive {self.handles}"))
         token = f"g-{self.handles}"
         self.begin(
             actor, pinned, lambda ctx: upgrade(ctx, name=name, number=number, handle=handle, token=token)
@@ -245,7 +245,7 @@ class Cluster(RuleBasedStateMachine):
             if self.world.cluster.load_view().topology_named(name) is None:
                 self.handles += 1
                 submit(ctx, name=name, token=f"s-{self.handles}", handle=self.upload(3))
-            handle = self.upload(3, packed(f"archive {self.handles}"))
+            handle = self.upload(3, pack_archive(f"archive {self.handles}"))
             upgrade(ctx, name=name, number=number, handle=handle, token=f"g-{self.handles}")
         if picked:
             self.topology_master_and_supervisors(name)

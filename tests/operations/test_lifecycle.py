@@ -22,7 +22,7 @@ from storm_dagster.model.names import conf_key, jar_key
 from storm_dagster.operations.live import lifecycle, rebalance
 from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.operations.submit.submission import update_differences
-from storm_rigs.archives import packed
+from storm_rigs.archives import pack_archive
 
 pytestmark = pytest.mark.zookeeper
 
@@ -198,7 +198,7 @@ def test_a_restart_is_a_new_topology_with_the_same_code_and_parallelism(world: A
     (topology,) = world.cluster.load_view().topologies.values()
     assert topology.base.executors["count"] == 3
     assert topology.base.workers == 2
-    assert world.blobs.read(jar_key(topology.id)) == packed("archive")
+    assert world.blobs.read(jar_key(topology.id)) == pack_archive("archive")
     assert not world.blobs.exists(jar_key(old))
     assert world.cluster.assignment_ids() == [topology.id]
 
@@ -244,12 +244,12 @@ def test_a_restart_interrupted_at_any_point_ends_in_one_topology(
 def test_a_hot_deploy_takes_the_place_in_one_step(world: Any) -> None:
     old = world.submit("wc")
     before = world.cluster.load_view()
-    world.upload("new", archive=packed("new code"))
+    world.upload("new", archive=pack_archive("new code"))
     report = lifecycle.update(world.context(), "wc", token="t2", handle="new")
     after = world.cluster.load_view()
     assert list(after.topologies) == [report.topology_id] and report.topology_id != old
     assert after.assignments_version == before.assignments_version + 1
-    assert world.blobs.read(jar_key(report.topology_id)) == packed("new code")
+    assert world.blobs.read(jar_key(report.topology_id)) == pack_archive("new code")
     assert not world.cluster.state.exists(paths.tasks(old))
     assert lifecycle.update(world.context(), "wc", token="t2", handle="new").topology_id == report.topology_id
 
@@ -308,13 +308,13 @@ def test_a_topology_of_an_older_release_is_updated_as_ever(world: Any) -> None:
 @pytest.mark.parametrize(
     ("topology", "conf", "archive"),
     [
-        ({"spouts": {}}, {}, packed("x")),
-        (None, {"topology.workers": 0}, packed("x")),
-        (None, {"topology.workers": 99, "topology.spout.parallelism": {"lines": 99}}, packed("x")),
+        ({"spouts": {}}, {}, pack_archive("x")),
+        (None, {"topology.workers": 0}, pack_archive("x")),
+        (None, {"topology.workers": 99, "topology.spout.parallelism": {"lines": 99}}, pack_archive("x")),
         (None, {}, None),
         (None, {}, b"no archive at all"),
-        (None, {}, packed("x", ["wc.spouts"])),
-        (None, {}, packed("x\nthis is no Python")),
+        (None, {}, pack_archive("x", ["wc.spouts"])),
+        (None, {}, pack_archive("x\nthis is no Python")),
     ],
 )
 def test_a_hot_deploy_that_is_wrong_leaves_the_old_one_running(
@@ -330,7 +330,7 @@ def test_a_hot_deploy_that_is_wrong_leaves_the_old_one_running(
     view = world.cluster.load_view()
     assert list(view.topologies) == [old]
     assert view.topologies[old].base_at == before.base_at
-    assert world.blobs.read(jar_key(old)) == packed("archive")
+    assert world.blobs.read(jar_key(old)) == pack_archive("archive")
 
 
 def test_a_hot_deploy_uses_the_slots_of_the_old_one(world: Any) -> None:

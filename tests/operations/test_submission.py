@@ -22,7 +22,7 @@ from storm_dagster.model.names import jar_key
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import read_token
-from storm_rigs.archives import packed
+from storm_rigs.archives import pack_archive
 
 pytestmark = pytest.mark.zookeeper
 
@@ -55,7 +55,7 @@ def test_a_submission_ends_active_with_every_task_placed(world: Any) -> None:
     assert sorted(topology.assignment.task_slots()) == [1, 2, 3, 4, 5, 6, 7]
     assert len(topology.assignment.workers) == 2
     assert topology.beats.topology_master == 6
-    assert world.blobs.read(jar_key(topology_id)) == packed("archive")
+    assert world.blobs.read(jar_key(topology_id)) == pack_archive("archive")
     for path in (
         paths.task_errors(topology_id),
         paths.gray_upgrade(topology_id, "upgrading_workers"),
@@ -107,7 +107,7 @@ def test_a_repetition_never_replaces_the_code_that_runs(world: Any) -> None:
     report = submission.stage_conf(ctx, name="wc", token="t1", handle="other")
     assert report.published
     submission.stage_code(ctx, token="t1")
-    assert world.blobs.read(jar_key(topology_id)) == packed("archive")
+    assert world.blobs.read(jar_key(topology_id)) == pack_archive("archive")
 
 
 def test_a_late_repetition_does_not_bring_a_killed_topology_back(world: Any) -> None:

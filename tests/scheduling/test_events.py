@@ -1,4 +1,4 @@
-"""Monitor and rebalance events, wishes, isolation, several topologies."""
+"""Monitor and rebalance events, requested workers, isolation, several topologies."""
 
 from __future__ import annotations
 
@@ -163,8 +163,10 @@ def test_rebalance_leaves_unstopped_workers_alone() -> None:
 
 
 def test_a_user_defined_worker_gets_host_port_and_lowest_ids() -> None:
-    wish = UserWorker(host="h2", port=6902, memory_bytes=5, cpu=2, components={"split": 1, "count": 2})
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wish,)))
+    wanted = UserWorker(host="h2", port=6902, memory_bytes=5, cpu=2, components={"split": 1, "count": 2})
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,))
+    )
     mine = placement.workers[1]
     assert (mine.node, mine.port, mine.memory_bytes, mine.cpu) == ("s2", 6902, 5, 2)
     assert set(mine.tasks) >= {1, 3, 4}
@@ -172,15 +174,17 @@ def test_a_user_defined_worker_gets_host_port_and_lowest_ids() -> None:
 
 
 def test_a_user_defined_worker_on_a_busy_port_takes_another_of_the_host() -> None:
-    wish = UserWorker(host="h2", port=6900, components={"split": 2})
+    wanted = UserWorker(host="h2", port=6900, components={"split": 2})
     supervisors = [supervisor(1, FOUR), supervisor(2, FOUR, used=[6900])]
-    placement = place(supervisors, word_count(workers=2, user_workers=(wish,)))
+    placement = place(supervisors, word_count(workers=2, user_workers=(wanted,)))
     assert set(slots(placement)["s2:6901"]) >= {1, 2}
 
 
 def test_a_user_defined_worker_on_an_unknown_host_is_placed_like_any_other() -> None:
-    wish = UserWorker(host="nowhere", components={"split": 2})
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wish,)))
+    wanted = UserWorker(host="nowhere", components={"split": 2})
+    placement = place(
+        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,))
+    )
     assert set(slots(placement)["s1:6900"]) >= {1, 2}
     assert placement.worker_reasons["s1:6900"] == (
         "of equally loaded supervisors it has the lowest id: next is s2"
@@ -188,8 +192,8 @@ def test_a_user_defined_worker_on_an_unknown_host_is_placed_like_any_other() -> 
 
 
 def test_more_wishes_than_workers_are_all_dropped() -> None:
-    wishes = tuple(UserWorker(host="h2", components={"split": 1}) for _ in range(2))
-    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=1, user_workers=wishes))
+    workers = tuple(UserWorker(host="h2", components={"split": 1}) for _ in range(2))
+    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=1, user_workers=workers))
     assert slots(placement) == {"s1:6900": [1, 2, 3, 4, 5, 6, 7]}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.core.scheduling import plan_placement
-from storm_dagster.core.scheduling.selectors import water_level
+from storm_dagster.core.scheduling.selectors import fair_share
 from storm_dagster.core.scheduling.units import worker_count
 from storm_dagster.model.placement import (
     PlacementBatch,
@@ -237,7 +237,7 @@ def test_the_number_of_workers_and_whether_the_master_is_alone(
 def test_average_and_remainder_of_tasks_over_workers(
     tasks: int, workers: int, expected: tuple[int, int]
 ) -> None:
-    assert water_level([0] * workers, tasks) == expected
+    assert fair_share([0] * workers, tasks) == expected
 
 
 def test_the_local_strategy_uses_one_slot_of_the_only_supervisor() -> None:

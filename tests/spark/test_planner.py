@@ -24,9 +24,8 @@ from storm_dagster.spark.pinned import (
     pinned_id,
     remote_with_session,
 )
-from storm_dagster.spark.planner import ConnectPlanner, plan_on_cluster
+from storm_dagster.spark.planner import ConnectPlanner, package_archive, plan_on_cluster
 from storm_dagster.spark.session import forget_session, host_and_port, open_connect, within
-from storm_dagster.spark.shipping import package_archive
 from storm_dagster.spark.warm_up import WARM_BATCH, warm_cluster, warm_up
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState

@@ -70,7 +70,7 @@ def test_a_server_that_ends_at_once_is_reported() -> None:
 def test_what_runs_in_python_workers_is_light() -> None:
     """Neither the driver's side nor pydantic is imported where tasks are placed."""
     code = (
-        "import sys; from storm_dagster.spark.assignment import allot, demand, place; "
+        "import sys; from storm_dagster.spark.assignment import allocate_slots, assign_tasks, request_slots; "
         "print([name for name in ('pyspark', 'pandas', 'pydantic', 'dagster') if name in sys.modules])"
     )
     done = subprocess.run(

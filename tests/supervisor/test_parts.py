@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.slots.claims import check_ports, slot_claims
+from storm_dagster.core.slots.desired import check_ports, desired_slots
 from storm_dagster.core.slots.model import Work
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.daemon_folder import hold_folder
@@ -41,7 +41,7 @@ def assignment(topology_id: str, *slots: tuple[str, int], code: str | None = Non
 
 
 def test_claims_are_those_of_this_supervisor() -> None:
-    found = slot_claims(
+    found = desired_slots(
         {
             "a-1-1": assignment("a-1-1", ("s1", 6900), ("s2", 6900), code="a-1-1-v2"),
             "b-2-2": assignment("b-2-2", ("s1", 6901), ("s1", 6901)),
@@ -52,7 +52,7 @@ def test_claims_are_those_of_this_supervisor() -> None:
     )
     assert found.work == {6900: Work("a-1-1", "a-1-1-v2"), 6901: Work("b-2-2", "b-2-2")}
     assert found.contested == {6902: ("c-3-3", "d-4-4")}
-    assert slot_claims({}, "s1").work == {}
+    assert desired_slots({}, "s1").work == {}
 
 
 @pytest.mark.parametrize(

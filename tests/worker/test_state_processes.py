@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from storm_dagster.api import Grouping, TopologyBuilder
-from storm_dagster.core.keyed_state import Contents, Division, read_log
+from storm_dagster.core.keyed_state import Contents, Partitioning, read_log
 from storm_dagster.model import paths
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Unavailable
 from storm_dagster.model.records import ComponentTasks, TaskTable, encode_record
@@ -139,7 +139,7 @@ def counted(rig: WorkerRig) -> Counter[str]:
 
 
 def test_what_no_json_holds_is_shown_as_text_and_a_page_has_a_bound() -> None:
-    state = KeyedState(Contents(), Division(1, by_key=True), 0)
+    state = KeyedState(Contents(), Partitioning(1, by_key=True), 0)
     state["odd"], state[1, "a"] = {(1, 2): "x"}, 5
     for n in range(100):
         state[n] = "v" * 15_000

@@ -34,7 +34,7 @@ def reads(zk_state: ZooKeeperClusterState, tmp_path: Path) -> Iterator[CachedRea
 
 
 def answered(cache: CachedReads) -> tuple[int, int, int]:
-    return cache.figures.memory, cache.figures.disk, cache.figures.zookeeper
+    return cache.metrics.memory, cache.metrics.disk, cache.metrics.zookeeper
 
 
 def test_the_second_read_comes_from_memory(reads: CachedReads, other: ZooKeeperClusterState) -> None:
@@ -61,7 +61,7 @@ def test_every_write_of_another_is_seen_after_its_watch(
     other.create_node(TASKS, b"again")
     reads.sync_path(TASKS)
     assert reads.get_data(TASKS) == b"again"
-    assert reads.figures.memory == 199
+    assert reads.metrics.memory == 199
 
 
 def test_what_is_read_here_is_as_new_as_what_was_read_before(
@@ -83,8 +83,8 @@ def test_what_is_read_here_is_as_new_as_what_was_read_before(
     writer.start()
     try:
         for _ in range(500):
-            turnstile = int(reads.get_data(paths.ASSIGNMENTS) or b"0")
-            assert int(reads.get_data("/assignments/wc-1-1") or b"0") >= turnstile
+            assignments_version = int(reads.get_data(paths.ASSIGNMENTS) or b"0")
+            assert int(reads.get_data("/assignments/wc-1-1") or b"0") >= assignments_version
     finally:
         stop.set()
         writer.join(10)
@@ -122,9 +122,9 @@ def test_lists_of_workers(reads: CachedReads, other: ZooKeeperClusterState) -> N
     other.create_node(f"{folder}/s1-6900", b"a")
     reads.sync_path(folder)
     assert reads.find_children_many([folder, "/workers/none"]) == [["s1-6900"], None]
-    before = reads.figures.memory
+    before = reads.metrics.memory
     assert reads.find_children_many([folder, "/workers/none"]) == [["s1-6900"], None]
-    assert reads.figures.memory == before + 2
+    assert reads.metrics.memory == before + 2
     other.create_node(f"{folder}/s1-6901", b"b")
     reads.sync_path(folder)
     assert reads.find_children_many([folder]) == [["s1-6900", "s1-6901"]]
@@ -145,7 +145,7 @@ def test_an_interruption_empties_the_memory(reads: CachedReads, other: ZooKeeper
     other.create_node(TASKS, b"before")
     assert reads.get_data(TASKS) == b"before"
     reads.session.drop_link()
-    eventually(lambda: reads.figures.invalidated > 0, 20, "the interruption")
+    eventually(lambda: reads.metrics.invalidated > 0, 20, "the interruption")
     other.set_data(TASKS, b"while it was away")
     reads.sync_path(TASKS)
     assert reads.get_data(TASKS) == b"while it was away"
@@ -179,7 +179,7 @@ def test_what_does_not_fit_in_memory_is_on_disk(
     cache = CachedReads(zk_state, SqliteCache(tmp_path), most_bytes=3000)
     for _ in range(2):
         assert [value and value[0][0] for value in cache.get_many(nodes)] == list(range(10))
-    assert cache.figures.disk >= 7 and cache.figures.zookeeper == 10
+    assert cache.metrics.disk >= 7 and cache.metrics.zookeeper == 10
     other.set_data(nodes[0], b"x")
     cache.sync_path(nodes[0])
     assert cache.get_data(nodes[0]) == b"x", "its watch was armed all the time"

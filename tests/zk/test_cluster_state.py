@@ -45,7 +45,7 @@ def third(zk_session: ZkSession, zk_connect: Connect) -> ZooKeeperClusterState:
     return ZooKeeperClusterState(zk_connect())
 
 
-def settle(state: ZooKeeperClusterState) -> None:
+def drain_events(state: ZooKeeperClusterState) -> None:
     """Return after every event of earlier writes has been delivered to ``state``."""
     # Events come in order with answers on one connection, then pass one callback thread.
     state.session.ping()
@@ -112,7 +112,7 @@ def test_a_watch_is_one_shot(zk_state: ZooKeeperClusterState, other: ZooKeeperCl
     other.set_data("/root", b"\x02")
     assert second.take() == [("data-changed", "/root")]
     other.set_data("/root", b"\x03")
-    settle(other)
+    drain_events(other)
     assert second.seen == []
     assert first.seen == []
 
@@ -138,7 +138,7 @@ def test_a_watch_on_children_tells_of_a_new_child(
     assert zk_state.get_children("/", watch=True) == []
     other.set_data("/a", b"\x01")
     assert first.take() == [("children-changed", "/")]
-    settle(other)
+    drain_events(other)
     assert second.seen == []
 
 
@@ -184,7 +184,7 @@ def test_deletion_of_a_node_watched_twice_is_one_event(zk_state: ZooKeeperCluste
     zk_state.get_data("/both", watch=True)
     zk_state.get_children("/both", watch=True)
     zk_state.delete_node("/both")
-    settle(zk_state)
+    drain_events(zk_state)
     assert events.take() == [("deleted", "/both")]
 
 
@@ -200,7 +200,7 @@ def test_a_raising_callback_is_called_once_and_stops_no_other(zk_state: ZooKeepe
     zk_state.get_data("/x", watch=True)
     zk_state.set_data("/x", b"")
     assert events.take() == [("created", "/x")]
-    settle(zk_state)
+    drain_events(zk_state)
     assert calls == ["/x"]
 
 

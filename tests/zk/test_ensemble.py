@@ -17,7 +17,7 @@ from storm_dagster.zk.root import create_root_node
 from storm_dagster.zk.session import ZkSession
 from storm_rigs.ensemble import ZooKeeperEnsemble
 from storm_rigs.fault_proxy import FaultProxy
-from storm_rigs.namespaces import Network, why_not
+from storm_rigs.namespaces import Network, missing_requirement
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(300)]
 
@@ -76,7 +76,7 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
             with pytest.raises(Unavailable):
                 state.create_node("/held", b"x")
             eventually(lambda: not session.connected, 30, "the client's own doubt")
-            link.mend()
+            link.restore()
             eventually(lambda: session.connected, 30, "the connection again")
             # Whether it landed is known only to who looks.
             if not eventually(lambda: (state.exists("/held"),), 30, "an answer", ignore=(Unavailable,))[0]:
@@ -86,7 +86,9 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
             session.close()
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"servers cannot be parted here: {why_not()}")
+@pytest.mark.skipif(
+    missing_requirement() is not None, reason=f"servers cannot be parted here: {missing_requirement()}"
+)
 @pytest.mark.parametrize("mode", ["follower", "leader"])
 def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the_others(
     tmp_path: Path, mode: str

@@ -70,7 +70,7 @@ def test_small_stays_inline_large_is_cut_and_back(zk_cluster: StormClusterState)
 
 def test_a_first_large_assignment_is_nothing_until_it_is_committed(zk_cluster: StormClusterState) -> None:
     large = assignment(4000)
-    transaction = zk_cluster.raise_turnstile(zk_cluster.fenced(0), 0)
+    transaction = zk_cluster.raise_assignments_version(zk_cluster.fenced(0), 0)
     zk_cluster.put_assignment_ops(transaction, large, None)
     assert parts(zk_cluster) != []
     assert zk_cluster.read_assignment("t") is None
@@ -84,7 +84,7 @@ def test_abandoned_parts_go_with_the_next_write(zk_cluster: StormClusterState) -
         zk_cluster.put_assignment_ops(zk_cluster.state.transaction(), assignment(4000), None)
     abandoned = parts(zk_cluster)
     assert len(abandoned) >= 4
-    transaction = zk_cluster.raise_turnstile(zk_cluster.state.transaction(), 0)
+    transaction = zk_cluster.raise_assignments_version(zk_cluster.state.transaction(), 0)
     zk_cluster.put_assignment_ops(transaction, assignment(10), None).commit()
     assert parts(zk_cluster) == []
     assert zk_cluster.assignment_info("t") == assignment(10)
@@ -96,7 +96,7 @@ def test_two_writers_of_one_turnstile(zk_cluster: StormClusterState, other: Stor
     assert found is not None
     transactions = []
     for number, cluster in enumerate((zk_cluster, other)):
-        transaction = cluster.raise_turnstile(cluster.fenced(0), 1)
+        transaction = cluster.raise_assignments_version(cluster.fenced(0), 1)
         cluster.put_assignment_ops(transaction, assignment(4000, 10 + number), found[1])
         transactions.append(transaction)
     transactions[1].commit()
@@ -176,7 +176,7 @@ def test_what_cannot_fit_is_refused_before_any_write(zk_cluster: StormClusterSta
 
 def test_assignment_and_backup_fit_one_transaction(zk_cluster: StormClusterState) -> None:
     raw = b"x" * INLINE_BYTES
-    transaction = zk_cluster.raise_turnstile(zk_cluster.fenced(0), 0)
+    transaction = zk_cluster.raise_assignments_version(zk_cluster.fenced(0), 0)
     for path in ("/assignments_bak/n", "/tasks/t"):
         zk_cluster.put_record_ops(transaction, path, raw, None)
     transaction.create("/topology/t", b"x" * 200_000)

@@ -94,7 +94,7 @@ def test_everything_with_its_versions(zk_cluster: StormClusterState) -> None:
     assert view.topology_named("wc") is topology
     assert view.used_ports() == {"sup-1": {6900}}
     # A plan made from the view lands, once.
-    zk_cluster.raise_turnstile(zk_cluster.fenced(0), view.assignments_version).commit()
+    zk_cluster.raise_assignments_version(zk_cluster.fenced(0), view.assignments_version).commit()
 
 
 def test_a_topology_without_its_parts(zk_cluster: StormClusterState) -> None:

@@ -1,24 +1,32 @@
-"""The invariants I1 to I8 of a cluster (``docs/decisions.md#invariants``), asked of a snapshot of it. Pure.
+"""Invariants I1 to I8 of a cluster (``docs/decisions.md#invariants``), checked on a snapshot of it. Pure.
 
 Each rule yields one :class:`Violation` for everything that breaks it, and nothing for a sound cluster. What
-was not looked at (``None`` in :class:`Facts`) is not judged. A cluster that is changing may break a rule for
-a moment: :func:`settle` keeps what stays broken.
+was not read (``None`` in :class:`ClusterSnapshot`) is not checked. A cluster that is changing may break a rule
+for a moment: :func:`confirm_violations` keeps what stays broken.
 """
 
 from __future__ import annotations
 
 from storm_dagster.core.invariants import placement_rules, state_rules
-from storm_dagster.core.invariants.facts import Facts, GrayNodes, Pending, Rule, Violation, WorkerPid, settle
+from storm_dagster.core.invariants.snapshot import (
+    ClusterSnapshot,
+    GrayNodes,
+    PendingViolations,
+    Rule,
+    Violation,
+    WorkerPid,
+    confirm_violations,
+)
 
 __all__ = [
     "RULES",
-    "Facts",
+    "ClusterSnapshot",
     "GrayNodes",
-    "Pending",
+    "PendingViolations",
     "Rule",
     "Violation",
     "WorkerPid",
-    "settle",
+    "confirm_violations",
     "violations",
 ]
 
@@ -26,8 +34,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "I1",
         "one_slot_per_task",
-        "Every task of every topology stands in exactly one slot.",
-        "`storm-dagster explain NAME` says why a task is where it is; `storm-dagster rebalance NAME --reassign` places anew",
+        "Every task of every topology has exactly one slot.",
+        "`storm-dagster explain NAME` says why a task is where it is; `storm-dagster rebalance NAME --reassign` places all tasks again",
         placement_rules.one_slot_per_task,
         by_view=True,
     ),
@@ -133,7 +141,7 @@ RULES: tuple[Rule, ...] = (
         "I8",
         "no_idle_writes",
         "Nothing is written when nothing changed.",
-        "look in the logs of nimbus and of Dagster for who rewrites it",
+        "find the process that rewrites it in the logs of nimbus and of Dagster",
         state_rules.no_idle_writes,
     ),
     Rule(
@@ -141,12 +149,12 @@ RULES: tuple[Rule, ...] = (
         "wishes_end",
         "No rebalance waits for ever.",
         "`storm-dagster restart NAME`",
-        state_rules.wishes_end,
+        state_rules.rebalances_end,
     ),
 )
 """All rules, in the order of the invariants."""
 
 
-def violations(facts: Facts) -> list[Violation]:
-    """Everything that breaks a rule in this one look."""
-    return [violation for rule in RULES for violation in rule.check(facts)]
+def violations(snapshot: ClusterSnapshot) -> list[Violation]:
+    """All violations in one snapshot."""
+    return [violation for rule in RULES for violation in rule.check(snapshot)]

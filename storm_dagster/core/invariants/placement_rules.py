@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from storm_dagster.core.invariants.facts import Facts, Found, WorkerPid, title, visible
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, WorkerPid, title, visible
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
 __all__ = [
@@ -18,8 +18,8 @@ __all__ = [
 # -- I1: every task has one slot ----------------------------------------------------------------------------
 
 
-def one_slot_per_task(facts: Facts) -> Found:
-    for topology in visible(facts.view):
+def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
+    for topology in visible(snapshot.view):
         if topology.assignment is None or topology.tasks is None:
             continue
         known = set(topology.tasks.component_of())
@@ -27,18 +27,18 @@ def one_slot_per_task(facts: Facts) -> Found:
         twice = {task for task, count in times.items() if count > 1}
         if twice:
             yield title(topology), f"tasks {encode_ranges(twice)} stand in more than one slot"
-        if strangers := times.keys() - known:
+        if unknown := times.keys() - known:
             yield (
                 title(topology),
-                f"tasks {encode_ranges(strangers)} are assigned but belong to no component",
+                f"tasks {encode_ranges(unknown)} are assigned but belong to no component",
             )
-        if without := known - times.keys() - facts.unschedulable.get(topology.id, frozenset()):
+        if without := known - times.keys() - snapshot.unschedulable.get(topology.id, frozenset()):
             yield title(topology), f"tasks {encode_ranges(without)} have no slot, and no reason says why"
 
 
-def slots_not_shared(facts: Facts) -> Found:
+def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
     owners: dict[tuple[str, int], str] = {}
-    for topology in facts.view.topologies.values():
+    for topology in snapshot.view.topologies.values():
         if topology.assignment is None:
             continue
         counts = Counter(worker.slot for worker in topology.assignment.workers)
@@ -50,10 +50,10 @@ def slots_not_shared(facts: Facts) -> Found:
                 yield title(topology), f"lists slot {node}:{port} {count} times"
 
 
-def assigned_to_live_slots(facts: Facts) -> Found:
-    for topology in visible(facts.view):
+def assigned_to_live_slots(snapshot: ClusterSnapshot) -> Found:
+    for topology in visible(snapshot.view):
         for worker in topology.assignment.workers if topology.assignment else ():
-            supervisor = facts.view.supervisors.get(worker.node)
+            supervisor = snapshot.view.supervisors.get(worker.node)
             if supervisor is None:
                 yield title(topology), f"supervisor {worker.node} of slot {worker.port} is gone"
             elif worker.port not in supervisor.ports:
@@ -63,8 +63,8 @@ def assigned_to_live_slots(facts: Facts) -> Found:
 # -- I2: one live process per task --------------------------------------------------------------------------
 
 
-def one_live_owner(facts: Facts) -> Found:
-    for topology in facts.view.topologies.values():
+def one_live_owner(snapshot: ClusterSnapshot) -> Found:
+    for topology in snapshot.view.topologies.values():
         owner: dict[tuple[int, int], tuple[str, int]] = {}
         for slot, worker in sorted(topology.live_workers.items()):
             # With different versions of the assignment one of the two is handing the task over.
@@ -77,17 +77,17 @@ def one_live_owner(facts: Facts) -> Found:
                     )
 
 
-def one_process_per_slot(facts: Facts) -> Found:
-    if facts.processes is None:
+def one_process_per_slot(snapshot: ClusterSnapshot) -> Found:
+    if snapshot.processes is None:
         return
     here: dict[tuple[str, int], list[WorkerPid]] = {}
-    for process in facts.processes:
+    for process in snapshot.processes:
         here.setdefault((process.node, process.port), []).append(process)
     for (node, port), found in sorted(here.items()):
         if len(found) > 1:
             pids = ", ".join(f"{part.pid} ({part.topology_id})" for part in found)
             yield f"slot {node}:{port}", f"{len(found)} worker processes run in it: {pids}"
-    for topology in facts.view.topologies.values():
+    for topology in snapshot.view.topologies.values():
         for (node, port), worker in sorted(topology.live_workers.items()):
             found = here.get((node, port), [])
             if found and all(part.pid != worker.pid for part in found):

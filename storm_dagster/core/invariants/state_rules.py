@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.invariants.facts import Facts, Found, title, visible
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, title, visible
 from storm_dagster.model import paths
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.view import TopologyView
@@ -17,8 +17,8 @@ __all__ = [
     "no_stray_processes",
     "one_topology_per_token",
     "one_version_per_worker",
+    "rebalances_end",
     "records_intact",
-    "wishes_end",
 ]
 
 _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
@@ -26,27 +26,27 @@ _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
 # -- I3: no orphans, nothing referenced is missing ----------------------------------------------------------
 
 
-def base_implies_published(facts: Facts) -> Found:
-    for topology in visible(facts.view):
+def base_implies_published(snapshot: ClusterSnapshot) -> Found:
+    for topology in visible(snapshot.view):
         parts = (("task table", topology.tasks), ("assignment", topology.assignment))
         if missing := [what for what, part in parts if part is None]:
             yield title(topology), f"is {topology.base.status} but has no {' and no '.join(missing)}"
 
 
-def records_intact(facts: Facts) -> Found:
-    yield from sorted(facts.view.corrupt.items())
+def records_intact(snapshot: ClusterSnapshot) -> Found:
+    yield from sorted(snapshot.view.corrupt.items())
 
 
-def no_orphans(facts: Facts) -> Found:
-    for thing in facts.garbage or ():
+def no_orphans(snapshot: ClusterSnapshot) -> Found:
+    for thing in snapshot.garbage or ():
         yield thing, "belongs to no topology, submission or upload"
 
 
-def no_stray_processes(facts: Facts) -> Found:
-    for process in facts.processes or ():
-        topology = facts.view.topologies.get(process.topology_id)
+def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
+    for process in snapshot.processes or ():
+        topology = snapshot.view.topologies.get(process.topology_id)
         slot = (process.node, process.port)
-        if any(f"/{process.topology_id}" in path for path in facts.view.corrupt):
+        if any(f"/{process.topology_id}" in path for path in snapshot.view.corrupt):
             continue  # Nothing is decided about a damaged topology, whose workers go on.
         if topology is None or topology.assignment is None:
             yield (
@@ -70,38 +70,41 @@ def _keys(topology: TopologyView) -> tuple[str, str, str]:
     return jar_key(prefix), conf_key(prefix), code_key(prefix)
 
 
-def blobs_present(facts: Facts) -> Found:
-    if facts.blobs is None:
+def blobs_present(snapshot: ClusterSnapshot) -> Found:
+    if snapshot.blobs is None:
         return
-    for topology in visible(facts.view):
+    for topology in visible(snapshot.view):
         for key in _keys(topology):
-            if not facts.blobs.get(key):
+            if not snapshot.blobs.get(key):
                 yield title(topology), f"blob {key} is missing"
 
 
-def blobs_replicated(facts: Facts) -> Found:
-    if facts.copies is None:
+def blobs_replicated(snapshot: ClusterSnapshot) -> Found:
+    if snapshot.copies is None:
         return
-    for topology in visible(facts.view):
-        wanted = facts.wanted_copies.get(topology.id, 1)
+    for topology in visible(snapshot.view):
+        wanted = snapshot.wanted_copies.get(topology.id, 1)
         for key in _keys(topology):
-            if facts.copies.get(key, 0) < wanted:
+            if snapshot.copies.get(key, 0) < wanted:
                 yield (
                     title(topology),
-                    f"blob {key} is held by {facts.copies.get(key, 0)} nimbuses of {wanted}",
+                    f"blob {key} is held by {snapshot.copies.get(key, 0)} nimbuses of {wanted}",
                 )
 
 
 # -- I5: only the newest leader writes ----------------------------------------------------------------------
 
 
-def epoch_rises(facts: Facts) -> Found:
-    for token, record in sorted((facts.tokens or {}).items()):
-        if record.epoch > facts.view.epoch:
-            yield f"token {token}", f"was claimed in epoch {record.epoch}, the newest is {facts.view.epoch}"
-    if facts.former is None:
+def epoch_rises(snapshot: ClusterSnapshot) -> Found:
+    for token, record in sorted((snapshot.tokens or {}).items()):
+        if record.epoch > snapshot.view.epoch:
+            yield (
+                f"token {token}",
+                f"was claimed in epoch {record.epoch}, the newest is {snapshot.view.epoch}",
+            )
+    if snapshot.former is None:
         return
-    before, now = facts.former.view, facts.view
+    before, now = snapshot.former.view, snapshot.view
     if before.cluster_id != now.cluster_id:
         yield f"cluster {now.cluster_id}", f"stands where cluster {before.cluster_id} stood"
     elif now.epoch < before.epoch or now.assignments_version < before.assignments_version:
@@ -117,18 +120,18 @@ def epoch_rises(facts: Facts) -> Found:
 # -- I6: one topology for one token and one name ------------------------------------------------------------
 
 
-def one_topology_per_token(facts: Facts) -> Found:
+def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
     names: dict[str, str] = {}
     tokens: dict[str, str] = {}
-    for topology in facts.view.topologies.values():
+    for topology in snapshot.view.topologies.values():
         base = topology.base
         for what, known in ((base.name, names), (base.token, tokens)):
             other = known.setdefault(what, topology.id)
             if other != topology.id:
                 yield title(topology), f"and {other} both stand for {what!r}"
-        if facts.tokens is None:
+        if snapshot.tokens is None:
             continue
-        record = facts.tokens.get(base.token)
+        record = snapshot.tokens.get(base.token)
         if record is None:
             yield (
                 title(topology),
@@ -144,10 +147,10 @@ def one_topology_per_token(facts: Facts) -> Found:
 # -- I7: each worker is on one version ----------------------------------------------------------------------
 
 
-def one_version_per_worker(facts: Facts) -> Found:
-    for topology in visible(facts.view):
-        gray = (facts.gray or {}).get(topology.id)
-        if facts.gray is not None and (gray is not None and gray.going_on) != (
+def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
+    for topology in visible(snapshot.view):
+        gray = (snapshot.gray or {}).get(topology.id)
+        if snapshot.gray is not None and (gray is not None and gray.going_on) != (
             topology.base.status in _UPGRADING
         ):
             yield (
@@ -173,9 +176,9 @@ def one_version_per_worker(facts: Facts) -> Found:
 # -- I8: nothing is written when nothing changed ------------------------------------------------------------
 
 
-def no_idle_writes(facts: Facts) -> Found:
-    before = facts.former.view.topologies if facts.former is not None else {}
-    for topology_id, topology in facts.view.topologies.items():
+def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
+    before = snapshot.former.view.topologies if snapshot.former is not None else {}
+    for topology_id, topology in snapshot.view.topologies.items():
         old = before.get(topology_id)
         if old is None:
             continue
@@ -193,7 +196,7 @@ def no_idle_writes(facts: Facts) -> Found:
             yield paths.assignment(topology_id), "was written although nothing of it changed"
 
 
-def wishes_end(facts: Facts) -> Found:
-    for topology in visible(facts.view):
-        if topology.id in facts.wishes and topology.base.status != "REBALANCING":
+def rebalances_end(snapshot: ClusterSnapshot) -> Found:
+    for topology in visible(snapshot.view):
+        if topology.id in snapshot.rebalance_requests and topology.base.status != "REBALANCING":
             yield title(topology), f"is {topology.base.status}, but a rebalance stands below it for ever"

@@ -1,4 +1,4 @@
-"""Why tasks are placed anew, with keys that make each reason one run, and the back-off between tries."""
+"""Causes of reassignments, with keys that make each cause one run, and the back-off between attempts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORDS: Mapping[CauseKind, str] = {
 
 @dataclass(frozen=True)
 class Cause:
-    """One reason to place tasks of one topology anew."""
+    """One reason to reassign tasks of one topology."""
 
     topology_id: str
     name: str
@@ -41,7 +41,7 @@ class Cause:
 
     @property
     def key(self) -> str:
-        """The same for the same trouble in the same assignment, whoever observes it: base of Dagster's run key."""
+        """Base of Dagster's run key, equal for every observer of the same cause in the same assignment."""
         return f"{self.topology_id}:{self.generation}:{self.kind}@{self.node}-{self.port}"
 
     def describe(self) -> str:
@@ -80,7 +80,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A cause to act on now, and which try it is."""
+    """A cause to act on now, and the number of the attempt."""
 
     cause: Cause
     number: int
@@ -104,7 +104,7 @@ def due_attempts(
     boot_now: float,
     running: Collection[str] = (),
 ) -> tuple[list[Attempt], dict[str, tuple[int, float]]]:
-    """Which causes to act on now, and the memory to hand in next time.
+    """Causes to act on now, and the memory for the next call.
 
     A cause is tried at once, then again after 1, 2, 4 ... 60 s while it persists, but not while the run of
     its last attempt (its run key is in ``running``) goes on. Causes that are over are forgotten.

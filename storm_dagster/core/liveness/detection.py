@@ -1,7 +1,7 @@
 """Detection of dead tasks, workers and hosts by counters and the observer's own clock (``docs/decisions.md#liveness``).
 
-:func:`observe` takes a view and what the observer remembers, and gives causes for a reassignment and the
-next memory. No wall clock enters: a limit starts when this observer first saw the thing as it is, so that
+:func:`observe` takes a view and the observer's memory, and returns causes for a reassignment and the next
+memory. No wall clock enters: a limit starts when this observer first saw the thing as it is, so that
 a new observer (another boot id, a new leader, the end of an outage) grants one full timeout.
 """
 
@@ -19,14 +19,14 @@ from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
-__all__ = ["LivenessLimits", "Observation", "observe", "unstopped_tasks"]
+__all__ = ["LivenessLimits", "LivenessResult", "observe", "unstopped_tasks"]
 
 _MASS_LOSS_SUPERVISORS = 3
 
 
 @dataclass(frozen=True)
 class LivenessLimits:
-    """The limits, in seconds of silence."""
+    """Limits, in seconds of silence."""
 
     task_secs: float = 30
     launch_secs: float = 120
@@ -45,20 +45,20 @@ class LivenessLimits:
 
 
 @dataclass(frozen=True)
-class Observation:
-    """What one look at the cluster showed."""
+class LivenessResult:
+    """Result of one check of the cluster."""
 
     causes: tuple[Cause, ...]
-    """Reasons to place tasks anew, in topology id order; empty while frozen."""
+    """Reasons to reassign tasks, in topology id order; empty while frozen."""
     memory: LivenessMemory
     frozen: str | None = None
     """Why healing pauses: so many workers vanished at once (``docs/decisions.md#mass-loss``)."""
     silent_supervisors: tuple[str, ...] = ()
-    """Supervisors that are registered but whose counter stands still: they get no new work."""
+    """Supervisors that are registered but whose counter does not rise: they get no new work."""
     restarting: tuple[tuple[str, str, int], ...] = ()
     """(topology id, supervisor id, port) that are restarted in place; recorded, not acted on."""
     waiting: tuple[str, ...] = ()
-    """What is amiss but not judged yet, in words."""
+    """Problems whose limit has not passed yet, in words."""
     next_check: float | None = None
     """Boot clock at which the next limit passes if nothing changes; ``None`` when none is running."""
 
@@ -85,9 +85,9 @@ def observe(
     boot_id: str,
     boot_now: float,
     grant: bool = False,
-) -> Observation:
-    """Judge the cluster. ``grant`` starts all limits anew, for an observer that was cut off from ZooKeeper."""
-    cold = _started_anew(view, memory)
+) -> LivenessResult:
+    """Check the cluster. ``grant`` restarts all limits, for an observer that was cut off from ZooKeeper."""
+    cold = _cluster_restarted(view, memory)
     if cold or grant or memory.boot_id != boot_id or memory.since > boot_now:
         memory = LivenessMemory(boot_id=boot_id, since=boot_now, cold=cold)
     supervisors = {
@@ -115,7 +115,7 @@ def observe(
     deadlines = list(round_.deadlines)
     if frozen and frozen_since is not None:
         deadlines.append(frozen_since + limits.launch_secs)
-    return Observation(
+    return LivenessResult(
         causes=() if frozen else tuple(round_.causes),
         memory=LivenessMemory(
             boot_id=boot_id,
@@ -138,8 +138,8 @@ def observe(
     )
 
 
-def _started_anew(view: ClusterView, memory: LivenessMemory) -> bool:
-    """Whether no supervisor process of the last look is there any more: the whole cluster stopped, or started again.
+def _cluster_restarted(view: ClusterView, memory: LivenessMemory) -> bool:
+    """Whether all supervisor processes of the last check are gone: the whole cluster stopped, or restarted.
 
     A process that was replaced counts its beats from the beginning.
     """
@@ -199,7 +199,7 @@ class _Round:
             before = known.missing.get(name) if known is not None else None
             started = starts[worker.slot]
             if before is None or before.started != started:
-                # A slot that was not missing at the last look of the same generation was alive then.
+                # A slot that was not missing at the last check of the same generation was alive then.
                 before = MissingSlot(since=self.now, gone=bool(same and before is None), started=started)
             missing[name] = before
             kind, limit = self._limit(worker, before)
@@ -223,7 +223,7 @@ class _Round:
         known: TopologyMemory | None,
         judged: set[tuple[str, int]],
     ) -> dict[str, StartingWorker]:
-        """Workers that are there but have not reported all their tasks within the launch window."""
+        """Check workers that have not reported all their tasks within the launch window."""
         starting: dict[str, StartingWorker] = {}
         for worker in assignment.workers:
             live = topology.live_workers.get(worker.slot)
@@ -258,7 +258,7 @@ class _Round:
     def _over(
         self, since: float, limit: float, topology: TopologyView | None, worker: WorkerSlot, what: str
     ) -> bool:
-        """Whether the limit has passed; what is waited for is noted (``topology``: tell people of it)."""
+        """Whether the limit has passed; else its deadline is noted, and with ``topology`` a problem, too."""
         if limit == 0 or self.now - since > limit:
             return True
         self.deadlines.append(since + limit)
@@ -299,7 +299,7 @@ class _Round:
         memory: TopologyMemory,
         judged: set[tuple[str, int]],
     ) -> bool:
-        """Whether the topology master's record stands still although its worker lives; its worker goes then."""
+        """Whether the topology master's record does not change although its worker lives, which is then replaced."""
         part = topology.tasks.components.get(TOPOLOGY_MASTER) if topology.tasks else None
         master = part.ids[0] if part and part.ids else 0
         for worker in assignment.workers:
@@ -326,18 +326,18 @@ class _Round:
         assignment_at: Versioned,
         judged: set[tuple[str, int]],
     ) -> None:
-        """Tasks that the topology master holds to be dead; their whole worker goes."""
+        """Replace workers with tasks that the topology master reports as dead."""
         if topology.beats is None or topology.beats_at is None or not topology.beats.dead:
             return
         if topology.beats_at.mzxid <= assignment_at.mzxid:
-            return  # Written before the newest placement: it may speak of tasks that were placed anew since.
+            return  # Written before the newest placement: its tasks may have been reassigned since.
         dead = frozenset(decode_ranges(topology.beats.dead))
         for worker in assignment.workers:
             if worker.slot not in judged and worker.slot in topology.live_workers and dead & set(worker.ids):
                 self._add(topology, assignment_at.version, "dead_task", worker, worker.ids)
 
     def _unassigned(self, topology: TopologyView, assignment: Assignment, generation: int) -> None:
-        """Tasks without a slot, once the cluster has one to give."""
+        """Add tasks without a slot, once the cluster has a free one."""
         if topology.tasks is None:
             return
         placed = {task for worker in assignment.workers for task in worker.ids}
@@ -347,7 +347,7 @@ class _Round:
 
 
 def _slot_starts(assignment: Assignment) -> Mapping[tuple[str, int], int]:
-    """Slot -> newest start among its tasks: it rises when something is placed there anew."""
+    """Slot -> newest start among its tasks: it rises when a task is placed there again."""
     starts = assignment.start_secs()
     return {
         worker.slot: max((starts.get(task, 0) for task in worker.ids), default=0)

@@ -1,4 +1,4 @@
-"""What an observer of the cluster remembers between two looks; a frozen value with a strict JSON form."""
+"""Memory of an observer of the cluster between two checks; a frozen value with a strict JSON form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class MissingSlot:
     gone: bool
     """It was there before (a crash), and did not only fail to come yet (a launch)."""
     started: int
-    """Newest start of its tasks: another value means another placement, whose time starts anew."""
+    """Newest start of its tasks: another value means another placement with a limit of its own."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class StartingWorker:
 
 @dataclass(frozen=True)
 class TopologyMemory:
-    """One topology as it was last seen, with the boot clock at which each part first looked so."""
+    """Last known state of one topology, with the boot clock at which each part was first seen so."""
 
     generation: int
     generation_since: float
@@ -48,17 +48,17 @@ class TopologyMemory:
 
 @dataclass(frozen=True)
 class LivenessMemory:
-    """All that an observer remembers. Empty at first, and after another boot of its machine."""
+    """Memory of one observer. Empty at first, and after a reboot of its machine."""
 
     boot_id: str = ""
     since: float = 0.0
-    """Boot clock of the first look."""
+    """Boot clock of the first check."""
     topologies: Mapping[str, TopologyMemory] = field(default_factory=dict)
     supervisors: Mapping[str, tuple[int, float]] = field(default_factory=dict)
     """Supervisor id -> (counter, boot clock when first seen so)."""
     frozen_since: float | None = None
     cold: bool = False
-    """The first look was at a cluster that had just been started as a whole: lost hosts get a launch window."""
+    """Whether the first check found a cluster that had just been started: lost hosts get a launch window."""
 
     def to_json(self) -> dict[str, Any]:
         """The form for a sensor's cursor."""

@@ -1,4 +1,4 @@
-"""Placement rules in plain Python: which slot runs which tasks. Pure functions of values."""
+"""Placement rules in plain Python: the choice of a slot for each task. Pure functions of values."""
 
 from storm_dagster.core.scheduling.build import topology_to_place
 from storm_dagster.core.scheduling.plan import plan_placement

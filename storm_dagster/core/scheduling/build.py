@@ -1,4 +1,4 @@
-"""The planner's input for one topology, from its normalised form, its merged conf and its task table."""
+"""The planner's input for one topology, from its normalized form, its merged conf and its task table."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def topology_to_place(
     tasks: TaskTable,
     executors: Mapping[str, Sequence[tuple[int, ...]]],
 ) -> TopologyToPlace:
-    """A ``new`` event of the topology; callers change event, old assignment, dead and unstopped tasks.
+    """Build a ``new`` event of the topology; callers change event, old assignment, dead and unstopped tasks.
 
-    ``spec`` is normalised and need not hold system components, ``conf`` is the total conf, ``executors``
+    ``spec`` is normalized and need not hold system components, ``conf`` is the total conf, ``executors``
     are the groups of each component of ``tasks``. ``task.on.differ.node`` is read from each component's
     conf only. Raises :class:`InvalidRequest` for a malformed ``use.userdefine.assignment``.
     """

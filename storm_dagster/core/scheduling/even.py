@@ -11,10 +11,10 @@ from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, even_ignores, even_refusal, short_of_slots_refusal
 
-__all__ = ["fixed_workers", "ignored_wishes", "is_settled", "place_even"]
+__all__ = ["fixed_workers", "ignored_requests", "is_unchanged", "place_even"]
 
 
-def is_settled(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> bool:
+def is_unchanged(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> bool:
     """Whether a monitor event leaves everything as it is: nothing is lost, and no further slot would be used."""
     if history.needed:
         return False
@@ -25,11 +25,11 @@ def is_settled(topology: TopologyToPlace, units: tuple[Unit, ...], history: Hist
 def place_even(
     topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer
 ) -> list[Bin]:
-    """Workers for all executors but those of workers that stay; uses what slots there are.
+    """Place all executors but those of workers that stay, in as many slots as there are.
 
     Raises :class:`NoRoom` only when there is no slot at all. In a monitor event live workers whose size fits
     no share of an even spread are freed, as Storm's default scheduler does; a rebalance moves the fewest.
-    The topology master is dealt like any task. What :func:`ignored_wishes` says is refused in a new topology.
+    The topology master is placed like any task.
     """
     alive = _alive(topology, history, offer)
     total = _total(topology, units, history, alive, offer)
@@ -65,11 +65,11 @@ def place_even(
     return [*kept, *new]
 
 
-def ignored_wishes(topology: TopologyToPlace) -> list[str]:
-    """The warning about wishes that dealing tasks over slots in turn cannot keep.
+def ignored_requests(topology: TopologyToPlace) -> list[str]:
+    """Warning about conf keys that round-robin assignment cannot honor.
 
-    A new topology that makes one of the first three raises :class:`NoRoom`: it asks for what it would not get.
-    One that is there already is healed and rebalanced all the same.
+    A new topology with one of the first three raises :class:`NoRoom`. An existing one is healed and rebalanced
+    all the same.
     """
     broken = ["use.userdefine.assignment"] if topology.user_workers else []
     broken += (
@@ -92,7 +92,7 @@ def _fixed(history: History, alive: list[OldWorker]) -> tuple[OldWorker, ...]:
 
 
 def _alive(topology: TopologyToPlace, history: History, offer: Offer) -> list[OldWorker]:
-    """Monitor: live workers whose slot could be given away, because its supervisor is there to stop it."""
+    """Monitor: live workers whose slot can be released, because its supervisor is there to stop them."""
     if topology.event != "monitor":
         return []
     return [worker for worker in history.kept if offer.may_keep(worker.slot)]
@@ -101,7 +101,7 @@ def _alive(topology: TopologyToPlace, history: History, offer: Offer) -> list[Ol
 def _total(
     topology: TopologyToPlace, units: tuple[Unit, ...], history: History, alive: list[OldWorker], offer: Offer
 ) -> int:
-    """How many slots to use: what is wanted, as far as there are live and free ones."""
+    """Number of slots to use: what is wanted, limited by live and free slots."""
     fixed = _fixed(history, alive)
     mine = len(units) - sum(len(worker.units) for worker in fixed)
     wanted = min(max(1, min(topology.workers, len(units)) - len(fixed)), mine)
@@ -117,12 +117,12 @@ def _shares(count: int, total: int) -> list[int]:
 def _keep_fitting(
     topology: TopologyToPlace, alive: list[OldWorker], shares: list[int], offer: Offer
 ) -> list[Bin]:
-    """Storm's rule of bad slots: a live worker stays if a share of its very size is still to be had."""
+    """Keep live workers whose size is still a share of the spread: Storm's rule of bad slots."""
     left = list(shares)
     bins: list[Bin] = []
     for worker in alive:
         if len(worker.units) not in left:
-            offer.lend(worker.slot)
+            offer.release_own(worker.slot)
             continue
         left.remove(len(worker.units))
         memory, cpu = worker.memory_bytes or topology.memory_bytes, worker.cpu or topology.cpu
@@ -135,7 +135,7 @@ def _keep_fitting(
 def _keep_most(
     topology: TopologyToPlace, history: History, mine: list[Unit], shares: list[int], offer: Offer
 ) -> list[Bin]:
-    """The fullest old slots are used on, and keep as many executors as their share allows."""
+    """Reuse the fullest old slots, with as many executors as their share allows."""
     firsts = {unit.first for unit in mine}
     level = (shares[-1], sum(share > shares[-1] for share in shares))
     reuse = choose_reused(history.lost, offer, firsts, len(shares), level)
@@ -150,7 +150,7 @@ def _keep_most(
 
 
 def _deal(waiting: list[Unit], bins: list[Bin], shares: list[int]) -> None:
-    """Deals executors round robin, by ascending id, over the workers that are below their share.
+    """Assign executors round robin, by ascending id, to the workers that are below their share.
 
     The fullest workers have the largest shares.
     """

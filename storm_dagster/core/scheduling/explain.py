@@ -1,7 +1,7 @@
-"""Why one task is in its worker: the choice made again, with the workers that it was made against.
+"""Explanation of one task's worker: the choice made again, with the workers that it was made against.
 
 A placement keeps only which selector decided. Everything else follows from it: the order of workers among
-equals, what stayed or was wished for, and the order in which executors are placed.
+equals, what stayed or was requested, and the order in which executors are placed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from storm_dagster.core.scheduling.selectors import Bin, Key, Selector, water_level
+from storm_dagster.core.scheduling.selectors import Bin, Key, Selector, fair_share
 from storm_dagster.core.scheduling.units import Unit, exchanges, units_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, reason_of
@@ -46,7 +46,7 @@ class Alternative:
     worker: str
     """``node:port``."""
     selector: str
-    """What decided against it."""
+    """Selector that decided against it."""
     had: int
     """That number for this worker."""
     chosen_had: int
@@ -55,7 +55,7 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Choice:
-    """How the worker of a task was chosen."""
+    """Choice of the worker of a task."""
 
     worker: str
     candidates: int
@@ -69,8 +69,8 @@ def choice_of(
 ) -> Choice | None:
     """The choice that put ``task`` where it is, with at most ``most`` alternatives.
 
-    ``None`` where nothing was chosen by comparing workers (it stayed, somebody wished for it, the strategy
-    deals in turn), and for a placement that was not made from this very topology. Never raises for an old
+    ``None`` where nothing was chosen by comparing workers (it stayed, its worker was requested, the
+    strategy assigns round robin), and for a placement that was not made from this very topology. Never raises for an old
     placement.
     """
     if reason_of(placement.reasons.get(task, "")) not in _CHOSEN_BY_CHAIN:
@@ -79,7 +79,7 @@ def choice_of(
     asked = next((unit for unit in units if task in unit.tasks), None)
     if asked is None or placement.reasons.keys() != topology.tasks.keys():
         return None
-    bins, loose = _start(placement, units)
+    bins, unassigned = _start(placement, units)
     index_of = {unit.first: index for index, (_, chosen) in enumerate(bins) for unit in chosen}
     staying = [
         (worker.node, topology.tasks[other])
@@ -87,7 +87,7 @@ def choice_of(
         for other in worker.tasks
         if reason_of(placement.reasons[other]) in (Reason.KEPT, Reason.UNSTOPPED)
     ]
-    selector, order, apart = _before(topology, [bin for bin, _ in bins], loose, staying)
+    selector, order, apart = _before(topology, [bin for bin, _ in bins], unassigned, staying)
     for unit in order[: order.index(asked)]:
         if unit.component in apart:
             selector.place_apart(unit, apart[unit.component])
@@ -104,11 +104,11 @@ def _start(
     placement: TopologyPlacement, units: Iterable[Unit]
 ) -> tuple[list[tuple[Bin, list[Unit]]], list[Unit]]:
     """Workers as they were before the first choice, each with the executors that were chosen for it; and all
-    executors that were not wished for."""
+    executors that no requested worker holds."""
     unit_of = {task: unit for unit in units for task in unit.tasks}
     by_slot = {f"{worker.node}:{worker.port}": worker for worker in placement.workers}
     bins: list[tuple[Bin, list[Unit]]] = []
-    loose: list[Unit] = []
+    unassigned: list[Unit] = []
     for slot in placement.worker_reasons:
         worker = by_slot[slot]
         mine = sorted({unit_of[task] for task in worker.tasks}, key=lambda unit: unit.first)
@@ -120,22 +120,22 @@ def _start(
             if why[unit] in (Reason.USER, Reason.OLD, Reason.STAYS):
                 bin.put(unit, why[unit] or Reason.ONLY)
         bins.append((bin, [unit for unit in mine if why[unit] in _CHOSEN_BY_CHAIN]))
-        loose.extend(unit for unit in mine if why[unit] not in (Reason.USER, Reason.OLD))
-    return bins, loose
+        unassigned.extend(unit for unit in mine if why[unit] not in (Reason.USER, Reason.OLD))
+    return bins, unassigned
 
 
 def _before(
-    topology: TopologyToPlace, bins: list[Bin], loose: list[Unit], staying: list[tuple[str, str]]
+    topology: TopologyToPlace, bins: list[Bin], unassigned: list[Unit], staying: list[tuple[str, str]]
 ) -> tuple[Selector, list[Unit], dict[str, frozenset[str]]]:
     """The selector before its first choice, executors in the order in which they are chosen for, and
     supervisors that are closed to components which must be apart."""
-    wished = [sum(reason is not Reason.STAYS for reason in bin.reasons.values()) for bin in bins]
-    average, remainder = water_level(wished, len(loose))
+    fixed = [sum(reason is not Reason.STAYS for reason in bin.reasons.values()) for bin in bins]
+    average, remainder = fair_share(fixed, len(unassigned))
     for bin in bins:
         stayed = sum(reason is Reason.STAYS for reason in bin.reasons.values())
         remainder -= stayed > 0 and bin.size > average
     placed = {unit.first for bin in bins for unit in bin.units}
-    waiting = [unit for unit in loose if unit.first not in placed]
+    waiting = [unit for unit in unassigned if unit.first not in placed]
     held = [*staying, *((bin.slot[0], unit.component) for bin in bins for unit in bin.units)]
     apart = {
         component: frozenset(node for node, holder in held if holder == component)

@@ -1,4 +1,4 @@
-"""What an event leaves of a topology's present assignment: workers that stay, and executors to place."""
+"""History of a topology: what an event leaves of its current assignment, and executors to place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Slot = tuple[str, int]
 
 @dataclass(frozen=True)
 class OldWorker:
-    """A worker of the present assignment and the executors that live in it now."""
+    """A worker of the current assignment and the executors in it now."""
 
     slot: Slot
     host: str
@@ -28,13 +28,13 @@ class OldWorker:
     units: tuple[Unit, ...]
 
     def weight(self, unit: Unit) -> int:
-        """How many tasks of the executor are here: so many need not move when it stays."""
+        """Number of the executor's tasks here: so many need not move when it stays."""
         return 1 if len(unit.tasks) == 1 else len(self.tasks.intersection(unit.tasks))
 
 
 @dataclass(frozen=True)
 class History:
-    """An event, read for one topology."""
+    """Effect of an event on one topology."""
 
     old: tuple[OldWorker, ...]
     """All workers of the assignment, by supervisor id and port."""
@@ -69,7 +69,7 @@ def _homes(units: Iterable[Unit], old: Iterable[PlacedWorker]) -> dict[int, Slot
 
 
 def read_history(topology: TopologyToPlace, units: tuple[Unit, ...]) -> History:
-    """What the event means for each old worker and each executor."""
+    """Read the effect of the event on each old worker and each executor."""
     old_workers = sorted(topology.old, key=lambda worker: (worker.node, worker.port))
     homes = _homes(units, old_workers)
     by_slot: dict[Slot, list[Unit]] = {}
@@ -102,7 +102,7 @@ def read_history(topology: TopologyToPlace, units: tuple[Unit, ...]) -> History:
 
 
 def moved_tasks(old: Iterable[PlacedWorker], new: Iterable[PlacedWorker]) -> int:
-    """How many tasks had a slot and have another one now."""
+    """Number of tasks that had a slot and have another one now."""
     before = {task: (worker.node, worker.port) for worker in old for task in worker.tasks}
     return sum(
         1

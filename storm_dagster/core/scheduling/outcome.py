@@ -1,4 +1,4 @@
-"""Outcomes of one topology, from the workers that a strategy filled."""
+"""Placements of one topology, from the workers that a strategy filled."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def staying_bins(topology: TopologyToPlace, history: History) -> list[Bin]:
 def succeeded(
     topology: TopologyToPlace, bins: Iterable[Bin], warnings: Iterable[str] = ()
 ) -> TopologyPlacement:
-    """The outcome ``assigned``, or ``unchanged`` when a live assignment already looks so."""
+    """The placement ``assigned``, or ``unchanged`` when a live assignment already looks so."""
     filled = [bin for bin in bins if bin.units]
     held = {(worker.node, worker.port) for worker in topology.old}
     workers = tuple(
@@ -101,7 +101,7 @@ def _same(old: Iterable[PlacedWorker], new: Iterable[PlacedWorker]) -> bool:
 def failed(
     topology: TopologyToPlace, units: Iterable[Unit], history: History, error: NoRoom
 ) -> TopologyPlacement:
-    """The outcome ``failed``: no worker is listed, a present assignment stays as it is.
+    """The placement ``failed``: no worker is listed, a current assignment stays as it is.
 
     ``unassigned`` names the tasks that have no worker now: those to place, except in a rebalance, where they
     stay where they are.

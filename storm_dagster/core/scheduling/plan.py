@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from storm_dagster.core.scheduling.balanced import place_balanced
-from storm_dagster.core.scheduling.even import fixed_workers, ignored_wishes, is_settled, place_even
+from storm_dagster.core.scheduling.even import fixed_workers, ignored_requests, is_unchanged, place_even
 from storm_dagster.core.scheduling.history import History, read_history
 from storm_dagster.core.scheduling.outcome import NoRoom, failed, staying_bins, succeeded
 from storm_dagster.core.scheduling.selectors import Bin
@@ -32,7 +32,7 @@ __all__ = ["plan_placement"]
 
 
 def plan_placement(batch: PlacementBatch) -> PlacementResult:
-    """Places every topology of the batch, in order of priority (lower first), then name.
+    """Place every topology of the batch, in order of priority (lower first), then name.
 
     No slot is given to two topologies; slots that any topology's ``old`` names are given to no other one.
     A topology that does not fit fails alone, with the reason, and takes no slot. The same batch always gives
@@ -49,7 +49,7 @@ def plan_placement(batch: PlacementBatch) -> PlacementResult:
 
 
 def _place(topology: TopologyToPlace, pool: Pool) -> TopologyPlacement:
-    """The outcome. Slots that were allotted are taken: one that stayed empty is free again in the next event."""
+    """Place one topology. An allocated slot that stays empty is free again in the next event."""
     units = units_of(topology)
     history = read_history(topology, units)
     offer = offer_for(topology, pool, history.own)
@@ -67,9 +67,9 @@ def _bins(
 ) -> tuple[list[Bin], list[str]]:
     staying = staying_bins(topology, history)
     even = topology.strategy == "even"
-    warnings = ignored_wishes(topology) if even else []
+    warnings = ignored_requests(topology) if even else []
     respread = even and topology.event == "monitor"
-    if is_settled(topology, units, history, offer) if respread else not history.needed:
+    if is_unchanged(topology, units, history, offer) if respread else not history.needed:
         return staying, warnings
     if not offer.hosts:
         raise NoRoom(no_supervisor_refusal(topology.name))

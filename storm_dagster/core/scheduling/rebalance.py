@@ -16,7 +16,7 @@ __all__ = ["Reuse", "choose_reused", "trim"]
 
 @dataclass(frozen=True)
 class Reuse:
-    """Old workers whose slots are used on."""
+    """Old workers whose slots are reused."""
 
     kept: tuple[OldWorker, ...]
     """Those with most executors first."""
@@ -28,7 +28,7 @@ class Reuse:
 
 @dataclass(frozen=True)
 class _Share:
-    """What an old worker would keep, counted in tasks."""
+    """Tasks that an old worker would keep."""
 
     worker: OldWorker
     executors: int
@@ -41,25 +41,25 @@ class _Share:
 def choose_reused(
     old: Sequence[OldWorker],
     offer: Offer,
-    loose: set[int],
-    seats: int,
+    unassigned: set[int],
+    slots: int,
     level: tuple[int, int],
     master: Unit | None = None,
 ) -> Reuse:
-    """The at most ``seats`` old slots that save the most moves of tasks.
+    """Choose at most ``slots`` old slots that save the most moves of tasks.
 
-    ``loose`` are first tasks of the executors that may stay; ``level`` is the average number of executors of
+    ``unassigned`` are first tasks of the executors that may stay; ``level`` is the average number of executors of
     a worker, and how many workers hold one more; ``master`` is the topology master when it is to be alone:
     it stays where it is when nothing else stays there, which is so chosen when it saves a move.
     """
     usable = [worker for worker in old if offer.has(worker.slot)]
-    shares = [_share(worker, loose, level[0], master) for worker in usable]
+    shares = [_share(worker, unassigned, level[0], master) for worker in usable]
     shares = [share for share in shares if share.executors]
-    saved, plain, fuller = _most_saved(shares, seats, level[1])
+    saved, plain, fuller = _most_saved(shares, slots, level[1])
     home = next((worker for worker in usable if master is not None and master in worker.units), None)
     if home is not None:
         elsewhere = [share for share in shares if share.worker is not home]
-        other = _most_saved(elsewhere, seats, level[1])
+        other = _most_saved(elsewhere, slots, level[1])
         if other[0] + 1 > saved:
             _, plain, fuller = other
     kept = sorted((*plain, *fuller), key=lambda share: (-share.executors, share.worker.slot))
@@ -71,35 +71,35 @@ def choose_reused(
     )
 
 
-def _share(worker: OldWorker, loose: set[int], average: int, master: Unit | None) -> _Share:
+def _share(worker: OldWorker, unassigned: set[int], average: int, master: Unit | None) -> _Share:
     sizes = sorted(
-        (worker.weight(unit) for unit in worker.units if unit.first in loose and unit is not master),
+        (worker.weight(unit) for unit in worker.units if unit.first in unassigned and unit is not master),
         reverse=True,
     )
     return _Share(worker, len(sizes), sum(sizes[:average]), sum(sizes[average : average + 1]))
 
 
-def _most_saved(shares: list[_Share], seats: int, more: int) -> tuple[int, list[_Share], list[_Share]]:
+def _most_saved(shares: list[_Share], slots: int, more: int) -> tuple[int, list[_Share], list[_Share]]:
     """(tasks that stay, workers with the average, workers with one more): the best of all choices.
 
-    At most ``seats`` workers, at most ``more`` of them with one executor more. In the order of what one more
+    At most ``slots`` workers, at most ``more`` of them with one executor more. In the order of what one more
     saves, those that get it stand before those that do not, or two of them could change places; so trying
     every border between the two kinds finds the best.
     """
-    seats = max(0, min(seats, len(shares)))
-    more = min(more, seats)
+    slots = max(0, min(slots, len(shares)))
+    more = min(more, slots)
     ranked = sorted(
         shares, key=lambda share: (-share.extra, -share.base, -share.executors, share.worker.slot)
     )
     before = _sums_of_largest([share.base + share.extra for share in ranked], more)
-    after = _sums_of_largest([share.base for share in reversed(ranked)], seats - more)[::-1]
-    borders = range(more, len(ranked) - (seats - more) + 1)
+    after = _sums_of_largest([share.base for share in reversed(ranked)], slots - more)[::-1]
+    borders = range(more, len(ranked) - (slots - more) + 1)
     border = max(borders, key=lambda border: (before[border] + after[border], -border))
     fuller = sorted(
         ranked[:border], key=lambda share: (-share.base - share.extra, -share.executors, share.worker.slot)
     )[:more]
     plain = sorted(ranked[border:], key=lambda share: (-share.base, -share.executors, share.worker.slot))[
-        : seats - more
+        : slots - more
     ]
     return before[border] + after[border], plain, fuller
 
@@ -115,7 +115,7 @@ def _sums_of_largest(values: Sequence[int], count: int) -> list[int]:
 
 
 def trim(
-    reuse: Reuse, loose: set[int], average: int, holding: Mapping[str, frozenset[str]]
+    reuse: Reuse, unassigned: set[int], average: int, holding: Mapping[str, frozenset[str]]
 ) -> dict[Slot, tuple[Unit, ...]]:
     """Old slot -> executors that stay in it: as many as its share allows.
 
@@ -128,7 +128,7 @@ def trim(
     for worker in sorted(reuse.kept, key=lambda worker: worker.slot):
         mine: list[Unit] = []
         for unit in worker.units:
-            if unit.first not in loose:
+            if unit.first not in unassigned:
                 continue
             if unit.component in holding:
                 if (unit.component, worker.slot[0]) in seen:

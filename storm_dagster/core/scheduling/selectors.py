@@ -12,7 +12,7 @@ from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement_reasons import Reason
 
-__all__ = ["Bin", "Key", "Selector", "water_level"]
+__all__ = ["Bin", "Key", "Selector", "fair_share"]
 
 Key = tuple[int, ...]
 """A worker as the chain of selectors sees it: smaller is better, selector by selector, its number last."""
@@ -41,13 +41,13 @@ class Bin:
         return len(self.units)
 
     def put(self, unit: Unit, why: Reason) -> None:
-        """Adds an executor."""
+        """Add an executor."""
         self.units.append(unit)
         self.reasons[unit.first] = why
 
 
-def water_level(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
-    """(average, remainder) of the final sizes when ``waiting`` executors are poured over workers of ``sizes``.
+def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
+    """(average, remainder) of the final sizes when ``waiting`` executors are spread over workers of ``sizes``.
 
     A worker that is fuller than its share already is left out, and the others share what remains:
     afterwards ``remainder`` workers may hold one more than the average, all others hold the average.
@@ -57,7 +57,7 @@ def water_level(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
         average, remainder = divmod(waiting + sum(open_sizes), len(open_sizes))
         if open_sizes[-1] <= average:
             return average, remainder
-        # Full: at least its share and one more, so it is no part of what is shared out.
+        # Full: it holds more than its share already.
         open_sizes.pop()
     return 0, 0
 
@@ -73,7 +73,7 @@ _STEPS = (
 
 
 class Selector:
-    """Puts executors into workers, one at a time, by quota and by the chain of selectors.
+    """Selector of a worker for one executor at a time, by quota and by the chain of selectors.
 
     The chain: fewest executors of the component, fewest executors, then - for user components - most
     executors of components that it trades tuples with; each compared between workers first and then
@@ -100,18 +100,18 @@ class Selector:
         return size < self.average or (size == self.average and self.remainder > 0)
 
     def candidates(self, unit: Unit) -> list[Key]:
-        """What the chain would choose from for this executor, the best first: workers with room."""
+        """Workers with room for this executor in the order of the chain, the best first."""
         return sorted(self._key(unit, index) for index in range(len(self.bins)) if self.is_open(index))
 
     def place_all(self, units: Iterable[Unit]) -> None:
-        """Puts executors where the chain wants them, in this order, among workers with room."""
+        """Place executors in this order, each in the first worker of the chain that has room."""
         for _, run in groupby(units, key=lambda unit: unit.component):
             waiting = list(run)
             while waiting:
                 waiting = self._place_run(waiting)
 
     def _place_run(self, units: list[Unit]) -> list[Unit]:
-        """Places executors of one component until a worker beside the chosen one closes; returns the rest.
+        """Place executors of one component until a worker beside the chosen one closes; returns the rest.
 
         Within a supervisor the order of workers depends on the workers alone, and a choice changes the keys of
         one supervisor only. So two kinds of sorted lists are kept: the workers of each supervisor, and the best
@@ -146,7 +146,7 @@ class Selector:
         return []
 
     def place_apart(self, unit: Unit, blocked: frozenset[str]) -> None:
-        """Puts an executor on a supervisor without one of its component; the caller knows that there is one.
+        """Place an executor on a supervisor without one of its component; the caller knows that there is one.
 
         ``blocked`` are further supervisors that hold one. Being apart outranks the quota: with no room
         left on such a supervisor, the best worker there takes one more.
@@ -155,7 +155,7 @@ class Selector:
         self._put(unit, best[-1], _decided(best, rivals[:1]))
 
     def apart_candidates(self, unit: Unit, blocked: frozenset[str]) -> list[Key]:
-        """What :meth:`place_apart` would choose from, the best first."""
+        """Workers that :meth:`place_apart` can choose from, the best first."""
         apart = [
             index
             for index, bin in enumerate(self.bins)
@@ -165,7 +165,7 @@ class Selector:
         return sorted(self._key(unit, index) for index in roomy)
 
     def _put(self, unit: Unit, index: int, why: Reason) -> bool:
-        """Whether it was the last executor that may exceed the average: all workers with the average close."""
+        """Place it; whether it was the last that may exceed the average: all workers with the average close."""
         bin = self.bins[index]
         node = bin.slot[0]
         bin.put(unit, why)
@@ -178,7 +178,7 @@ class Selector:
         return self.remainder == 0
 
     def _inner(self, unit: Unit, index: int) -> Key:
-        """The order of workers of one supervisor: what counts the supervisor is the same for all of them."""
+        """Sort key among workers of one supervisor: counts of the supervisor are the same for all of them."""
         inside = self._in_bin[index]
         related = () if unit.is_system else self._related.get(unit.component, ())
         near = sum(inside[component] for component in related)
@@ -194,7 +194,7 @@ class Selector:
 
 
 def _decided(best: Key, rivals: Sequence[Key]) -> Reason:
-    """Which selector left no other candidate."""
+    """The selector that left no other candidate."""
     if not rivals:
         return Reason.ONLY
     rival = min(rivals)

@@ -20,42 +20,42 @@ class Pool:
     """The slots of a cluster while its topologies are served, one after the other."""
 
     def __init__(self, supervisors: Iterable[SupervisorSlots], holders: dict[Slot, int]) -> None:
-        """``holders`` says how many topologies of the batch name a slot as theirs: it is free for none of them."""
+        """``holders``: slot -> number of topologies of the batch that hold it; it is free for none of them."""
         self.hosts: dict[str, str] = {}
         """Supervisor id -> host, in ascending order of id."""
         self.free: dict[str, list[int]] = {}
         """Supervisor id -> free ports, ascending."""
         self.total: int = 0
         self._ports: dict[str, int] = {}
-        self._lendable: set[Slot] = set()
+        self._reusable: set[Slot] = set()
         for supervisor in sorted(supervisors, key=lambda supervisor: supervisor.id):
             node = supervisor.id
             ports, used = set(supervisor.ports), set(supervisor.used)
             self.hosts[node] = supervisor.host
             self._ports[node] = len(ports)
             self.free[node] = sorted(port for port in ports - used if not holders.get((node, port)))
-            self._lendable |= {(node, port) for port in ports - used if holders.get((node, port)) == 1}
+            self._reusable |= {(node, port) for port in ports - used if holders.get((node, port)) == 1}
             self.total += len(self.free[node])
         self.loads: list[Load] = sorted(map(self.load, self.free))
 
     def load(self, node: str) -> Load:
-        """Where the supervisor stands in the order of load."""
+        """Sort key of the supervisor by load."""
         free = len(self.free[node])
         return (-free, self._ports[node] - free, node)
 
     def may_keep(self, slot: Slot) -> bool:
-        """Whether the topology that holds the slot may use it on: it is offered, and one topology names it."""
-        return slot in self._lendable
+        """Whether the topology that holds the slot may reuse it: it is offered, and only one topology holds it."""
+        return slot in self._reusable
 
     def take(self, slot: Slot) -> None:
-        """The slot is not free any more."""
+        """Mark the slot as used."""
         _drop(self.loads, self.load(slot[0]))
         self.free[slot[0]].remove(slot[1])
         insort(self.loads, self.load(slot[0]))
         self.total -= 1
 
     def put(self, slot: Slot) -> None:
-        """The slot is free."""
+        """Mark the slot as free."""
         _drop(self.loads, self.load(slot[0]))
         insort(self.free[slot[0]], slot[1])
         insort(self.loads, self.load(slot[0]))
@@ -78,7 +78,7 @@ class Offer:
         self.hosts: dict[str, str] = chosen or pool.hosts
         """Supervisor id -> host, of the supervisors that the topology may use, in ascending order of id."""
         self._loads = sorted(map(pool.load, chosen)) if chosen else pool.loads
-        self._lent: set[Slot] = set()
+        self._released: set[Slot] = set()
         self._taken: list[Slot] = []
 
     @property
@@ -99,17 +99,17 @@ class Offer:
         return slot[1] in self.ports(slot[0])
 
     def may_keep(self, slot: Slot) -> bool:
-        """Whether a slot that the topology holds is on a supervisor that is there to give it away."""
+        """Whether a slot that the topology holds is on a usable supervisor that can release it."""
         return slot[0] in self.hosts and self._pool.may_keep(slot)
 
-    def lend(self, slot: Slot) -> None:
-        """Frees a slot that the topology holds, for itself alone."""
-        if self._pool.may_keep(slot) and slot not in self._lent:
-            self._lent.add(slot)
+    def release_own(self, slot: Slot) -> None:
+        """Free a slot that the topology holds, for this topology only."""
+        if self._pool.may_keep(slot) and slot not in self._released:
+            self._released.add(slot)
             self._change(slot, self._pool.put)
 
     def take(self, slot: Slot) -> Slot:
-        """The slot, which is not free any more."""
+        """Take the slot and return it."""
         self._change(slot, self._pool.take)
         self._taken.append(slot)
         return slot
@@ -130,20 +130,20 @@ class Offer:
             yield load
 
     def close(self, *, refused: bool) -> None:
-        """Leaves to the next topology what is free for all, and gives everything back when it was refused."""
-        for slot in self._lent:
+        """Leave to the next topology what is free for all; release everything when it was refused."""
+        for slot in self._released:
             if slot[1] in self._pool.free[slot[0]]:
                 self._pool.take(slot)
         for slot in self._taken if refused else ():
-            if slot not in self._lent:
+            if slot not in self._released:
                 self._pool.put(slot)
 
 
 def offer_for(topology: TopologyToPlace, pool: Pool, own: Iterable[Slot]) -> Offer:
-    """What the topology may use: free slots and its own, on its isolation hosts if any of those is there."""
+    """Offer to the topology: free slots and its own, on its isolation hosts if any of those is there."""
     offer = Offer(pool, topology.isolation)
     for slot in sorted(own):
-        offer.lend(slot)
+        offer.release_own(slot)
     return offer
 
 
@@ -153,7 +153,7 @@ class DifferNeed:
 
     component: str
     units: int
-    """How many are still to be placed."""
+    """Number still to be placed."""
     blocked: frozenset[str]
     """Supervisors that hold one already."""
 
@@ -161,7 +161,7 @@ class DifferNeed:
 def spread_workers(
     offer: Offer, count: int, nodes: list[str], needs: tuple[DifferNeed, ...], alone: bool
 ) -> list[tuple[Slot, Reason, str]]:
-    """``count`` new slots, one at a time, each on the supervisor with the most free ports.
+    """Take ``count`` new slots, one at a time, each on the supervisor with the most free ports.
 
     ``nodes`` are the supervisors that the topology already has workers on in this event. Only when so few
     slots remain to be chosen that a ``task.on.differ.node`` component would be left without enough
@@ -204,9 +204,9 @@ def _least_loaded(offer: Offer) -> tuple[str, Reason, str]:
 
 
 def interleaved(offer: Offer) -> list[Slot]:
-    """Free slots dealt host by host, hosts with more free slots first, as in Storm.
+    """Free slots in turn from host to host, hosts with more free slots first, as in Storm.
 
-    Inside a host its supervisors are dealt the same way. Equal ones go by the lower supervisor id.
+    Inside a host it is the turn of its supervisors likewise. Equal ones go by the lower supervisor id.
     """
     by_host: dict[str, list[list[Slot]]] = {}
     for node, host in offer.hosts.items():

@@ -1,4 +1,4 @@
-"""What is placed: executors, as units that stay together, and how many workers they are spread over."""
+"""Units of placement: executors, whose tasks stay together, and the number of workers for them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def units_of(topology: TopologyToPlace) -> tuple[Unit, ...]:
 
 
 def task_count(units: Iterable[Unit]) -> int:
-    """How many tasks the units hold together."""
+    """Number of tasks of the units together."""
     return sum(len(unit.tasks) for unit in units)
 
 
@@ -68,11 +68,11 @@ def exchanges(topology: TopologyToPlace) -> dict[str, frozenset[str]]:
 
 
 def worker_count(workers: int | None, executors: int, single_master: bool | None) -> tuple[int, bool]:
-    """How many workers a topology gets, and whether its topology master has one of them for itself.
+    """Number of workers of a topology, and whether its topology master has one of them for itself.
 
     ``executors`` is the parallelism of all components but the topology master. As in JStorm,
-    the smaller of the two, and one more for the master when it was asked to be alone, or when nothing was
-    said and there are at least ten.
+    the smaller of the two, and one more for the master when it is to be alone, or when the conf does not say
+    and there are at least ten.
     """
     count = executors if workers is None else min(workers, executors)
     alone = single_master if single_master is not None else count >= MASTER_ALONE_FROM

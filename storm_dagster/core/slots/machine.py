@@ -1,4 +1,4 @@
-"""Pure state machine of one slot (port) of a supervisor, after Storm 2's ``Slot`` (``docs/decisions.md#slot-machine``).
+"""State machine of one slot (port) of a supervisor, pure, after Storm 2's ``Slot`` (``docs/decisions.md#slot-machine``).
 
 ``step(slot, event, now, limits)`` gives the next slot and the instructions that the supervisor has to
 execute; what comes of an instruction comes back as another event. Times are seconds of one monotonic
@@ -46,7 +46,7 @@ from storm_dagster.core.slots.model import (
 )
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 
-__all__ = ["crash_delay", "forgive", "is_restarting", "step"]
+__all__ = ["crash_delay", "extend_deadline", "is_restarting", "step"]
 
 _Result: TypeAlias = "tuple[Slot, tuple[Instruction, ...]]"
 _KILL_AGAIN = 5.0
@@ -62,16 +62,16 @@ def is_restarting(slot: Slot) -> bool:
     return _same_topology(slot.wanted, slot.ran) and slot.state not in ("running", "waiting-for-update")
 
 
-def forgive(slot: Slot, seconds: float) -> Slot:
-    """The slot after ``seconds`` in which nobody looked (a suspended machine, a stopped supervisor).
+def extend_deadline(slot: Slot, seconds: float) -> Slot:
+    """Extend the heartbeat deadline by ``seconds`` without a supervisor (a suspended machine, a stopped process).
 
-    A silence that was not watched proves nothing about the worker.
+    Silence while nobody watched proves nothing about the worker.
     """
     return replace(slot, beat_at=slot.beat_at + seconds)
 
 
 def step(slot: Slot, event: Event, now: float, limits: SlotLimits) -> _Result:
-    """The slot after ``event``, and what to do. Late answers that fit nothing any more change nothing."""
+    """The slot after ``event``, and instructions. Late results that fit nothing any more change nothing."""
     if isinstance(event, Assigned):
         return _assigned(slot, event.work, event.lazy, now)
     if isinstance(event, CodeReady):
@@ -125,7 +125,7 @@ def _assigned(slot: Slot, work: Work | None, lazy: bool, now: float) -> _Result:
 
 
 def _other_code(slot: Slot, now: float) -> _Result:
-    """The process runs other code of the topology: it keeps running until that is here, or for good if it may."""
+    """Keep a process with other code of the topology running until the wanted code is here, or for good if lazy."""
     if slot.lazy:
         slot = _enter(slot, "running" if slot.running_since is not None else "waiting-for-start", now)
         return _fetch(slot, now)
@@ -142,7 +142,7 @@ def _fetch(slot: Slot, now: float) -> _Result:
 
 
 def _without_process(slot: Slot, now: float) -> _Result:
-    """Where a slot goes that has no process and starts none."""
+    """Next state of a slot that has no process and starts none."""
     if slot.wanted is None:
         return replace(_enter(slot, "empty", now), running_since=None, fetching=None, ready=None), ()
     if slot.ready != slot.wanted.code_dir:
@@ -258,7 +258,7 @@ def _exited(slot: Slot, event: Exited, now: float, limits: SlotLimits) -> _Resul
     report: tuple[Instruction, ...] = ()
     if not ordered and slot.wanted is not None:
         if event.status == EXIT_SUPERSEDED:
-            # It read an assignment that does not name it: what the next look at the cluster says, counts.
+            # It read an assignment that does not name it: the next refresh decides.
             slot = replace(slot, not_before=now + limits.stopped_delay, reason="its worker was superseded")
         else:
             # Status 0 is a TERM that did not come from here: `stop` ends workers before their supervisor.

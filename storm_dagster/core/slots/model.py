@@ -1,4 +1,4 @@
-"""The values of the slot state machine: the slot, the events that reach it, the instructions that it gives."""
+"""Values of the slot state machine: the slot, its events, and its instructions."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ SlotState = Literal[
 
 
 class Work(NamedTuple):
-    """What a slot is to run: which tasks is the worker's own affair (it reads its assignment itself)."""
+    """Topology and code that a slot runs; the worker reads its tasks from its assignment."""
 
     topology_id: str
     code_dir: str
 
 
 class Worker(NamedTuple):
-    """One process: the id of its working folder, and the work that it was started for."""
+    """Process of a slot: the id of its working folder, and the work that it was started for."""
 
     id: str
     work: Work
@@ -56,7 +56,7 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotLimits:
-    """Seconds."""
+    """Limits and pauses, in seconds."""
 
     start_timeout: float
     """From the start of a process to its first beat (``supervisor.worker.start.timeout.secs``)."""
@@ -65,13 +65,13 @@ class SlotLimits:
     kill_after: float
     """Between TERM and KILL (``supervisor.worker.shutdown.sleep.secs``)."""
     stable_after: float = 60.0
-    """A process that ran so long starts the back-off anew."""
+    """A process that ran so long resets the back-off."""
     longest_delay: float = 60.0
     """Back-off between restarts: 0, 1, 2, 4 ... up to this."""
     fetch_again_after: float = 3.0
     """After a fetch that failed and may succeed."""
     stopped_delay: float = 1.0
-    """After an exit that nobody here ordered and that is no crash: whoever did it gets to say why."""
+    """After an exit that the supervisor did not order and that is no crash: time for its cause to be recorded."""
 
 
 # -- events -----------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ class SlotLimits:
 
 @dataclass(frozen=True)
 class Assigned:
-    """What the cluster wants in this slot now; ``None``: nothing."""
+    """Desired work of the slot; ``None``: nothing."""
 
     work: Work | None
     lazy: bool = False
@@ -88,14 +88,14 @@ class Assigned:
 
 @dataclass(frozen=True)
 class CodeReady:
-    """That code is on this disk, whole."""
+    """The code is complete on this disk."""
 
     code_dir: str
 
 
 @dataclass(frozen=True)
 class CodeFailed:
-    """That code could not be fetched. ``lasting``: trying again soon would give the same."""
+    """The code could not be fetched. ``lasting``: an early retry would fail, too."""
 
     code_dir: str
     reason: str
@@ -112,7 +112,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class LaunchFailed:
-    """No process came of a ``Launch``. ``code_missing``: because its code is not on the disk any more."""
+    """A ``Launch`` failed. ``code_missing``: because its code is not on the disk any more."""
 
     reason: str
     code_missing: bool = False
@@ -135,7 +135,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time went by."""
+    """Time has passed."""
 
 
 Event: TypeAlias = "Assigned | CodeReady | CodeFailed | Launched | LaunchFailed | Beat | Exited | Tick"
@@ -145,7 +145,7 @@ Event: TypeAlias = "Assigned | CodeReady | CodeFailed | Launched | LaunchFailed 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Get that code onto this disk; answered by ``CodeReady`` or ``CodeFailed``."""
+    """Fetch the code to this disk; answered by ``CodeReady`` or ``CodeFailed``."""
 
     code_dir: str
 
@@ -180,7 +180,7 @@ class Clean:
 
 @dataclass(frozen=True)
 class Report:
-    """Something that the topology's owner has to hear of."""
+    """Error to report to the topology's owner."""
 
     topology_id: str
     text: str

@@ -1,4 +1,4 @@
-"""From what a client submits to what a cluster runs: normalise, validate, add the system's parts, number tasks."""
+"""Submission of a topology: normalize, validate, add the system's components, number tasks."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ ONE_TIME_KEYS = frozenset(
 
 
 def without_nulls(conf: Conf) -> dict[str, Any]:
-    """The conf without null values under known keys that have a default: null there means "not set"."""
+    """Drop null values of known keys that have a default: null there means "not set"."""
     defaults = default_conf()
     return {
         key: value
@@ -48,7 +48,7 @@ def without_nulls(conf: Conf) -> dict[str, Any]:
 
 
 def check_conf(conf: object, *, source: str, unknown: Unknown = "error") -> tuple[dict[str, Any], list[str]]:
-    """A submitted or component conf, checked, and warnings.
+    """Check a submitted or component conf; returns it and warnings.
 
     Unknown keys below our prefixes are errors, or warnings with ``unknown="warn"`` (Thrift). Raises
     :class:`InvalidTopology` that names every wrong key at once, and ``source``.
@@ -68,7 +68,7 @@ FORCED_SCHEDULER = "forced scheduler of nimbus.inimbus.class"
 
 
 def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
-    """Cluster conf with the topology's laid over it: what every decision about the topology reads.
+    """Cluster conf overridden by the topology's: the conf of every decision about the topology.
 
     Only the scheduler that the cluster forces (:data:`FORCED_SCHEDULER`) wins over the topology's own.
     """
@@ -80,7 +80,7 @@ def total_conf(cluster: Conf, topology: Conf) -> dict[str, Any]:
 
 
 def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
-    """What an update keeps: the conf that came with earlier submissions, as far as it is not given again (or null).
+    """Conf of earlier submissions that an update keeps: keys that are not given again (or null).
 
     With ``topology.update.keep.conf: false`` in ``submitted`` (or the cluster's conf) nothing is kept. A conf that was
     stored before submissions were told from code names no keys: nothing of it is kept, either.
@@ -92,7 +92,7 @@ def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
 
 
 def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:
-    """Key -> (old, new) of two total confs; what the system sets for itself is left out."""
+    """Key -> (old, new) of two total confs; keys that the system sets are left out."""
     quiet = {*_SYSTEM_KEYS, *ONE_TIME_KEYS}
     return {
         key: (old.get(key), new.get(key))
@@ -114,7 +114,7 @@ def normalize_conf(
 
     The author's conf, then the submission's, then what the system decides: name and id, the cluster's
     mode, workers, ackers (null becomes 1) and ``topology.max.task.parallelism`` of the merged conf, so
-    that a later change of the cluster's conf does not change a running topology. Normalising twice
+    that a later change of the cluster's conf does not change a running topology. Normalizing twice
     changes nothing. Raises :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's.
     """
     own = {**without_nulls(topology.conf), **without_nulls(submitted)}

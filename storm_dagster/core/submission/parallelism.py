@@ -12,7 +12,7 @@ __all__ = ["normalize_topology", "wanted_executors"]
 
 
 def normalize_topology(conf: Conf, spec: TopologySpec) -> TopologySpec:
-    """The topology with its final parallelism; normalising twice changes nothing.
+    """The topology with its final parallelism; normalizing twice changes nothing.
 
     ``conf`` is the total conf (cluster and topology). The parallelism of a component is that of
     ``topology.bolt.parallelism``/``topology.spout.parallelism`` when it stands there, else the code's; then

@@ -30,7 +30,7 @@ def _task_count(part: ComponentSpec, conf: Conf) -> int:
 
 
 def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
-    """Task ids 1, 2, ... for a normalised topology that has its system components.
+    """Task ids 1, 2, ... for a normalized topology that has its system components.
 
     Bolts in declared order, then ``__acker``, then ``__topology_master``, then spouts in declared order;
     one contiguous block each; ``topology.max.task.parallelism`` of the total ``conf`` caps every block.
@@ -94,7 +94,7 @@ def executors_of(table: TaskTable, executors: Mapping[str, int]) -> dict[str, tu
 
 
 def fixed_task_components(spec: TopologySpec) -> frozenset[str]:
-    """Components of a normalised topology whose number of tasks is fixed by ``topology.tasks``."""
+    """Components of a normalized topology whose number of tasks is fixed by ``topology.tasks``."""
     return frozenset(
         component_id
         for component_id, _, part in spec.components()
@@ -121,7 +121,7 @@ def rescale(table: TaskTable, executors: Mapping[str, int], fixed: Collection[st
             if wanted > len(ids):
                 raise InvalidRequest(
                     f"component {component_id!r} has {len(ids)} tasks by topology.tasks and cannot have {wanted} "
-                    f"executors: ask for at most {len(ids)}, or submit it anew with more tasks"
+                    f"executors: ask for at most {len(ids)}, or submit it again with more tasks"
                 )
             continue
         if wanted > len(ids):

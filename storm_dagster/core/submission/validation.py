@@ -25,7 +25,7 @@ _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDE
 
 
 def validate_topology(spec: TopologySpec, conf: Conf) -> None:
-    """Raise :class:`InvalidTopology` for the first rule that the normalised topology breaks.
+    """Raise :class:`InvalidTopology` for the first rule that the normalized topology breaks.
 
     ``conf`` is the total conf. The topology is the user's: without system components.
     """

@@ -18,7 +18,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.core.liveness.causes import Cause, due_attempts
-from storm_dagster.core.liveness.detection import LivenessLimits, Observation, observe
+from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
 from storm_dagster.defs.binding import bind
 from storm_dagster.defs.healing.memory import (
     REASSIGN_JOB,
@@ -193,7 +193,7 @@ def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.A
     )
 
 
-def seen_text(view: ClusterView, seen: Observation) -> str:
+def seen_text(view: ClusterView, seen: LivenessResult) -> str:
     """What one look at the cluster showed, for the tick's history."""
     workers = sum(len(topology.live_workers) for topology in view.topologies.values())
     text = (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.core.invariants import RULES, Facts
+from storm_dagster.core.invariants import RULES, ClusterSnapshot
 from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check
@@ -55,7 +55,7 @@ CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
 
 def view_findings(view: ClusterView) -> dict[str, list[str]]:
     """Check name -> violations of its rule in ``view``."""
-    facts = Facts(view)
+    facts = ClusterSnapshot(view)
     return {
         rule.name: [violation.sentence for violation in rule.check(facts)] for rule in RULES if rule.by_view
     }
@@ -74,7 +74,7 @@ def result_of(name: str, found: Iterable[str], looked_at: int) -> dg.AssetCheckR
 
 def missing_blobs(view: ClusterView, blobs: BlobStore) -> list[str]:
     """Violations of the rule that the code of every topology is stored."""
-    facts = Facts(view, blobs=stored_hashes(blobs, code_keys(view)))
+    facts = ClusterSnapshot(view, blobs=stored_hashes(blobs, code_keys(view)))
     (rule,) = (rule for rule in RULES if rule.name == "blobs_present")
     return [violation.sentence for violation in rule.check(facts)]
 
@@ -100,7 +100,7 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
     """Every invariant of the cluster, in at least two looks."""
     home = handles.zookeeper.home_path()
     with operations(context, handles) as ops:
-        seen = inspect_cluster(ops, home=home if home.is_dir() else None, settle_secs=_SETTLE_SECS)
+        seen = inspect_cluster(ops, home=home if home.is_dir() else None, stable_secs=_SETTLE_SECS)
     return dg.AssetCheckResult(
         passed=seen.sound,
         severity=dg.AssetCheckSeverity.ERROR,

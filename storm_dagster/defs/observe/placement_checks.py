@@ -12,8 +12,8 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.core.reassignment import standing_topology
-from storm_dagster.core.scheduling.standing import (
+from storm_dagster.core.reassignment import current_topology
+from storm_dagster.core.scheduling.assignment_checks import (
     differ_node_faults,
     isolation_faults,
     move_faults,
@@ -78,7 +78,7 @@ def _standing(ops: OperationsContext) -> Iterator[_Standing]:
         except (StormDagsterError, ValueError):
             # Missing blobs are what another check is about.
             continue
-        standing = standing_topology(view, topology, runnable, topology.tasks)
+        standing = current_topology(view, topology, runnable, topology.tasks)
         yield _Standing(standing, hosts, stored)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from storm_dagster.core.reassignment import Runnable, offered_supervisors, placed_workers, standing_topology
+from storm_dagster.core.reassignment import Runnable, current_topology, offered_supervisors, placed_workers
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.scheduling.explain import choice_of
 from storm_dagster.model.placement import PlacementBatch, TopologyPlacement, TopologyToPlace
@@ -40,7 +40,7 @@ def explain_document(
     document["components"] = {str(number): name for number, name in sorted(components.items())}
     slots = topology.assignment.task_slots() if topology.assignment else {}
     document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}
-    to_place = standing_topology(view, topology, runnable, topology.tasks)
+    to_place = current_topology(view, topology, runnable, topology.tasks)
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
     document["unassigned"], document["waiting"] = _outlook(view, topology, to_place, lost)
     if task is not None:
@@ -55,7 +55,7 @@ def problems(
     if topology.tasks is None or not down:
         return []
     components = topology.tasks.component_of()
-    to_place = standing_topology(view, topology, runnable, topology.tasks)
+    to_place = current_topology(view, topology, runnable, topology.tasks)
     without, waiting = _outlook(view, topology, to_place, set(down) & components.keys())
     by_reason: dict[str, list[int]] = {}
     for task, reason in without.items():

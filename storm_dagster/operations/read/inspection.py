@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.core.invariants import RULES, Facts, GrayNodes, Pending, Violation, WorkerPid, settle
+from storm_dagster.core.invariants import (
+    RULES,
+    ClusterSnapshot,
+    GrayNodes,
+    PendingViolations,
+    Violation,
+    WorkerPid,
+    confirm_violations,
+)
 from storm_dagster.core.invariants import violations as violations_of
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
@@ -43,18 +51,18 @@ def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
 
 def look(
     ctx: OperationsContext,
-    former: Facts | None = None,
+    former: ClusterSnapshot | None = None,
     *,
     home: Path | None = None,
     garbage: tuple[str, ...] | None = None,
-) -> Facts:
+) -> ClusterSnapshot:
     """One look. Processes are looked at with ``home``: those of this machine."""
     processes = None if home is None else worker_processes(home)
     view = ctx.cluster.load_view()
     visible = [topology for topology in view.topologies.values() if topology.base.status != "KILLED"]
     keys = code_keys(view)
     copies, nimbuses = _copies(ctx, keys)
-    return Facts(
+    return ClusterSnapshot(
         view=view,
         # Tokens are claimed before a base exists, and read after it here.
         tokens=read_tokens(ctx)[0],
@@ -62,7 +70,7 @@ def look(
         copies=copies,
         wanted_copies={topology.id: _wanted(ctx, topology, nimbuses) for topology in visible},
         unschedulable=dict(_unschedulable(ctx, visible)),
-        wishes=frozenset(
+        rebalance_requests=frozenset(
             topology.id
             for topology in visible
             if "rebalance" in (ctx.cluster.state.find_children(paths.topology(topology.id)) or ())
@@ -172,9 +180,9 @@ def inspect_cluster(
     ctx: OperationsContext,
     *,
     home: Path | None = None,
-    settle_secs: float = 10.0,
+    stable_secs: float = 10.0,
     interval_secs: float = 1.0,
-    progress: Callable[[Facts, list[Violation]], None] | None = None,
+    progress: Callable[[ClusterSnapshot, list[Violation]], None] | None = None,
 ) -> Inspection:
     """Look at least twice, and again while something is broken; what stays so for ``settle_secs`` counts.
 
@@ -182,20 +190,20 @@ def inspect_cluster(
     looks at the worker processes of this machine. Nothing is changed.
     """
     began = ctx.monotonic()
-    pending, former, looks = Pending(), None, 0
+    pending, former, looks = PendingViolations(), None, 0
     heals = {rule.name for rule in RULES if rule.heals}
     idle: dict[Violation, None] = {}
     while True:
         facts = look(ctx, former, home=home)
         found = violations_of(facts)
         now = ctx.monotonic()
-        counted, pending = settle(pending, found, boot_now=now, settle_secs=settle_secs)
+        counted, pending = confirm_violations(pending, found, boot_now=now, stable_secs=stable_secs)
         idle.update((violation, None) for violation in counted if violation.rule == "no_idle_writes")
         former, looks = facts, looks + 1
         if progress is not None:
             progress(facts, found)
         hard = [violation for violation in found if violation.rule not in heals]
-        over = now - began >= 3 * settle_secs
+        over = now - began >= 3 * stable_secs
         if looks > 1 and (over or all(violation in counted for violation in hard)):
             break
         ctx.sleep(interval_secs)

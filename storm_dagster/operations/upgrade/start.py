@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from storm_dagster.core.gray_upgrade import (
     Selection,
+    check_compatible,
     check_master_alone,
     check_selection,
     selection_of_conf,
 )
 from storm_dagster.core.submission import ONE_TIME_KEYS, SUBMITTED_KEYS, total_conf
 from storm_dagster.core.transitions import apply_event
-from storm_dagster.core.upgrade_compatibility import check_compatible
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
 from storm_dagster.model.names import make_code_dir

@@ -1,9 +1,10 @@
 """The PySpark assignment: placement of many topologies as one DataFrame computation.
 
 Supervisors, topologies, executors and present assignments are DataFrames. Free slots are ranked by a window;
-slots are allotted to topologies in order in one Arrow group over workers and supervisors; tasks are placed
-per topology, in parallel. Modules that run in Spark's Python workers (``past``, ``demand``, ``allot``,
-``even``, ``fill``, ``place``) import only the standard library, pyarrow and words of ``model``.
+slots are allocated to topologies in order in one Arrow group over workers and supervisors; tasks are assigned
+per topology, in parallel. Modules that run in Spark's Python workers (``history``, ``request_slots``,
+``allocate_slots``, ``even``, ``selectors``, ``assign_tasks`` and what they import) need only the standard
+library, pyarrow and constants of ``model``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs in Spark: seats of the ``even`` and of the ``local`` strategy."""
+"""Slots of the ``even`` and of the ``local`` strategy. Runs in Spark."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from storm_dagster.model.placement_reasons import (
     local_refusal,
     no_supervisor_refusal,
 )
-from storm_dagster.spark.assignment.ports import Slot
-from storm_dagster.spark.assignment.saving import Saving, most_saving
-from storm_dagster.spark.assignment.seating import Refused, Seating
+from storm_dagster.spark.assignment.free_ports import Slot
+from storm_dagster.spark.assignment.reuse import Saving, choose_reused
+from storm_dagster.spark.assignment.slot_allocation import PlacementRefused, SlotAllocation
 
-__all__ = ["even_shares", "even_wishes", "seat_even", "seat_local"]
+__all__ = ["allocate_even", "allocate_local", "even_shares", "unsupported_requests"]
 
 Row = dict[str, Any]
 
@@ -25,89 +25,89 @@ def even_shares(count: int, total: int) -> list[int]:
     return [count // total + (1 if index < count % total else 0) for index in range(total)]
 
 
-def even_wishes(about: Row) -> list[str]:
-    """Wishes that dealing tasks over slots in turn cannot keep, those that a new topology may not make first."""
-    wishes = ["use.userdefine.assignment"] if about["wishes"] else []
+def unsupported_requests(about: Row) -> list[str]:
+    """Conf keys that round-robin assignment cannot honor; a new topology with one of them is refused."""
+    keys = ["use.userdefine.assignment"] if about["user_workers"] else []
     if about["differ_names"]:
-        wishes.append(f"task.on.differ.node ({', '.join(about['differ_names'])})")
+        keys.append(f"task.on.differ.node ({', '.join(about['differ_names'])})")
     if about["single_master"]:
-        wishes.append("topology.master.single.worker")
-    return wishes
+        keys.append("topology.master.single.worker")
+    return keys
 
 
-def seat_even(seating: Seating) -> None:
-    """As many seats as wanted, as far as there are slots; none at all raises :class:`Refused`.
+def allocate_even(allocation: SlotAllocation) -> None:
+    """Allocate as many of the wanted slots as there are; none at all raises :class:`PlacementRefused`.
 
     In a monitor event live workers whose size is no share of an even spread give their slots back; a
     rebalance keeps the fullest old slots.
     """
-    about, demand, ports = seating.about, seating.demand, seating.ports
+    about, request, ports = allocation.about, allocation.request, allocation.ports
     event = about["event"]
-    wishes = even_wishes(about)
-    if wishes and event == "new":
-        raise Refused(even_refusal(about["name"], wishes))
-    offered = seating.within if seating.within is not None else list(ports.host)
+    unsupported = unsupported_requests(about)
+    if unsupported and event == "new":
+        raise PlacementRefused(even_refusal(about["name"], unsupported))
+    offered = allocation.within if allocation.within is not None else list(ports.host)
     alive: list[Row] = []
     if event == "monitor":
         alive = [
-            seat
-            for seat in demand["seats"]
-            if seat["node"] in offered and ports.may_return((seat["node"], seat["port"]))
+            row
+            for row in request["reusable"]
+            if row["node"] in offered and ports.may_keep((row["node"], row["port"]))
         ]
-    fixed = sum(demand["fixed"])
+    fixed = sum(request["fixed"])
     if event == "monitor":
-        fixed += sum(seat["size"] for seat in demand["seats"] if seat not in alive)
-    mine = demand["total"] - fixed
-    wanted = min(max(1, min(about["workers"], demand["total"]) - demand["staying"] + len(alive)), mine)
-    total = min(wanted, len(alive) + max(0, seating.free - seating.reserve))
-    if event == "monitor" and not demand["missing"] and total <= len(alive):
+        fixed += sum(row["size"] for row in request["reusable"] if row not in alive)
+    mine = request["total"] - fixed
+    wanted = min(max(1, min(about["workers"], request["total"]) - request["staying"] + len(alive)), mine)
+    total = min(wanted, len(alive) + max(0, allocation.free - allocation.reserve))
+    if event == "monitor" and not request["missing"] and total <= len(alive):
         return
     if not ports.host:
-        raise Refused(no_supervisor_refusal(about["name"]))
+        raise PlacementRefused(no_supervisor_refusal(about["name"]))
     if total < 1:
-        raise seating.short(1, with_remedy=False)
+        raise allocation.short(1, with_remedy=False)
     shares = even_shares(mine, total)
     kept = 0
     if event == "monitor":
-        kept = _keep_fitting(seating, alive, shares)
+        kept = _keep_fitting(allocation, alive, shares)
     elif event == "rebalance" and not about["reassign"]:
-        _keep_fullest(seating, shares)
-    for slot in _dealt(seating, total - kept - len(seating.seats)):
-        seating.sit(slot, "empty", Reason.SLOT_INTERLEAVED)
+        _keep_fullest(allocation, shares)
+    for slot in _dealt(allocation, total - kept - len(allocation.slots)):
+        allocation.take(slot, "empty", Reason.SLOT_INTERLEAVED)
 
 
-def _keep_fitting(seating: Seating, alive: list[Row], shares: list[int]) -> int:
-    """How many live workers stay; the others are freed."""
+def _keep_fitting(allocation: SlotAllocation, alive: list[Row], shares: list[int]) -> int:
+    """Number of live workers that stay; the others are freed."""
     left, kept = list(shares), 0
-    for seat in alive:
-        slot = (seat["node"], seat["port"])
-        if seat["size"] in left:
-            left.remove(seat["size"])
+    for row in alive:
+        slot = (row["node"], row["port"])
+        if row["size"] in left:
+            left.remove(row["size"])
             kept += 1
         else:
-            seating.lend(slot)
-            seating.freed.append(seat["worker"])
+            allocation.release_own(slot)
+            allocation.freed.append(row["worker"])
     return kept
 
 
-def _keep_fullest(seating: Seating, shares: list[int]) -> None:
+def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
     usable = [
-        seat
-        for seat in seating.demand["seats"]
-        if seat["size"] and seating.may_use((seat["node"], seat["port"]))
+        row
+        for row in allocation.request["reusable"]
+        if row["size"] and allocation.may_use((row["node"], row["port"]))
     ]
-    savings = [Saving(seat, shares[-1]) for seat in usable]
-    _, plain, fuller = most_saving(savings, len(shares), sum(share > shares[-1] for share in shares))
-    for seat in sorted([*plain, *fuller], key=lambda seat: seat["worker"]):
-        role = "fuller" if seat in fuller else "reuse"
-        seating.sit((seat["node"], seat["port"]), role, Reason.SLOT_REUSED, seat["worker"])
+    savings = [Saving(row, shares[-1]) for row in usable]
+    _, plain, fuller = choose_reused(savings, len(shares), sum(share > shares[-1] for share in shares))
+    for row in sorted([*plain, *fuller], key=lambda row: row["worker"]):
+        role = "fuller" if row in fuller else "reuse"
+        allocation.take((row["node"], row["port"]), role, Reason.SLOT_REUSED, row["worker"])
 
 
-def _dealt(seating: Seating, count: int) -> list[Slot]:
+def _dealt(allocation: SlotAllocation, count: int) -> list[Slot]:
     """The first ``count`` free slots, dealt host by host and in each host supervisor by supervisor."""
-    ports = seating.ports
+    ports = allocation.ports
     by_host: dict[str, list[list[Slot]]] = {}
-    for node in seating.nodes:
+    for node in allocation.nodes:
         by_host.setdefault(ports.host[node], []).append([(node, port) for port in ports.free[node]])
     return _interleave([_interleave(groups) for groups in by_host.values()])[:count]
 
@@ -117,19 +117,19 @@ def _interleave(groups: list[list[Slot]]) -> list[Slot]:
     return [slot for turn in zip_longest(*by_size) for slot in turn if slot is not None]
 
 
-def seat_local(seating: Seating) -> None:
-    """One seat on the only supervisor; nothing is reserved there."""
-    seating.reserve = 0
-    nodes = seating.nodes
+def allocate_local(allocation: SlotAllocation) -> None:
+    """Allocate one slot on the only supervisor; nothing is reserved there."""
+    allocation.reserve = 0
+    nodes = allocation.nodes
     if len(nodes) != 1:
-        raise Refused(local_refusal(seating.about["name"], len(nodes)))
-    free = seating.ports.free[nodes[0]]
+        raise PlacementRefused(local_refusal(allocation.about["name"], len(nodes)))
+    free = allocation.ports.free[nodes[0]]
     if not free:
-        raise seating.short(1, with_remedy=False)
+        raise allocation.short(1, with_remedy=False)
     slot = (nodes[0], free[0])
-    if seating.about["event"] == "rebalance":
-        for seat in seating.demand["seats"]:
-            if seating.may_use((seat["node"], seat["port"])):
-                slot = (seat["node"], seat["port"])
+    if allocation.about["event"] == "rebalance":
+        for row in allocation.request["reusable"]:
+            if allocation.may_use((row["node"], row["port"])):
+                slot = (row["node"], row["port"])
                 break
-    seating.sit(slot, "empty", Reason.SLOT_LOCAL)
+    allocation.take(slot, "empty", Reason.SLOT_LOCAL)

@@ -1,4 +1,4 @@
-"""The driver's side: a batch of events as Arrow tables, column by column."""
+"""Arrow tables of a batch of events, built by the driver column by column."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
-from storm_dagster.spark.assignment.schema import PAST, RUNS, SUPERVISORS, TOPOLOGIES
+from storm_dagster.spark.assignment.schema import HISTORY, RUNS, SUPERVISORS, TOPOLOGIES
 
 __all__ = ["Frames", "batch_frames", "service_order"]
 
@@ -23,10 +23,10 @@ class Frames:
     supervisors: pa.Table
     topologies: pa.Table
     runs: pa.Table
-    past: pa.Table | None
-    """``None`` when no topology has an assignment or a wish."""
+    history: pa.Table | None
+    """``None`` when no topology has an assignment or user-defined workers."""
     several: bool
-    """Some executor has several tasks."""
+    """Whether some executor has several tasks."""
 
 
 def service_order(batch: PlacementBatch) -> list[TopologyToPlace]:
@@ -51,7 +51,7 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
     supervisors: dict[str, list[Any]] = {name: [] for name in SUPERVISORS.names}
     topologies: dict[str, list[Any]] = {name: [] for name in TOPOLOGIES.names}
     runs: dict[str, list[Any]] = {name: [] for name in RUNS.names}
-    past: dict[str, list[Any]] = {name: [] for name in PAST.names}
+    history: dict[str, list[Any]] = {name: [] for name in HISTORY.names}
     for cluster, batch in enumerate(batches):
         for node in batch.supervisors:
             values = (cluster, node.id, node.host, node.ports, node.used)
@@ -60,24 +60,24 @@ def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
         for place, topology in enumerate(service_order(batch)):
             codes = _Codes()
             mine = list(executor_runs(topology, codes))
-            has_past = _add_past(past, cluster, place, topology, codes)
+            has_history = _add_history(history, cluster, place, topology, codes)
             about = _about(topology, codes, mine)
             for run in mine:
-                for name, value in zip(RUNS.names, (cluster, place, has_past, *run), strict=True):
+                for name, value in zip(RUNS.names, (cluster, place, has_history, *run), strict=True):
                     runs[name].append(value)
-            for name, value in zip(TOPOLOGIES.names, (cluster, place, has_past, about), strict=True):
+            for name, value in zip(TOPOLOGIES.names, (cluster, place, has_history, about), strict=True):
                 topologies[name].append(value)
     return Frames(
         pa.table(supervisors, schema=SUPERVISORS),
         pa.table(topologies, schema=TOPOLOGIES),
         pa.table(runs, schema=RUNS),
-        pa.table(past, schema=PAST) if past["cluster"] else None,
+        pa.table(history, schema=HISTORY) if history["cluster"] else None,
         any(size > 1 for size in runs["size"]),
     )
 
 
 def executor_runs(topology: TopologyToPlace, codes: _Codes) -> Iterator[Run]:
-    """The executors as runs of equal ones: a component of a thousand tasks is one row."""
+    """Runs of equal executors: a component of a thousand tasks is one row."""
     grouped: set[int] = set()
     for group in topology.executors:
         tasks = sorted(group)
@@ -125,7 +125,7 @@ def _about(topology: TopologyToPlace, codes: _Codes, runs: Iterable[Run]) -> dic
         "event": topology.event,
         "reassign": topology.reassign,
         "use_old": topology.use_old,
-        "wishes": bool(topology.user_workers),
+        "user_workers": bool(topology.user_workers),
         "workers": topology.workers,
         "executors": sum(topology.parallelism.values()),
         "single_master": topology.single_master,
@@ -143,10 +143,10 @@ def _about(topology: TopologyToPlace, codes: _Codes, runs: Iterable[Run]) -> dic
     }
 
 
-def _add_past(
-    past: dict[str, list[Any]], cluster: int, place: int, topology: TopologyToPlace, codes: _Codes
+def _add_history(
+    history: dict[str, list[Any]], cluster: int, place: int, topology: TopologyToPlace, codes: _Codes
 ) -> bool:
-    """Rows of a topology's assignment, of what happened to it and of its wishes; whether it has any."""
+    """Append rows of a topology's assignment, dead tasks and user-defined workers; whether it has any."""
     rows: list[dict[str, Any]] = [
         {
             "kind": "old",
@@ -161,16 +161,16 @@ def _add_past(
     ]
     rows.extend(
         {
-            "kind": "wish",
-            "seat": number,
-            "host": wish.host,
-            "port": wish.port,
-            "memory": wish.memory_bytes or 0,
-            "cpu": wish.cpu or 0,
-            "components": [codes[name] for name in wish.components],
-            "counts": list(wish.components.values()),
+            "kind": "user",
+            "number": number,
+            "host": entry.host,
+            "port": entry.port,
+            "memory": entry.memory_bytes or 0,
+            "cpu": entry.cpu or 0,
+            "components": [codes[name] for name in entry.components],
+            "counts": list(entry.components.values()),
         }
-        for number, wish in enumerate(topology.user_workers)
+        for number, entry in enumerate(topology.user_workers)
     )
     rows.extend(
         {"kind": kind, "tasks": tasks}
@@ -179,6 +179,6 @@ def _add_past(
     )
     for row in rows:
         row.update(cluster=cluster, topology=place)
-        for name, values in past.items():
+        for name, values in history.items():
             values.append(row.get(name))
     return bool(rows)

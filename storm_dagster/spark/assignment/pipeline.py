@@ -1,4 +1,4 @@
-"""The assignment as a DataFrame computation: one plan, one job, for all topologies of an event."""
+"""Assignment as a DataFrame computation: one plan, one job, for all topologies of an event."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
-from storm_dagster.spark.assignment.allot import allot_slots
-from storm_dagster.spark.assignment.demand import demand_of
+from storm_dagster.spark.assignment.allocate_slots import allocate_slots
+from storm_dagster.spark.assignment.assign_tasks import assign_tasks
 from storm_dagster.spark.assignment.frames import Frames, batch_frames
-from storm_dagster.spark.assignment.place import place_tasks
+from storm_dagster.spark.assignment.request_slots import request_slots
 from storm_dagster.spark.assignment.results import read_results
-from storm_dagster.spark.assignment.schema import DEMAND, DEMANDS, PLACED, SEATS, ddl, ddl_type
+from storm_dagster.spark.assignment.schema import (
+    ALLOCATED,
+    PLACED,
+    SLOT_REQUEST,
+    SLOT_REQUESTS,
+    ddl,
+    ddl_type,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,12 +37,12 @@ _TOPOLOGY = ("cluster", "topology")
 
 
 def plan_with_spark(session: SparkSession, batch: PlacementBatch) -> PlacementResult:
-    """Places the batch on Spark; ``assign_secs`` is the time of the job and of the reading of its result."""
+    """Place the batch on Spark; ``assign_secs`` is the time of the job and of the reading of its result."""
     return plan_many_with_spark(session, [batch])[0]
 
 
 def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch]) -> list[PlacementResult]:
-    """Places several independent clusters in one job; each result carries the time of the whole job."""
+    """Place several independent clusters in one job; each result carries the time of the whole job."""
     started = time.monotonic()
     frames = batch_frames(batches)
     placed = PLACED.empty_table()
@@ -50,7 +57,7 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
 
 
 def _partitions(batches: Sequence[PlacementBatch]) -> int:
-    """Two at least; a partition costs about as much as two hundred topologies."""
+    """Number of partitions, at least two; one costs about as much as two hundred topologies."""
     topologies = sum(len(batch.topologies) for batch in batches)
     return max(2, min(_MOST_PARTITIONS, topologies // 250))
 
@@ -59,31 +66,31 @@ def _placed(session: SparkSession, frames: Frames, partitions: int) -> DataFrame
     supervisors = _frame(session, frames.supervisors)
     topologies = _frame(session, frames.topologies)
     runs = _frame(session, frames.runs)
-    past = _frame(session, frames.past) if frames.past is not None else None
+    history = _frame(session, frames.history) if frames.history is not None else None
     topologies = topologies.withColumn("text", F.to_json("about", {"ignoreNullFields": "false"}))
     executors = _executors(runs, ("size", "members") if frames.several else ())
     facts = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
-    if past is None:
-        demands = _plain_demands(topologies)
+    if history is None:
+        requests = _plain_requests(topologies)
     else:
-        with_past = _demands_with_past(
-            topologies.where("past"), executors.where("past").drop("past"), past, partitions
+        with_history = _requests_with_history(
+            topologies.where("history"), executors.where("history").drop("history"), history, partitions
         )
-        demands = _plain_demands(topologies.where(~F.col("past"))).unionByName(with_past)
-        facts = facts.unionByName(past, allowMissingColumns=True)
-    seats = (
-        _ranked_slots(supervisors, past)
+        requests = _plain_requests(topologies.where(~F.col("history"))).unionByName(with_history)
+        facts = facts.unionByName(history, allowMissingColumns=True)
+    allocated = (
+        _ranked_slots(supervisors, history)
         .groupBy("cluster")
-        .cogroup(demands.groupBy("cluster"))
-        .applyInArrow(allot_slots, ddl(SEATS))
+        .cogroup(requests.groupBy("cluster"))
+        .applyInArrow(allocate_slots, ddl(ALLOCATED))
     )
-    facts = facts.unionByName(seats, allowMissingColumns=True)
+    facts = facts.unionByName(allocated, allowMissingColumns=True)
     return (
-        executors.drop("past")
+        executors.drop("history")
         .repartition(partitions, *_TOPOLOGY)
         .groupBy(*_TOPOLOGY)
         .cogroup(facts.repartition(partitions, *_TOPOLOGY).groupBy(*_TOPOLOGY))
-        .applyInArrow(place_tasks, ddl(PLACED))
+        .applyInArrow(assign_tasks, ddl(PLACED))
     )
 
 
@@ -96,11 +103,11 @@ def _executors(runs: DataFrame, more: Sequence[str]) -> DataFrame:
     """One row for each executor, ``more`` columns only when some have several tasks."""
     last = F.col("first") + (F.col("count") - 1) * F.col("size")
     unit = F.explode(F.sequence(F.col("first"), last, F.col("size")))
-    return runs.select(*_TOPOLOGY, "past", "component", unit.alias("unit"), *more)
+    return runs.select(*_TOPOLOGY, "history", "component", unit.alias("unit"), *more)
 
 
-def _plain_demands(topologies: DataFrame) -> DataFrame:
-    """What topologies without assignment and wishes want: arithmetic on columns."""
+def _plain_requests(topologies: DataFrame) -> DataFrame:
+    """Slot requests of topologies without history: arithmetic on columns."""
     about = topologies["about"]
     wanted = F.least(about["workers"], about["executors"])
     alone = F.coalesce(about["single_master"], wanted >= MASTER_ALONE_FROM)
@@ -119,37 +126,37 @@ def _plain_demands(topologies: DataFrame) -> DataFrame:
         ),
     )
     known = {
-        "settled": total == 0,
+        "unchanged": total == 0,
         "count": count,
         "staying": F.lit(0),
         "alone": with_master,
         "needs": F.filter(needs, lambda need: need["units"] > 0),
         "total": total,
         "missing": total,
-        "loose": total,
+        "unassigned": total,
     }
     fields = [
         known.get(field.name, F.array()).cast(ddl_type(field.type)).alias(field.name)
-        for field in (DEMAND.field(index) for index in range(DEMAND.num_fields))
+        for field in (SLOT_REQUEST.field(index) for index in range(SLOT_REQUEST.num_fields))
     ]
-    return topologies.select(*_TOPOLOGY, "text", F.struct(*fields).alias("demand"))
+    return topologies.select(*_TOPOLOGY, "text", F.struct(*fields).alias("request"))
 
 
-def _demands_with_past(
-    topologies: DataFrame, executors: DataFrame, past: DataFrame, partitions: int
+def _requests_with_history(
+    topologies: DataFrame, executors: DataFrame, history: DataFrame, partitions: int
 ) -> DataFrame:
-    """What topologies with an assignment or wishes want: one Arrow group for each, in parallel."""
+    """Slot requests of topologies with a history: one Arrow group for each, in parallel."""
     about = topologies.select(*_TOPOLOGY, F.lit("about").alias("kind"), "text")
-    facts = about.unionByName(past, allowMissingColumns=True)
+    facts = about.unionByName(history, allowMissingColumns=True)
     return (
         executors.repartition(partitions, *_TOPOLOGY)
         .groupBy(*_TOPOLOGY)
         .cogroup(facts.repartition(partitions, *_TOPOLOGY).groupBy(*_TOPOLOGY))
-        .applyInArrow(demand_of, ddl(DEMANDS))
+        .applyInArrow(request_slots, ddl(SLOT_REQUESTS))
     )
 
 
-def _ranked_slots(supervisors: DataFrame, past: DataFrame | None) -> DataFrame:
+def _ranked_slots(supervisors: DataFrame, history: DataFrame | None) -> DataFrame:
     """Every port that is not used, ranked within its supervisor, with the number of topologies that hold it.
 
     A supervisor without such a port has one row without one.
@@ -162,10 +169,10 @@ def _ranked_slots(supervisors: DataFrame, past: DataFrame | None) -> DataFrame:
         F.explode_outer(F.array_except("ports", "used")).alias("port"),
     )
     rank = F.row_number().over(Window.partitionBy("cluster", "node").orderBy("port")).alias("rank")
-    if past is None:
+    if history is None:
         return slots.select("*", rank, F.lit(0).alias("holders"))
     held = (
-        past.where(F.col("kind") == "old")
+        history.where(F.col("kind") == "old")
         .groupBy("cluster", "node", "port")
         .agg(F.count_distinct("topology").cast("int").alias("holders"))
     )

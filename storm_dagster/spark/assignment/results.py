@@ -1,4 +1,4 @@
-"""The driver's side: placed workers, as Arrow rows, back into outcomes."""
+"""Placement results from the Arrow rows of placed workers, on the driver."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TEXTS = {int(reason): reason_text(reason) for reason in Reason}
 
 
 def read_results(batches: Sequence[PlacementBatch], placed: pa.Table) -> list[tuple[TopologyPlacement, ...]]:
-    """The outcomes of each batch, in the order of service."""
+    """Placements of each batch, in the order of service."""
     rows: dict[tuple[int, int], list[Row]] = defaultdict(list)
     for row in placed.to_pylist():
         rows[row["cluster"], row["topology"]].append(row)
@@ -87,14 +87,14 @@ def _outcome(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
         reasons=dict(sorted(reasons.items())),
         worker_reasons={
             f"{row['node']}:{row['port']}": slot_reason_text(row["why"], row["against"])
-            for row in sorted(rows, key=lambda row: row["seat"])
+            for row in sorted(rows, key=lambda row: row["number"])
         },
         warnings=tuple(warnings),
     )
 
 
 def _as_before(before: dict[tuple[str, int], PlacedWorker], workers: list[PlacedWorker]) -> bool:
-    """Whether the live assignment looks like this already, as far as it says."""
+    """Whether the live assignment has the same workers; unknown resources (0) count as equal."""
     if len(before) != len(workers):
         return False
     for worker in workers:

@@ -1,4 +1,4 @@
-"""The columns that the stages exchange, as Arrow types and as Spark's DDL."""
+"""Columns that the stages exchange, as Arrow types and as Spark's DDL."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import pyarrow as pa
 
 __all__ = [
     "ABOUT",
-    "DEMAND",
-    "DEMANDS",
-    "PAST",
+    "ALLOCATED",
+    "HISTORY",
     "PLACED",
     "RUNS",
-    "SEATS",
+    "SLOT_REQUEST",
+    "SLOT_REQUESTS",
     "SUPERVISORS",
     "TOPOLOGIES",
     "ddl",
@@ -28,7 +28,7 @@ ABOUT = pa.struct(
         ("event", pa.string()),
         ("reassign", pa.bool_()),
         ("use_old", pa.bool_()),
-        ("wishes", pa.bool_()),
+        ("user_workers", pa.bool_()),
         ("workers", pa.int32()),
         ("executors", pa.int32()),
         ("single_master", pa.bool_()),
@@ -46,7 +46,7 @@ ABOUT = pa.struct(
         ("differ_names", _NAMES),
     ]
 )
-"""All that a topology's stages must know about it; ``units`` counts executors per component."""
+"""Conf and components of a topology; ``units`` counts executors per component."""
 
 SUPERVISORS = pa.schema(
     [
@@ -58,15 +58,15 @@ SUPERVISORS = pa.schema(
     ]
 )
 TOPOLOGIES = pa.schema(
-    [("cluster", pa.int32()), ("topology", pa.int32()), ("past", pa.bool_()), ("about", ABOUT)]
+    [("cluster", pa.int32()), ("topology", pa.int32()), ("history", pa.bool_()), ("about", ABOUT)]
 )
-"""``topology`` is the place in the order of service; ``past`` says that it has an assignment or wishes."""
+"""``topology`` is the place in the order of service; ``history``: it has an assignment or user-defined workers."""
 
 RUNS = pa.schema(
     [
         ("cluster", pa.int32()),
         ("topology", pa.int32()),
-        ("past", pa.bool_()),
+        ("history", pa.bool_()),
         ("component", pa.int32()),
         ("first", pa.int32()),
         ("count", pa.int32()),
@@ -77,12 +77,12 @@ RUNS = pa.schema(
 """``count`` executors of ``size`` consecutive tasks each, from task ``first`` on; one executor of ``members``
 when its tasks are not consecutive."""
 
-PAST = pa.schema(
+HISTORY = pa.schema(
     [
         ("cluster", pa.int32()),
         ("topology", pa.int32()),
         ("kind", pa.string()),
-        ("seat", pa.int32()),
+        ("number", pa.int32()),
         ("node", pa.string()),
         ("host", pa.string()),
         ("port", pa.int32()),
@@ -93,18 +93,18 @@ PAST = pa.schema(
         ("counts", _INTS),
     ]
 )
-"""``kind`` is ``old`` (a worker of the present assignment), ``wish`` (a user-defined worker, ``seat`` its
+"""``kind`` is ``old`` (a worker of the current assignment), ``user`` (a user-defined worker, ``number`` its
 place in the list), ``dead`` or ``unstopped`` (task ids)."""
 
 _SLOT = [("node", pa.string()), ("port", pa.int32())]
-DEMAND = pa.struct(
+SLOT_REQUEST = pa.struct(
     [
-        ("settled", pa.bool_()),
+        ("unchanged", pa.bool_()),
         ("count", pa.int32()),
         ("staying", pa.int32()),
         ("alone", pa.bool_()),
         (
-            "claims",
+            "requested",
             pa.list_(
                 pa.struct(
                     [
@@ -121,7 +121,7 @@ DEMAND = pa.struct(
         ),
         ("own", pa.list_(pa.struct(_SLOT))),
         (
-            "seats",
+            "reusable",
             pa.list_(
                 pa.struct(
                     [
@@ -142,27 +142,27 @@ DEMAND = pa.struct(
         ("fixed", _INTS),
         ("total", pa.int32()),
         ("missing", pa.int32()),
-        ("loose", pa.int32()),
+        ("unassigned", pa.int32()),
         ("clash", _INTS),
     ]
 )
-"""What a topology wants of the slots. ``seats`` are old workers whose slot may be used on, with ``numbers`` of
+"""Slot request of a topology. ``reusable`` are old workers whose slot may be reused, with ``numbers`` of
 executors that have so many tasks there (``weights``, descending); ``fixed`` are the sizes of unstopped workers,
-``total``, ``missing`` and ``loose`` (to be placed, in no claim) count executors; ``clash`` is (user-defined
+``total``, ``missing`` and ``unassigned`` (to be placed, in no requested worker) count executors; ``clash`` is (user-defined
 workers, old workers, room) when these are too many together."""
 
-DEMANDS = pa.schema(
-    [("cluster", pa.int32()), ("topology", pa.int32()), ("text", pa.string()), ("demand", DEMAND)]
+SLOT_REQUESTS = pa.schema(
+    [("cluster", pa.int32()), ("topology", pa.int32()), ("text", pa.string()), ("request", SLOT_REQUEST)]
 )
-"""One row for each topology; ``text`` is what there is to know about it, as JSON: every group of a stage
+"""One row for each topology; ``text`` is ``ABOUT`` as JSON: every group of a stage
 carries its schema, and a wide one costs more than the rows."""
 
-SEATS = pa.schema(
+ALLOCATED = pa.schema(
     [
         ("cluster", pa.int32()),
         ("topology", pa.int32()),
         ("kind", pa.string()),
-        ("seat", pa.int32()),
+        ("number", pa.int32()),
         ("node", pa.string()),
         ("host", pa.string()),
         ("port", pa.int32()),
@@ -172,9 +172,9 @@ SEATS = pa.schema(
         ("text", pa.string()),
     ]
 )
-"""``kind`` is ``seat``, ``failed``, or ``freed`` for a live worker whose slot is given back; ``role`` is
-``empty``, ``claim``, ``reuse``, ``fuller`` (reused, with one executor more than the share) or ``master``, and ``ref`` the number of the claim or of the old worker; ``text``
-is a failure as JSON, or the next best supervisor for a seat."""
+"""``kind`` is ``slot``, ``failed``, or ``freed`` for a live worker whose slot is released; ``role`` is ``empty``,
+``requested``, ``reuse``, ``fuller`` (reused, with one executor more than the share) or ``master``, and ``ref`` the
+number of the requested or old worker; ``text`` is a failure as JSON, or the next best supervisor for a slot."""
 
 PLACED = pa.schema(
     [
@@ -189,13 +189,13 @@ PLACED = pa.schema(
         ("units", _INTS),
         ("reasons", _INTS),
         ("text", pa.string()),
-        ("seat", pa.int32()),
+        ("number", pa.int32()),
         ("against", pa.string()),
     ]
 )
 """One row for each worker; a failed topology has one row without a node, its ``units`` those without a slot
-and its ``text`` the failure. Otherwise the ``text`` of the first row holds the warnings, if there are any. ``seat`` is the worker's place among equals,
-``against`` the next best supervisor for its slot."""
+and its ``text`` the failure. Otherwise the ``text`` of the first row holds the warnings, if there are any.
+``number`` is the worker's place among equals, ``against`` the next best supervisor for its slot."""
 
 _PLAIN = {
     pa.int32(): "int",

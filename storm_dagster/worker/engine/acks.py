@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from storm_dagster.core.acking import Verdicts
+from storm_dagster.core.acking import AckerResult
 from storm_dagster.model.wire import Frame
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
@@ -49,26 +49,26 @@ class AckExchange:
             self.notify_failed(task, roots)
         if not (frame.acks or frame.inits or frame.fails):
             return
-        verdicts = Verdicts()
+        result = AckerResult()
         now = self._shared.clock()
         for task, flat in frame.inits:
             if task in self.ackers:
                 parts = iter(flat)
-                self.ackers[task].table.apply(now, inits=zip(parts, parts, parts, strict=True), into=verdicts)
+                self.ackers[task].table.apply(now, inits=zip(parts, parts, parts, strict=True), into=result)
         for task, flat in frame.acks:
             if task in self.ackers:
                 parts = iter(flat)
-                self.ackers[task].table.apply(now, acks=zip(parts, parts, strict=True), into=verdicts)
+                self.ackers[task].table.apply(now, acks=zip(parts, parts, strict=True), into=result)
         for task, flat in frame.fails:
             if task in self.ackers:
-                self.ackers[task].table.apply(now, fails=flat, into=verdicts)
-        self.deliver_verdicts(verdicts)
+                self.ackers[task].table.apply(now, fails=flat, into=result)
+        self.deliver_results(result)
 
-    def deliver_verdicts(self, verdicts: Verdicts) -> None:
+    def deliver_results(self, result: AckerResult) -> None:
         """Notify spouts, here and in other workers."""
         placement = self.placement
         assert placement is not None
-        for task, roots in verdicts.acked.items():
+        for task, roots in result.acked.items():
             runner = self.runners.get(task)
             if isinstance(runner, SpoutBase):
                 runner.acked.extend(roots)
@@ -76,18 +76,18 @@ class AckExchange:
                 peer = self._peer_of(task)
                 if peer is not None:
                     peer.acked.setdefault(task, []).extend(roots)
-        for task, roots in verdicts.failed.items():
+        for task, roots in result.failed.items():
             if task in self.runners:
                 self.notify_failed(task, roots)
             else:
                 peer = self._peer_of(task)
                 if peer is not None:
                     peer.failed.setdefault(task, []).extend(roots)
-        if verdicts.homeless:
-            self.notify_failed(0, verdicts.homeless)
+        if result.unrouted:
+            self.notify_failed(0, result.unrouted)
             if self._transport is not None:
                 for peer in self._transport.peers.values():
-                    peer.failed.setdefault(0, []).extend(verdicts.homeless)
+                    peer.failed.setdefault(0, []).extend(result.unrouted)
 
     def _peer_of(self, task: int) -> Any:
         assert self.placement is not None
@@ -122,7 +122,7 @@ class AckExchange:
         fail_lists: list[list[int]] = [[] for _ in ackers]
         for root in fails:
             fail_lists[root % count].append(root)
-        verdicts = Verdicts()
+        result = AckerResult()
         for index, task in enumerate(ackers):
             flat_acks, flat_inits, flat_fails = ack_lists[index], init_lists[index], fail_lists[index]
             local = self.ackers.get(task)
@@ -133,7 +133,7 @@ class AckExchange:
                     zip(triples, triples, triples, strict=True),
                     zip(pairs, pairs, strict=True),
                     flat_fails,
-                    verdicts,
+                    result,
                 )
                 continue
             peer = self._peer_of(task)
@@ -145,5 +145,5 @@ class AckExchange:
                 peer.inits.setdefault(task, []).extend(flat_inits)
             if flat_fails:
                 peer.fails.setdefault(task, []).extend(flat_fails)
-        self.deliver_verdicts(verdicts)
-        return bool(verdicts.acked or verdicts.failed or verdicts.homeless)
+        self.deliver_results(result)
+        return bool(result.acked or result.failed or result.unrouted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from storm_dagster.api.context import TopologyContext
-from storm_dagster.core.acking import AckTable
+from storm_dagster.core.acking import AckTracker
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route
 from storm_dagster.worker.engine.master import ListeningClock, TopologyMasterTable
@@ -23,7 +23,7 @@ class Acker(Runner):
         super().__init__(shared, context, part)
         timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
         # Twice the timeout: the spout's own clock decides, and it may have started later.
-        self.table = AckTable(2 * timeout)
+        self.table = AckTracker(2 * timeout)
         self.sent = Route("__ack_ack", ("id",))
         self.tick_secs = None
         self._expire_at = 0.0

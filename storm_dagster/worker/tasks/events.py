@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.event_outbox import Answer, EventOutbox
+from storm_dagster.core.event_outbox import EventOutbox, ReportResponse
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.security import Security
@@ -47,7 +47,7 @@ class EventDelivery:
         self.outbox: EventOutbox[Tuple] = EventOutbox(
             2 * float(shared.conf.get("topology.message.timeout.secs") or 30)
         )
-        self._responses: deque[Answer] = deque()
+        self._responses: deque[ReportResponse] = deque()
         self._expire_at = 0.0
         self._troubled = False
         self.send: Callable[[list[DagsterEvent]], None] | None = None
@@ -58,7 +58,7 @@ class EventDelivery:
         """Whether :meth:`run` is to be called."""
         return bool(self._responses) or len(self.outbox) > 0
 
-    def on_response(self, response: Answer) -> None:
+    def on_response(self, response: ReportResponse) -> None:
         """Receive the result of the batch in flight; any thread."""
         self._responses.append(response)
         self._shared.wake()
@@ -90,7 +90,7 @@ class EventDelivery:
         worked = bool(self._responses)
         while self._responses:
             response = self._responses.popleft()
-            outcome = outbox.answered(response, now)
+            outcome = outbox.handle_response(response, now)
             for holder in outcome.ack:
                 ledger.ack(holder)
             for entry, reason in outcome.refused:
@@ -138,7 +138,7 @@ class EventSender:
     """Thread that posts batches to the leading nimbus; it starts with the first one."""
 
     def __init__(
-        self, spec: WorkerSpec, cluster: StormClusterState, on_response: Callable[[Answer], None]
+        self, spec: WorkerSpec, cluster: StormClusterState, on_response: Callable[[ReportResponse], None]
     ) -> None:
         self._spec = spec
         self._cluster = cluster
@@ -165,13 +165,13 @@ class EventSender:
                 try:
                     response = self._post(http, batch)
                 except (httpx.HTTPError, StormDagsterError, ValueError, KeyError, TypeError) as error:
-                    response = Answer(trouble=f"{type(error).__name__}: {error}")
+                    response = ReportResponse(trouble=f"{type(error).__name__}: {error}")
                 if response.trouble != self._trouble:
                     self._trouble = response.trouble
                     _log.warning("events for Dagster: %s", response.trouble or "they are stored again")
                 self._on_response(response)
 
-    def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> Answer:
+    def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:
         epoch = self._cluster.epoch()
         if epoch is None:
             raise Unavailable("no nimbus has led yet: start one")
@@ -183,4 +183,4 @@ class EventSender:
         document: Mapping[str, Any] = response.json()
         if response.status_code != 200:
             raise error_from_document(document)
-        return Answer(frozenset(document["stored"]), dict(document["refused"]), document["trouble"])
+        return ReportResponse(frozenset(document["stored"]), dict(document["refused"]), document["trouble"])

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from storm_dagster.core.keyed_state import Checkpoint, Contents, Division, frame, read_log
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
 from storm_dagster.model.errors import Corrupt, Unavailable
 
 __all__ = ["StateLog", "state_folder"]
@@ -48,7 +48,7 @@ class StateLog:
     def __init__(
         self,
         folder: Path,
-        division: Division,
+        division: Partitioning,
         index: int,
         stamp: Stamp,
         merge: Callable[[Any, list[Any]], Any],
@@ -74,11 +74,11 @@ class StateLog:
     def _numbers(self) -> list[int]:
         return sorted(int(path.stem) for path in self.folder.glob("[0-9]*.json"))
 
-    def _read_division(self, number: int) -> tuple[Division, Stamp]:
+    def _read_division(self, number: int) -> tuple[Partitioning, Stamp]:
         path = self._path(number)
         try:
             found = json.loads(path.read_bytes())
-            return Division(int(found["tasks"]), bool(found["by_key"])), (
+            return Partitioning(int(found["tasks"]), bool(found["by_key"])), (
                 int(found["stamp"][0]),
                 int(found["stamp"][1]),
             )

@@ -12,7 +12,7 @@ import msgspec
 from storm_dagster.api.stateful import StatefulBolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.groupings import stable_hash
-from storm_dagster.core.keyed_state import Checkpoint, Contents, Division, encode_value, key_of
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.worker.tasks.state_log import StateLog, state_folder
@@ -32,7 +32,7 @@ _PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
 class KeyedState:
     """See :class:`storm_dagster.api.stateful.KeyValueState`."""
 
-    def __init__(self, contents: Contents, division: Division, index: int) -> None:
+    def __init__(self, contents: Contents, division: Partitioning, index: int) -> None:
         self._values = contents.values
         self._division = division
         self._index = index
@@ -161,7 +161,7 @@ class StateDriver:
         if context._state_dir is None:
             raise InvalidRequest("this task has no state folder: set topology.state.dir")
         tasks = context.component_tasks(context.component)
-        division = Division(len(tasks), by_key)
+        division = Partitioning(len(tasks), by_key)
         self.log: StateLog = StateLog(
             state_folder(context._state_dir, context.topology_name, context.component),
             division,

@@ -1,4 +1,4 @@
-"""Operations run by a real process of their own, which is stopped, killed or let go at any named step.
+"""Operations run by a real process of their own, which is stopped, killed or resumed at any named step.
 
 ::
 
@@ -44,7 +44,7 @@ _forking.set_forkserver_preload([__name__])
 
 
 def submit(ctx: OperationsContext, *, name: str, token: str, handle: str, **options: Any) -> None:
-    """The six stages of a submission, one after the other, as its run has them."""
+    """Run the six stages of a submission one after the other, as its run does."""
     submission.stage_conf(ctx, name=name, token=token, handle=handle, **options)
     submission.stage_code(ctx, token=token)
     submission.stage_tasks(ctx, token=token)
@@ -64,12 +64,12 @@ def upgrade(ctx: OperationsContext, *, name: str, number: int, handle: str | Non
 
 
 def log_level(ctx: OperationsContext, name: str, logger: str, level: str) -> None:
-    """One logger's level, until it is taken back."""
+    """Set one logger's level."""
     keep_log_levels(ctx, name, {logger: level_change(logger, level, 0, None)})
 
 
 def finish_due(ctx: OperationsContext) -> None:
-    """What the leader does by itself, once every delay has passed."""
+    """Run the actions that are due for the leader, once every delay has passed."""
     seen = lifecycle.finish_due(ctx, boot_id="b", boot_now=0.0)
     lifecycle.finish_due(ctx, seen.memory, boot_id="b", boot_now=1e9)
 
@@ -115,7 +115,7 @@ class Actor:
         self._process.close()
 
     def run_to(self, point: str | None = None) -> bool:
-        """Go on until ``point``, where the process then stands still; ``False`` when it ended without passing it."""
+        """Run until ``point``, where the process stops; ``False`` when it ended without passing it."""
         while True:
             document = self._receive()
             if "point" not in document:
@@ -128,11 +128,11 @@ class Actor:
             self._pipe.send_bytes(b"")
 
     def go_on(self) -> None:
-        """Let a process go on that stands at a point."""
+        """Resume a process that stopped at a point."""
         self._pipe.send_bytes(b"")
 
     def finish(self) -> StormDagsterError | None:
-        """Let it run to its end; the typed error with which it ended, if it did."""
+        """Run it to its end; the typed error with which it ended, if it did."""
         if self._document is None:
             self.run_to(None)
         assert self._document is not None
@@ -163,7 +163,7 @@ class Actor:
 
 
 def _act(pipe: Connection, raw: str) -> None:
-    """The child: connect, run the operation, tell of every point and wait to be let on."""
+    """Main function of the child: connect, run the operation, report every point and wait to be resumed."""
     order = json.loads(raw)
     values = {**default_conf(), **order["conf"]}
 

@@ -6,12 +6,12 @@ import io
 import zipfile
 from collections.abc import Iterable
 
-__all__ = ["packed"]
+__all__ = ["pack_archive"]
 
 _DATE = (2020, 1, 1, 0, 0, 0)
 
 
-def packed(text: str = "", modules: Iterable[str] = ("wc.spouts", "wc.bolts")) -> bytes:
+def pack_archive(text: str = "", modules: Iterable[str] = ("wc.spouts", "wc.bolts")) -> bytes:
     """A zip with those modules, each holding ``text`` as a comment: another text is another archive."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:

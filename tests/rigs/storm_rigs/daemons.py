@@ -1,4 +1,4 @@
-"""Nimbuses and supervisors with real workers, without Dagster and Spark: what high availability is tested with.
+"""Nimbuses and supervisors with real workers, without Dagster and Spark, for tests of high availability.
 
 with ZooKeeperEnsemble(folder / "zk") as zookeeper, Daemons(folder / "home", zookeeper.addresses) as daemons:
     topology_id = daemons.submit("topology.py", "numbers")
@@ -182,7 +182,7 @@ class Daemons:
             return None
 
     def leaders(self) -> list[str]:
-        """Ids of the nimbuses that say that they lead."""
+        """Ids of the nimbuses that report themselves as leader."""
         return [id for id in self.nimbuses if (self.health(id) or {}).get("leader")]
 
     def leader(self, *, other_than: str | None = None) -> str:
@@ -209,7 +209,7 @@ class Daemons:
     def operations(
         self, *, epoch: int | None = None, checkpoint: Callable[[str], None] | None = None
     ) -> Iterator[OperationsContext]:
-        """What a Dagster run acts with: a session of its own, blobs through the leader, the plain-Python planner."""
+        """Operations context of a Dagster run: its own session, blobs through the leader, the local planner."""
         with ExitStack() as stack:
             cluster = stack.enter_context(self.cluster())
 
@@ -229,10 +229,10 @@ class Daemons:
                 checkpoint=checkpoint or no_observer,
             )
 
-    def inspect(self, settle_secs: float = 20.0) -> Inspection:
+    def inspect(self, stable_secs: float = 20.0) -> Inspection:
         """``doctor --invariants``."""
         with self.operations() as ctx:
-            return inspect_cluster(ctx, home=self.home, settle_secs=settle_secs)
+            return inspect_cluster(ctx, home=self.home, stable_secs=stable_secs)
 
     # -- using it -----------------------------------------------------------------------------------------
     def submit(
@@ -244,7 +244,7 @@ class Daemons:
         patience: float = 180.0,
         checkpoint: Callable[[str], None] | None = None,
     ) -> str:
-        """Upload, and go through the stages of a submission as its run does; the topology's id.
+        """Upload, and run the stages of a submission as its run does; the topology's id.
 
         As a user does, it is asked again under the same token when the cluster says ``Unavailable``, or when the
         leader changed meanwhile. What it was answered in the end holds: the topology is there.
@@ -265,7 +265,7 @@ class Daemons:
             time.sleep(0.3)
 
     def workers(self, cluster: StormClusterState, topology_id: str) -> dict[tuple[str, int], WorkerNode]:
-        """(supervisor, port) -> what the topology's live workers say of themselves."""
+        """(supervisor, port) -> record of the topology's live worker."""
         found = cluster.load_view().topologies.get(topology_id)
         return dict(found.live_workers) if found is not None else {}
 

@@ -121,14 +121,14 @@ class EmbeddedZooKeeper:
             code = process.poll()
             if code is not None:
                 self._forget()
-                said = self._log_since(start_of_log)
-                if "Address already in use" in said:
+                output = self._log_since(start_of_log)
+                if "Address already in use" in output:
                     raise Unavailable(
                         f"port {port} on {self.host} is taken by another process: stop that one, "
                         "or choose another port (storm.zookeeper.port, or dev --ports auto)"
                     )
                 raise Unavailable(
-                    f"ZooKeeper ended with code {code} while starting: see {self.log_path}: {said[-500:].strip()}"
+                    f"ZooKeeper ended with code {code} while starting: see {self.log_path}: {output[-500:].strip()}"
                 )
             if server_answers(self.host, port):
                 return

@@ -1,4 +1,4 @@
-"""A real ZooKeeper ensemble for tests: three servers as child processes, each killed, frozen or cut off by itself.
+"""Real ZooKeeper ensemble for tests: three servers as child processes, each killed, frozen or cut off by itself.
 
 with ZooKeeperEnsemble(tmp_path) as ensemble:
     StormClusterState.open({"storm.zookeeper.servers": ensemble.addresses, ...}, create_root=True)
@@ -73,7 +73,7 @@ class ZooKeeperEnsemble:
         return [member.address for member in self.members]
 
     def log(self, id: int) -> Path:
-        """What the server prints."""
+        """Log of the server."""
         return self._folder / str(id) / "server.log"
 
     def __enter__(self) -> ZooKeeperEnsemble:

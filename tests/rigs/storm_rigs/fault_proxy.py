@@ -1,9 +1,9 @@
-"""A TCP proxy that can be told to behave like a broken network between a client and a server.
+"""TCP proxy that can behave like a broken network between a client and a server.
 
 with FaultProxy("127.0.0.1", server.port) as link:
     connect(link.address)
     link.cut()      # packets vanish, both sides still believe in their connection
-    link.mend()     # what was held is delivered, as a network does that resends
+    link.restore()     # what was held is delivered, as a network does that resends
     link.reset()    # every connection ends at once
 """
 
@@ -63,11 +63,11 @@ class FaultProxy:
         return f"127.0.0.1:{self._port}"
 
     def cut(self) -> None:
-        """Nothing passes any more, in neither direction."""
+        """Stop all traffic in both directions."""
         self._steer(lambda: self._open.clear() if self._open else None)
 
-    def mend(self) -> None:
-        """Everything passes again, what was held first."""
+    def restore(self) -> None:
+        """Restore all traffic; held data is delivered first."""
         self._steer(lambda: self._open.set() if self._open else None)
 
     def reset(self) -> None:

@@ -42,7 +42,7 @@ exec {java} -Xmx128m -XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dzookeeper.jmx.lo
 
 @dataclass
 class Host:
-    """One of them."""
+    """One host."""
 
     name: str
     address: str
@@ -103,7 +103,7 @@ class Hosts:
         return self._names.sub(lambda found: self.hosts[found[1]].address, text).replace("DNS:", "IP:")
 
     def on(self, host: Host, text: str) -> str:
-        """The text as it is meant on ``host``: addresses, programs, and its folders."""
+        """The text for ``host``: addresses, programs, and its folders."""
         text = self.addresses(text).replace("/opt/storm/bin/", f"{self._programs}/")
         text = text.replace("/opt/zookeeper/bin/", f"{self._tools}/")
         return re.sub(rf"(?<![\w.:/])/(?={'|'.join(_FOLDERS)})", f"{host.folder}/", text)
@@ -120,7 +120,7 @@ class Hosts:
         self._units[name] = text
 
     def run(self, name: str, command: str, timeout: float = 300.0) -> str:
-        """What the command prints on a host; ``AssertionError`` with all of it when it fails."""
+        """Run a command on a host and return its output; ``AssertionError`` with all of it when it fails."""
         host = self.hosts[name]
         if command.startswith("systemctl "):
             action, unit = command.split()[1], command.split()[-1]

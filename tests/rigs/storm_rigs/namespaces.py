@@ -1,11 +1,11 @@
-"""Networks of their own for tests, so that a host can be cut off for real: Linux namespaces on one bridge.
+"""Separate networks for tests, in which a host is really cut off: Linux namespaces on one bridge.
 
 with Network("ha", 3) as network:
     network.prefix(0)               # command line in front of what is to run on host 0
     network.address(0)              # its address, in reach of this machine and of the other hosts
-    network.cut(0); network.mend(0) # pull its cable, plug it in again
+    network.cut(0); network.restore(0) # pull its cable, plug it in again
 
-Needs root and ``ip`` (iproute2) on Linux: :func:`why_not` says what is missing.
+Needs root and ``ip`` (iproute2) on Linux: :func:`missing_requirement` names what is missing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import sys
 
 from storm_dagster.model.errors import Unavailable
 
-__all__ = ["Network", "why_not"]
+__all__ = ["Network", "missing_requirement"]
 
 
-def why_not() -> str | None:
-    """Why no network namespace can be made here; ``None`` when one can."""
+def missing_requirement() -> str | None:
+    """Reason why no network namespace can be made here; ``None`` when one can."""
     if not sys.platform.startswith("linux"):
         return "network namespaces are Linux's"
     if shutil.which("ip") is None:
@@ -93,15 +93,15 @@ class Network:
         return f"{self._net}.{host + 1}"
 
     def prefix(self, host: int) -> list[str]:
-        """What stands in front of a command that is to run on that host."""
+        """Prefix of a command that is to run on that host."""
         return ["ip", "netns", "exec", self._space(host)]
 
     def cut(self, host: int) -> None:
-        """Nothing reaches the host any more, nor leaves it."""
+        """Stop all traffic to and from the host."""
         _ip("link", "set", self._link(host), "down")
 
     def part(self, host: int, *others: int) -> None:
-        """The host and these others do not reach each other any more; this machine reaches all."""
+        """Stop traffic between the host and these others; this machine reaches all."""
         for other in others:
             _ip("-n", self._space(host), "route", "add", "blackhole", f"{self.address(other)}/32")
 
@@ -110,6 +110,6 @@ class Network:
         for other in others:
             _ip("-n", self._space(host), "route", "del", "blackhole", f"{self.address(other)}/32")
 
-    def mend(self, host: int) -> None:
+    def restore(self, host: int) -> None:
         """Undo :meth:`cut`."""
         _ip("link", "set", self._link(host), "up")

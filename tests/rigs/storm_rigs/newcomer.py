@@ -1,4 +1,4 @@
-"""Somebody's Dagster project (``tests/dagster/newcomer_project``), to which our package is added and taken away again."""
+"""Dagster project of a user (``tests/dagster/newcomer_project``), to which our package is added and removed again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ defs = dg.Definitions.merge(
 
 
 class NewcomerProject:
-    """A copy of it in ``root``, as it stands on somebody's disk."""
+    """Copy of the project in ``root``."""
 
     def __init__(self, root: Path) -> None:
         shutil.copytree(ROOT / "tests" / "dagster" / "newcomer_project", root)
@@ -45,12 +45,12 @@ class NewcomerProject:
         self._module.write_text(self._stock + THREE_LINES.format(home=str(home)), encoding="utf-8")
 
     def remove_storm(self) -> None:
-        """Everything as it was."""
+        """Restore the files as they were."""
         shutil.rmtree(self._place)
         self._module.write_text(self._stock, encoding="utf-8")
 
     def load(self) -> dg.Definitions:
-        """Its definitions as they stand now; ``root`` must be on ``sys.path``."""
+        """Load its current definitions; ``root`` must be on ``sys.path``."""
         for name in [name for name in sys.modules if name.partition(".")[0] == PACKAGE]:
             del sys.modules[name]
         importlib.invalidate_caches()
@@ -60,7 +60,7 @@ class NewcomerProject:
 
 
 def inventory(defs: dg.Definitions) -> dict[str, dict[str, Any]]:
-    """Kind -> name -> what somebody relies on: executors of jobs, clocks of schedules, classes of resources."""
+    """Kind -> name -> details that users rely on: executors of jobs, clocks of schedules, classes of resources."""
     repository = defs.get_repository_def()
     return {
         "jobs": {job.name: job.executor_def.name for job in repository.get_all_jobs()},

@@ -118,7 +118,7 @@ def _topology(
     if rng.random() < 0.25:
         changes["user_workers"] = _user_workers(rng, base, supervisors)
     if base.strategy == "even" and rng.random() < 0.8:
-        # Most of the time without the wishes that a new topology of this strategy may not make.
+        # Most of the time without requests that a new topology of this strategy may not make.
         changes.update(differ_node=(), user_workers=(), single_master=None)
     base = base.model_copy(update=changes)
     if base.event != "new" or rng.random() < 0.5:
@@ -155,7 +155,7 @@ def _user_workers(
 
 
 def _past(rng: random.Random, topology: TopologyToPlace, free: list[tuple[str, str, int]]) -> dict[str, Any]:
-    """A present assignment over slots that nobody has, or over a lost supervisor, and what happened to it."""
+    """A current assignment over free slots, or over a lost supervisor, and what happened to it."""
     slots = [
         free.pop()
         if free and rng.random() < 0.85

@@ -1,4 +1,4 @@
-"""What every placement keeps to, whoever computed it."""
+"""Invariants of every placement, whichever planner computed it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from storm_dagster.model.placement import (
     TopologyPlacement,
     TopologyToPlace,
 )
+from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
 __all__ = ["placement_faults"]
 
@@ -18,7 +19,7 @@ Slot = tuple[str, int]
 
 
 def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str]:
-    """Sentences about what is wrong with the result; none when it keeps every rule.
+    """Sentences about faults of the result; none when it keeps every rule.
 
     Every task once; no slot of two topologies; only slots that are offered, or that the topology had; the
     order of service; whole executors; one component never twice on a supervisor when it must not be; isolation;
@@ -97,13 +98,13 @@ def _slot_faults(
 def _balance_faults(topology: TopologyToPlace, placement: TopologyPlacement) -> Iterator[str]:
     workers = placement.workers
     wanted = min(topology.workers, sum(topology.parallelism.values()))
-    alone = topology.single_master if topology.single_master is not None else wanted >= 10
+    alone = topology.single_master if topology.single_master is not None else wanted >= MASTER_ALONE_FROM
     if topology.event == "new" and len(workers) > max(1, wanted + bool(alone)):
         yield f"{len(workers)} workers instead of {wanted + bool(alone)}"
-    wishes = bool(topology.user_workers or topology.use_old)
-    if not wishes:
+    requested = bool(topology.user_workers or topology.use_old)
+    if not requested:
         yield from _differ_faults(topology, placement)
-    if topology.event != "new" or wishes:
+    if topology.event != "new" or requested:
         return
     masters = [worker for worker in workers if "__topology_master" in _owners(topology, worker.tasks)]
     if alone and len(topology.tasks) > 1 and any(len(worker.tasks) > 1 for worker in masters):

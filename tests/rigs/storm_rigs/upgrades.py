@@ -1,4 +1,4 @@
-"""Stand-ins for those who carry out a gray upgrade: the topology master, and the supervisors with their processes."""
+"""Stand-ins for the topology master, and for the supervisors with their processes, in a gray upgrade."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["UpgradeStandIns"]
 
 
 class UpgradeStandIns:
-    """One topology of a cluster without daemons. What they decide and write is what the real ones do."""
+    """One topology of a cluster without daemons. Decisions and writes are those of the real daemons."""
 
     def __init__(self, cluster: StormClusterState, topology_id: str) -> None:
         self.cluster = cluster
@@ -37,7 +37,7 @@ class UpgradeStandIns:
         return self.cluster.read_upgrade(self.id)
 
     def pick(self) -> None:
-        """The topology master's turn."""
+        """Act as the topology master: pick a batch."""
         topology, state, epoch = self.topology, self.state, self.cluster.epoch()
         if topology.assignment is None or topology.tasks is None or topology.assignment_at is None:
             return
@@ -47,7 +47,7 @@ class UpgradeStandIns:
             write_pick(self.cluster.state, self.id, state, batch, epoch=epoch[0], assignment_version=version)
 
     def supervise(self) -> None:
-        """The supervisors' turn: processes are brought in line, then what became of them is written."""
+        """Act as the supervisors: replace processes, then write their state."""
         assignment = self.topology.assignment
         for worker in assignment.workers if assignment is not None else ():
             assert assignment is not None

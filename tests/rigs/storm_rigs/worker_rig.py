@@ -152,7 +152,7 @@ class WorkerRig:
         return self.folder / f"worker-{node}-{port}.log"
 
     def log(self, node: str, port: int) -> str:
-        """What the workers of a slot have logged."""
+        """Log lines of the workers of a slot."""
         return self.log_path(node, port).read_text(encoding="utf-8")
 
     def live(self) -> dict[tuple[str, int], Any]:

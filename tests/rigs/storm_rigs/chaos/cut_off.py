@@ -1,4 +1,4 @@
-"""A nimbus of a local cluster that can be cut off from ZooKeeper: its connections run through fault proxies."""
+"""Nimbus of a local cluster that can be cut off from ZooKeeper: its connections run through fault proxies."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class ProxiedNimbus:
             time.sleep(seconds)
         finally:
             for link in self._links:
-                link.mend()
+                link.restore()
 
 
 @fault("nimbus cut off", needs=lambda cluster: cluster.home in _of_home)

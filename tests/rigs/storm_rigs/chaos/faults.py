@@ -1,4 +1,4 @@
-"""What can be done to a local cluster: a registry, to which other modules add their own."""
+"""Registry of the faults of a local cluster, to which other modules add their own."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class FaultContext:
-    """What a fault is given."""
+    """Context of a fault: the cluster and the random numbers."""
 
     cluster: LocalCluster
     random: random.Random
@@ -51,7 +51,7 @@ Inject = Callable[[FaultContext], AbstractContextManager[str | None]]
 
 @dataclass(frozen=True)
 class Fault:
-    """One kind of fault. ``inject`` does it on entry and mends it, where that is not the cluster's business, on
+    """One kind of fault. ``inject`` does it on entry and ends it, where that is not the cluster's business, on
     exit; it yields what was hit, or ``None`` when there was nothing to hit."""
 
     name: str
@@ -84,7 +84,7 @@ def all_faults() -> Mapping[str, Fault]:
 
 
 def kill_process(record: RunFile | None) -> str | None:
-    """``kill -9`` of exactly that process; what was hit."""
+    """``kill -9`` exactly that process; returns what was hit."""
     if record is None or not record.alive():
         return None
     os.kill(record.pid, signal.SIGKILL)
@@ -126,7 +126,7 @@ def _quietly(act: Callable[[], object]) -> None:
 
 
 def leader(cluster: LocalCluster) -> RunFile | None:
-    """The nimbus that says that it leads; ``None`` while none does."""
+    """The nimbus that reports itself as leader; ``None`` while none does."""
     for record in cluster.processes("nimbus"):
         try:
             health = httpx.get(

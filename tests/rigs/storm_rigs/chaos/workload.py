@@ -1,4 +1,4 @@
-"""A word count whose exact result is known, and what is asked of the cluster while it counts."""
+"""Workload: a word count whose exact result is known, and its progress in the cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["WordCount", "task_states"]
 
 
 def task_states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
-    """What each task of the component has saved on this machine, one after the other; closed behind the reader."""
+    """Saved state of each task of the component on this machine, one after the other; closed behind the reader."""
     for path in cluster.home.glob(f"**/{name}/{component}/*.sqlite3"):
         state = TaskState(path)
         try:
@@ -42,7 +42,7 @@ class WordCount:
         )
 
     def submit_arguments(self, name: str, *, workers: int = 4, rate: int | None = None) -> list[str]:
-        """What follows ``storm-dagster submit``; ``rate`` in the place of the usual one."""
+        """Arguments of ``storm-dagster submit``; ``rate`` in the place of the usual one."""
         pairs = {
             "topology.workers": workers,
             "wordcount.files": self.files,
@@ -72,6 +72,6 @@ class WordCount:
         return found
 
     def wrong_words(self, cluster: LocalCluster, name: str) -> int:
-        """How many words have another count than they should."""
+        """Number of words with a wrong count."""
         found = self.counts(cluster, name)
         return sum(1 for word in found.keys() | self.expected.keys() if found[word] != self.expected[word])

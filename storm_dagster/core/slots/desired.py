@@ -10,12 +10,12 @@ from storm_dagster.core.slots.model import Work
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import UpgradeState
 
-__all__ = ["SlotClaims", "check_ports", "slot_claims"]
+__all__ = ["DesiredSlots", "check_ports", "desired_slots"]
 
 
 @dataclass(frozen=True)
-class SlotClaims:
-    """The work of each slot, and the slots that several topologies claim."""
+class DesiredSlots:
+    """Desired work of each slot, and the slots that are assigned to several topologies."""
 
     work: Mapping[int, Work]
     contested: Mapping[int, tuple[str, ...]]
@@ -24,36 +24,36 @@ class SlotClaims:
     """Ports whose process may go on with other code of the same topology: the work is for its next start."""
 
 
-def slot_claims(
+def desired_slots(
     assignments: Mapping[str, Assignment],
     supervisor_id: str,
     upgrades: Mapping[str, UpgradeState] | None = None,
-) -> SlotClaims:
-    """The slots of ``supervisor_id`` in ``assignments``; both maps are by topology id."""
-    claims: dict[int, set[Work]] = {}
+) -> DesiredSlots:
+    """Desired slots of ``supervisor_id`` by ``assignments``; both maps are by topology id."""
+    desired: dict[int, set[Work]] = {}
     lazy: set[int] = set()
     for topology_id, assignment in assignments.items():
         upgrade = (upgrades or {}).get(topology_id)
         for worker in assignment.workers:
             if worker.node == supervisor_id:
                 code_dir, hurry = code_for(worker, assignment, upgrade)
-                claims.setdefault(worker.port, set()).add(Work(topology_id, code_dir))
+                desired.setdefault(worker.port, set()).add(Work(topology_id, code_dir))
                 if not hurry:
                     lazy.add(worker.port)
-    work = {port: next(iter(works)) for port, works in claims.items() if len(works) == 1}
-    return SlotClaims(
+    work = {port: next(iter(works)) for port, works in desired.items() if len(works) == 1}
+    return DesiredSlots(
         work=work,
         lazy=frozenset(lazy & work.keys()),
         contested={
             port: tuple(sorted(work.topology_id for work in works))
-            for port, works in claims.items()
+            for port, works in desired.items()
             if len(works) > 1
         },
     )
 
 
 def check_ports(ports: tuple[int, ...]) -> str | None:
-    """Why a supervisor cannot offer these slots, in words, or ``None``."""
+    """Reason why a supervisor cannot offer these slots, or ``None``."""
     if not ports:
         return "supervisor.slots.ports is empty: name at least one port"
     wrong = [port for port in ports if not 1 <= port <= 65535]

@@ -1,4 +1,4 @@
-"""Runs in Spark: what a topology's present assignment and its wishes mean for an event.
+"""History of a topology: current assignment and requested workers, read for one event. Runs in Spark.
 
 Executors are positions in lists that are ordered by first task id.
 """
@@ -10,9 +10,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from storm_dagster.model.placement_reasons import dropped_wishes
+from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM, dropped_requests
 
-__all__ = ["KEPT", "LOST", "UNSTOPPED", "Claim", "Executors", "OldWorker", "Past", "read_past", "worker_need"]
+__all__ = [
+    "KEPT",
+    "LOST",
+    "UNSTOPPED",
+    "Executors",
+    "PreviousWorker",
+    "TopologyHistory",
+    "WorkerRequest",
+    "read_history",
+    "worker_need",
+]
 
 LOST, KEPT, UNSTOPPED = 0, 1, 2
 
@@ -50,8 +60,8 @@ class Executors:
 
 
 @dataclass
-class OldWorker:
-    """A worker of the present assignment."""
+class PreviousWorker:
+    """A worker of the current assignment."""
 
     node: str
     host: str
@@ -61,12 +71,12 @@ class OldWorker:
     tasks: set[int]
     state: int = LOST
     holds: list[int] = field(default_factory=list)
-    """Executors that live in it."""
+    """Executors in it."""
 
 
 @dataclass
-class Claim:
-    """A worker that is wanted exactly so."""
+class WorkerRequest:
+    """A worker whose executors are given; its slot is to be found."""
 
     holds: list[int]
     old: bool
@@ -79,14 +89,14 @@ class Claim:
 
 
 @dataclass
-class Past:
-    """An event, read for one topology."""
+class TopologyHistory:
+    """Effect of an event on one topology."""
 
-    old: list[OldWorker]
+    old: list[PreviousWorker]
     """By supervisor id and port; other stages refer to them by number."""
     needed: list[int]
     """Executors to place."""
-    claims: list[Claim]
+    requested: list[WorkerRequest]
     own: list[tuple[str, int]]
     """Slots that the topology may be given again."""
     count: int
@@ -98,50 +108,54 @@ class Past:
     clash: list[int] | None = None
     """(user-defined workers, old workers, room) when these are too many together."""
 
-    def loose(self) -> list[int]:
-        """Executors to place that no claim holds."""
-        held = {position for claim in self.claims for position in claim.holds}
+    def unassigned(self) -> list[int]:
+        """Executors to place that no requested worker holds."""
+        held = {position for wanted in self.requested for position in wanted.holds}
         return [position for position in self.needed if position not in held]
 
 
 def worker_need(about: Row) -> tuple[int, bool]:
-    """Workers of a topology, and whether its master is alone in one."""
+    """Number of workers of a topology, and whether its master is alone in one."""
     wanted = min(about["workers"], about["executors"])
     alone = about["single_master"]
     if alone is None:
-        alone = wanted >= 10
+        alone = wanted >= MASTER_ALONE_FROM
     return max(1, wanted + int(alone)), alone
 
 
-def read_past(about: Row, executors: Executors, rows: list[Row]) -> Past:
-    """The old workers' states, what is to be placed, and the wishes that can be granted."""
+def read_history(about: Row, executors: Executors, rows: list[Row]) -> TopologyHistory:
+    """Read the states of old workers, what is to be placed, and the requested workers that can be granted."""
     event = about["event"]
     marked: dict[str, set[int]] = {"dead": set(), "unstopped": set()}
-    old: list[OldWorker] = []
-    wishes: list[Row] = []
+    old: list[PreviousWorker] = []
+    entries: list[Row] = []
     for row in rows:
         if row["kind"] == "old":
             old.append(
-                OldWorker(row["node"], row["host"], row["port"], row["memory"], row["cpu"], set(row["tasks"]))
+                PreviousWorker(
+                    row["node"], row["host"], row["port"], row["memory"], row["cpu"], set(row["tasks"])
+                )
             )
-        elif row["kind"] == "wish":
-            wishes.append(row)
+        elif row["kind"] == "user":
+            entries.append(row)
         elif row["kind"] in marked:
             marked[row["kind"]].update(row["tasks"])
     old.sort(key=lambda worker: (worker.node, worker.port))
-    wishes.sort(key=lambda row: row["seat"])
-    _settle(executors, old)
+    entries.sort(key=lambda row: row["number"])
+    _match_executors(executors, old)
     _judge(event, old, marked["dead"], marked["unstopped"])
     at_rest = {position for worker in old if worker.state != LOST for position in worker.holds}
     needed = [position for position in range(len(executors.unit)) if position not in at_rest]
     own = [(worker.node, worker.port) for worker in old if worker.state == LOST] if event != "monitor" else []
-    past = Past(old, needed, [], own, 0, len(old) - sum(worker.state == LOST for worker in old), False)
-    _claim(about, executors, past, wishes)
-    return past
+    history = TopologyHistory(
+        old, needed, [], own, 0, len(old) - sum(worker.state == LOST for worker in old), False
+    )
+    _grant(about, executors, history, entries)
+    return history
 
 
-def _settle(executors: Executors, old: list[OldWorker]) -> None:
-    """Each executor lives where most of its tasks are; in the lower slot when equal."""
+def _match_executors(executors: Executors, old: list[PreviousWorker]) -> None:
+    """Assign each executor to the worker with most of its tasks; the lower slot when equal."""
     at: dict[int, int] = {}
     for number, worker in enumerate(old):
         for task in worker.tasks:
@@ -155,7 +169,7 @@ def _settle(executors: Executors, old: list[OldWorker]) -> None:
             old[max(votes, key=lambda number: (votes[number], -number))].holds.append(position)
 
 
-def _judge(event: str, old: list[OldWorker], dead: set[int], beating: set[int]) -> None:
+def _judge(event: str, old: list[PreviousWorker], dead: set[int], beating: set[int]) -> None:
     for worker in old:
         struck = event == "monitor" and not dead.isdisjoint(worker.tasks)
         if event == "new" or struck:
@@ -166,54 +180,60 @@ def _judge(event: str, old: list[OldWorker], dead: set[int], beating: set[int]) 
             worker.state = KEPT
 
 
-def _claim(about: Row, executors: Executors, past: Past, wishes: list[Row]) -> None:
-    """Grants wishes, kind by kind, and fixes the number of slots that are wanted."""
-    wanted, alone = worker_need(about)
+def _grant(about: Row, executors: Executors, history: TopologyHistory, entries: list[Row]) -> None:
+    """Grant requested workers, kind by kind, and set the number of slots that are wanted."""
+    workers, alone = worker_need(about)
     master = about["master"]
-    masters = sum(executors.component[position] == master for position in past.needed)
-    least = 2 if alone and masters and len(past.needed) > masters else 1
-    room = min(max(wanted - past.staying, least), len(past.needed))
-    needed = set(past.needed)
+    masters = sum(executors.component[position] == master for position in history.needed)
+    least = 2 if alone and masters and len(history.needed) > masters else 1
+    room = min(max(workers - history.staying, least), len(history.needed))
+    needed = set(history.needed)
     taken: set[int] = set()
-    kinds = [("use.userdefine.assignment", _user_claims(about, executors, past, wishes))]
+    kinds = [("use.userdefine.assignment", _user_requests(about, executors, history, entries))]
     if about["use_old"] and about["event"] != "rebalance":
-        kinds.append(("use.old.assignment", _old_claims(executors, past)))
-    for key, claims in kinds:
-        granted: list[Claim] = []
+        kinds.append(("use.old.assignment", _old_requests(executors, history)))
+    for key, requested in kinds:
+        granted: list[WorkerRequest] = []
         fresh: set[int] = set()
-        for claim in claims:
-            wants = set(claim.holds)
+        for wanted in requested:
+            wants = set(wanted.holds)
             if wants <= needed and wants.isdisjoint(taken) and wants.isdisjoint(fresh):
-                granted.append(claim)
+                granted.append(wanted)
                 fresh |= wants
-        everyone = past.claims + granted
-        named = any(executors.component[position] == master for claim in everyone for position in claim.holds)
+        everyone = history.requested + granted
+        named = any(
+            executors.component[position] == master for wanted in everyone for position in wanted.holds
+        )
         left = room - int(bool(alone and masters and not named))
         if len(everyone) <= left:
-            past.claims = everyone
+            history.requested = everyone
             taken |= fresh
-        elif past.claims:
-            past.clash = [len(past.claims), len(granted), room]
+        elif history.requested:
+            history.clash = [len(history.requested), len(granted), room]
         else:
-            past.warnings.append(dropped_wishes(key, len(granted), left))
-    loose = past.loose()
-    past.count = min(room, len(past.claims) + len(loose))
-    past.alone = alone and any(executors.component[position] == master for position in loose)
+            history.warnings.append(dropped_requests(key, len(granted), left))
+    unassigned = history.unassigned()
+    history.count = min(room, len(history.requested) + len(unassigned))
+    history.alone = alone and any(executors.component[position] == master for position in unassigned)
 
 
-def _user_claims(about: Row, executors: Executors, past: Past, wishes: list[Row]) -> list[Claim]:
-    beating = {position for worker in past.old if worker.state == UNSTOPPED for position in worker.holds}
-    tasks = executors.tasks() if wishes else []
+def _user_requests(
+    about: Row, executors: Executors, history: TopologyHistory, entries: list[Row]
+) -> list[WorkerRequest]:
+    beating = {position for worker in history.old if worker.state == UNSTOPPED for position in worker.holds}
+    tasks = executors.tasks() if entries else []
     queues: dict[int, list[int]] = {}
     for position in range(len(executors.unit) - 1, -1, -1):
         if position not in beating:
             queues.setdefault(executors.component[position], []).append(position)
-    claims: list[Claim] = []
-    for wish in wishes:
-        if any(_is_met(wish, worker, executors, tasks) for worker in past.old if worker.state == UNSTOPPED):
+    requested: list[WorkerRequest] = []
+    for entry in entries:
+        if any(
+            _is_met(entry, worker, executors, tasks) for worker in history.old if worker.state == UNSTOPPED
+        ):
             continue
         mine: list[int] = []
-        for component, count in zip(wish["components"], wish["counts"], strict=True):
+        for component, count in zip(entry["components"], entry["counts"], strict=True):
             queue = queues.get(component, [])
             got = 0
             while queue and got < count:
@@ -221,42 +241,46 @@ def _user_claims(about: Row, executors: Executors, past: Past, wishes: list[Row]
                 got += len(tasks[mine[-1]])
         if mine:
             mine.sort()
-            hint = _hint(mine, wish, past)
-            memory, cpu = wish["memory"], wish["cpu"]
-            claims.append(Claim(mine, False, wish["host"], wish["port"], None, hint, memory, cpu))
-    return claims
+            hint = _hint(mine, entry, history)
+            memory, cpu = entry["memory"], entry["cpu"]
+            requested.append(
+                WorkerRequest(mine, False, entry["host"], entry["port"], None, hint, memory, cpu)
+            )
+    return requested
 
 
-def _is_met(wish: Row, worker: OldWorker, executors: Executors, tasks: list[list[int]]) -> bool:
+def _is_met(entry: Row, worker: PreviousWorker, executors: Executors, tasks: list[list[int]]) -> bool:
     counts: dict[int, int] = {}
     for position in worker.holds:
         component = executors.component[position]
         counts[component] = counts.get(component, 0) + len(tasks[position])
-    wanted = {c: n for c, n in zip(wish["components"], wish["counts"], strict=True) if n > 0}
+    asked = {c: n for c, n in zip(entry["components"], entry["counts"], strict=True) if n > 0}
     return (
-        wish["host"] in (None, worker.host)
-        and wish["port"] in (None, worker.port)
-        and wish["memory"] in (0, worker.memory)
-        and wish["cpu"] in (0, worker.cpu)
-        and counts == wanted
+        entry["host"] in (None, worker.host)
+        and entry["port"] in (None, worker.port)
+        and entry["memory"] in (0, worker.memory)
+        and entry["cpu"] in (0, worker.cpu)
+        and counts == asked
     )
 
 
-def _hint(mine: list[int], wish: Row, past: Past) -> tuple[str, int] | None:
-    """The slot of its own on the wanted host that holds most of the claim already."""
+def _hint(mine: list[int], entry: Row, history: TopologyHistory) -> tuple[str, int] | None:
+    """The topology's own slot on the requested host that holds most of these executors already."""
     wants = set(mine)
     best, most = None, 0
-    for worker in past.old:
+    for worker in history.old:
         share = len(wants.intersection(worker.holds))
-        if (worker.node, worker.port) in past.own and worker.host == wish["host"] and share > most:
+        if (worker.node, worker.port) in history.own and worker.host == entry["host"] and share > most:
             best, most = (worker.node, worker.port), share
     return best
 
 
-def _old_claims(executors: Executors, past: Past) -> list[Claim]:
+def _old_requests(executors: Executors, history: TopologyHistory) -> list[WorkerRequest]:
     known = {task for tasks in executors.tasks() for task in tasks}
     return [
-        Claim(worker.holds, True, worker.host, worker.port, worker.node, None, worker.memory, worker.cpu)
-        for worker in past.old
+        WorkerRequest(
+            worker.holds, True, worker.host, worker.port, worker.node, None, worker.memory, worker.cpu
+        )
+        for worker in history.old
         if worker.state == LOST and worker.holds and worker.tasks <= known
     ]

@@ -1,19 +1,19 @@
-"""Runs in Spark: one topology taking its slots from a cluster's free ports."""
+"""Slots that one topology takes from a cluster's free ports. Runs in Spark."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from storm_dagster.model.placement_reasons import Reason, Refusal, short_of_slots_refusal
-from storm_dagster.spark.assignment.past import worker_need
-from storm_dagster.spark.assignment.ports import Ports, Slot
+from storm_dagster.spark.assignment.free_ports import FreePorts, Slot
+from storm_dagster.spark.assignment.history import worker_need
 
-__all__ = ["Refused", "Seating"]
+__all__ = ["PlacementRefused", "SlotAllocation"]
 
 Row = dict[str, Any]
 
 
-class Refused(Exception):
+class PlacementRefused(Exception):
     """The topology gets no slot."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -21,24 +21,24 @@ class Refused(Exception):
         self.refusal = refusal
 
 
-class Seating:
-    """The seats of one topology, in the order in which workers of equal merit are preferred."""
+class SlotAllocation:
+    """Slots of one topology, in the order in which workers of equal merit are preferred."""
 
-    def __init__(self, about: Row, demand: Row, ports: Ports) -> None:
+    def __init__(self, about: Row, request: Row, ports: FreePorts) -> None:
         self.about = about
-        self.demand = demand
+        self.request = request
         self.ports = ports
-        self.seats: list[Row] = []
+        self.slots: list[Row] = []
         self.freed: list[int] = []
-        """Live workers that give their slots back."""
+        """Live workers whose slots are released."""
         nodes = ports.nodes_of(about["isolation"])
         self.within: list[str] | None = nodes or None
         """Supervisors of its isolation hosts, if any is there; ``None``: all."""
         self.reserve: int = max(0, about["reserve"])
-        self._lent: set[Slot] = set()
+        self._released: set[Slot] = set()
         self._taken: list[Slot] = []
-        for slot in demand["own"]:
-            self.lend((slot["node"], slot["port"]))
+        for slot in request["own"]:
+            self.release_own((slot["node"], slot["port"]))
 
     @property
     def nodes(self) -> list[str]:
@@ -56,34 +56,34 @@ class Seating:
         """Whether the slot is free, and on a supervisor that it may use."""
         return self.ports.has(slot) and (self.within is None or slot[0] in self.within)
 
-    def lend(self, slot: Slot) -> None:
-        """A slot that the topology holds is free for it, and for nobody else, if it is still offered."""
-        if self.ports.may_return(slot) and slot not in self._lent:
-            self._lent.add(slot)
+    def release_own(self, slot: Slot) -> None:
+        """Free a slot that the topology holds, for this topology only, if it is still offered."""
+        if self.ports.may_keep(slot) and slot not in self._released:
+            self._released.add(slot)
             self.ports.put(slot)
 
-    def sit(self, slot: Slot, role: str, why: Reason, ref: int | None = None) -> None:
-        """Takes a free slot."""
+    def take(self, slot: Slot, role: str, why: Reason, ref: int | None = None) -> None:
+        """Take a free slot."""
         self.ports.take(slot)
         self._taken.append(slot)
         host = self.ports.host[slot[0]]
-        self.seats.append(
+        self.slots.append(
             {"node": slot[0], "port": slot[1], "host": host, "role": role, "why": int(why), "ref": ref}
         )
 
     def close(self, refused: bool) -> None:
-        """Leaves to the next topology what is free for all, and gives everything back when it was refused."""
-        for slot in self._lent:
+        """Leave to the next topology what is free for all; release everything when it was refused."""
+        for slot in self._released:
             if self.ports.has(slot):
                 self.ports.take(slot)
         if refused:
             for slot in self._taken:
-                if slot not in self._lent:
+                if slot not in self._released:
                     self.ports.put(slot)
 
-    def short(self, count: int, with_remedy: bool) -> Refused:
-        """There are too few slots for ``count`` workers."""
-        usable = self.free - self.reserve + self.demand["staying"]
+    def short(self, count: int, with_remedy: bool) -> PlacementRefused:
+        """The error for too few slots for ``count`` workers."""
+        usable = self.free - self.reserve + self.request["staying"]
         fits = None
         for workers in (usable, usable - 1) if with_remedy else ():
             if workers >= 1 and worker_need({**self.about, "workers": workers})[0] <= usable:
@@ -91,6 +91,6 @@ class Seating:
                 break
         free = [(node, len(self.ports.free[node])) for node in self.nodes]
         name, isolated = self.about["name"], self.within is not None
-        return Refused(
+        return PlacementRefused(
             short_of_slots_refusal(name, count, free, reserve=self.reserve, workers=fits, isolated=isolated)
         )

@@ -1,4 +1,4 @@
-"""Runs in Spark: the free ports of a cluster while slots are allotted."""
+"""Free ports of a cluster while slots are allocated. Runs in Spark."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pyarrow as pa
 
 from storm_dagster.model.placement_reasons import Reason, slot_rival
 
-__all__ = ["Ports"]
+__all__ = ["FreePorts"]
 
 Slot = tuple[str, int]
 _Load = tuple[int, int, str]
 
 
-class Ports:
-    """Free ports by supervisor, with the least loaded supervisor always at hand.
+class FreePorts:
+    """Free ports by supervisor, and the least loaded supervisor.
 
-    A heap holds supervisors by (most free ports, fewest used, lowest id); entries that no longer say the
-    truth are dropped when they come up.
+    A heap holds supervisors by (most free ports, fewest used, lowest id); stale entries are dropped when they
+    come up.
     """
 
     def __init__(self, slots: pa.Table) -> None:
@@ -28,7 +28,7 @@ class Ports:
         """Supervisor id -> host, by ascending id."""
         self.free: dict[str, list[int]] = {}
         self._ports: dict[str, int] = {}
-        self._lendable: set[Slot] = set()
+        self._reusable: set[Slot] = set()
         columns = [
             slots.column(name).to_pylist() for name in ("node", "rank", "host", "total", "port", "holders")
         ]
@@ -42,7 +42,7 @@ class Ports:
             if not holders:
                 self.free[node].append(port)
             elif holders == 1:
-                self._lendable.add((node, port))
+                self._reusable.add((node, port))
         self.total: int = sum(map(len, self.free.values()))
         self._heap: list[_Load] = [self.load(node) for node in self.free]
         heapq.heapify(self._heap)
@@ -63,17 +63,17 @@ class Ports:
         """Whether the slot is free."""
         return slot[1] in self.free.get(slot[0], ())
 
-    def may_return(self, slot: Slot) -> bool:
+    def may_keep(self, slot: Slot) -> bool:
         """Whether the slot, held by one topology, exists and is nobody else's."""
-        return slot in self._lendable
+        return slot in self._reusable
 
     def take(self, slot: Slot) -> None:
-        """The slot is used from now on."""
+        """Mark the slot as used."""
         self.free[slot[0]].remove(slot[1])
         self._changed(slot[0], -1)
 
     def put(self, slot: Slot) -> None:
-        """The slot is free from now on."""
+        """Mark the slot as free."""
         insort(self.free[slot[0]], slot[1])
         self._changed(slot[0], 1)
 
@@ -82,7 +82,7 @@ class Ports:
         heapq.heappush(self._heap, self.load(node))
 
     def best(self, within: list[str] | None) -> tuple[str, Reason, str]:
-        """The supervisor for the next worker, what singled it out, and against whom; there is a free port.
+        """(supervisor for the next worker, what decided, against whom), while there is a free port.
 
         ``within`` restricts the choice; ``None`` means all supervisors.
         """
@@ -109,7 +109,7 @@ class Ports:
         return first, second
 
     def _pop(self, other_than: str | None = None) -> _Load | None:
-        """The next entry that is true and has a free port; copies of an entry already popped are dropped."""
+        """Pop the next current entry with a free port; copies of an entry already popped are dropped."""
         while self._heap:
             entry = heapq.heappop(self._heap)
             if entry[0] and entry[2] != other_than and entry == self.load(entry[2]):

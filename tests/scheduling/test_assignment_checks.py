@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.scheduling import plan_placement
-from storm_dagster.core.scheduling.standing import (
+from storm_dagster.core.scheduling.assignment_checks import (
     differ_node_faults,
     isolation_faults,
     move_faults,

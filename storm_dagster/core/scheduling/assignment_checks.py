@@ -1,7 +1,7 @@
-"""Whether an assignment that stands keeps the rules by which it was made. Pure; one sentence for each fault.
+"""Checks of a current assignment against the placement rules. Pure; one sentence for each fault.
 
-Healing keeps what lives where it is, so an assignment may lose its evenness, and gets it back at the next
-rebalance. Wishes (user-defined and old workers) may ask for an uneven one: then quotas are not judged.
+Healing moves nothing that lives, so an assignment may become uneven until the next rebalance. Requested
+workers (user-defined and old ones) may ask for an uneven one: then quotas are not checked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["differ_node_faults", "isolation_faults", "move_faults", "quota_fault
 
 
 def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
-    """More workers than asked for, or executors that are not spread evenly over them. ``old`` is what stands."""
+    """More workers than asked for, or an uneven spread of executors. ``old`` is the current assignment."""
     if topology.user_workers or topology.use_old or topology.differ_node or topology.strategy == "local":
         return
     units = units_of(topology)
@@ -66,8 +66,8 @@ def differ_node_faults(topology: TopologyToPlace) -> Iterator[str]:
 def move_faults(name: str, moves: Mapping[str, Any], workers: Mapping[str, Collection[int]]) -> Iterator[str]:
     """A rebalance that moved more tasks than the change of worker sizes makes necessary.
 
-    ``moves`` is what the rebalance recorded: ``before`` (slot -> task ranges) and ``slack`` (tasks that may move
-    for other reasons). ``workers`` is what it led to.
+    ``moves`` is the record of the rebalance: ``before`` (slot -> task ranges) and ``slack`` (tasks that may move
+    for other reasons). ``workers`` is its result.
     """
     before = {slot: set(decode_ranges(tasks)) for slot, tasks in moves["before"].items()}
     now = {task: slot for slot, tasks in workers.items() for task in tasks}

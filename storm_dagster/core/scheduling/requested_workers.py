@@ -1,4 +1,4 @@
-"""Workers that are wanted exactly so: ``use.userdefine.assignment`` and ``use.old.assignment``."""
+"""Requested workers: ``use.userdefine.assignment`` and ``use.old.assignment``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from storm_dagster.core.scheduling.history import History, OldWorker, Slot
 from storm_dagster.core.scheduling.outcome import NoRoom
 from storm_dagster.core.scheduling.units import Unit, task_count
 from storm_dagster.model.placement import TopologyToPlace, UserWorker
-from storm_dagster.model.placement_reasons import Reason, dropped_wishes, too_many_wishes_refusal
+from storm_dagster.model.placement_reasons import Reason, dropped_requests, too_many_requests_refusal
 
-__all__ = ["Claim", "claims_of"]
+__all__ = ["RequestedWorker", "requested_workers"]
 
 
 @dataclass(frozen=True)
-class Claim:
+class RequestedWorker:
     """A worker whose executors are given; its slot is to be found."""
 
     units: tuple[Unit, ...]
@@ -24,112 +24,114 @@ class Claim:
     host: str | None = None
     port: int | None = None
     node: str | None = None
-    """Supervisor that is asked before others of the host."""
+    """Supervisor that is tried before others of the host."""
     hint: Slot | None = None
     """Slot of the topology that would save moves when no port is asked for."""
     memory_bytes: int | None = None
     cpu: int | None = None
 
 
-def claims_of(
+def requested_workers(
     topology: TopologyToPlace, units: tuple[Unit, ...], history: History, capacity: int, alone: bool
-) -> tuple[tuple[Claim, ...], list[str]]:
-    """The wishes that can be granted, and warnings about those that cannot.
+) -> tuple[tuple[RequestedWorker, ...], list[str]]:
+    """Requested workers that can be granted, and warnings about those that cannot.
 
-    All executors of a wish must be to be placed, and nobody took them before. More wishes of one kind than
-    there are workers are dropped together, with a warning; user-defined and old workers that are
+    All executors of a requested worker must be to be placed, and in no other one. More requested workers of one
+    kind than there are workers are dropped together, with a warning; user-defined and old workers that are
     too many together raise :class:`NoRoom`. With ``alone`` one of the ``capacity`` workers is for the topology
-    master, unless a wish names it.
+    master, unless a requested worker holds it.
     """
     warnings: list[str] = []
     needed = {unit.first for unit in history.needed}
     taken: set[int] = set()
-    chosen: list[Claim] = []
-    wishes = {"use.userdefine.assignment": _user_claims(topology, units, history)}
+    chosen: list[RequestedWorker] = []
+    kinds = {"use.userdefine.assignment": _user_defined(topology, units, history)}
     if topology.use_old and topology.event != "rebalance":
-        wishes["use.old.assignment"] = _old_claims(topology, history)
-    for key, claims in wishes.items():
-        granted: list[Claim] = []
+        kinds["use.old.assignment"] = _old_workers(topology, history)
+    for key, requested in kinds.items():
+        granted: list[RequestedWorker] = []
         mine: set[int] = set()
-        for claim in claims:
-            firsts = {unit.first for unit in claim.units}
+        for request in requested:
+            firsts = {unit.first for unit in request.units}
             if firsts <= needed and not firsts & (taken | mine):
-                granted.append(claim)
+                granted.append(request)
                 mine |= firsts
-        claimed = any(unit.is_master for claim in (*chosen, *granted) for unit in claim.units)
-        room = capacity - 1 if alone and not claimed else capacity
+        held = any(unit.is_master for request in (*chosen, *granted) for unit in request.units)
+        room = capacity - 1 if alone and not held else capacity
         if len(chosen) + len(granted) <= room:
             chosen.extend(granted)
             taken |= mine
         elif chosen:
-            raise NoRoom(too_many_wishes_refusal(topology.name, len(chosen), len(granted), capacity))
+            raise NoRoom(too_many_requests_refusal(topology.name, len(chosen), len(granted), capacity))
         else:
-            warnings.append(dropped_wishes(key, len(granted), room))
+            warnings.append(dropped_requests(key, len(granted), room))
     return tuple(chosen), warnings
 
 
-def _user_claims(topology: TopologyToPlace, units: tuple[Unit, ...], history: History) -> list[Claim]:
+def _user_defined(
+    topology: TopologyToPlace, units: tuple[Unit, ...], history: History
+) -> list[RequestedWorker]:
     beating = {unit.first for worker in history.unstopped for unit in worker.units}
     remaining: dict[str, list[Unit]] = {}
     for unit in units:
         if unit.first not in beating:
             remaining.setdefault(unit.component, []).append(unit)
-    claims: list[Claim] = []
-    for wish in topology.user_workers:
-        if any(_fulfils(worker, wish) for worker in history.unstopped):
+    requested: list[RequestedWorker] = []
+    for wanted in topology.user_workers:
+        if any(_matches(worker, wanted) for worker in history.unstopped):
             continue
         mine: list[Unit] = []
-        for component, count in wish.components.items():
+        for component, count in wanted.components.items():
             rest = remaining.get(component, [])
             part: list[Unit] = []
             while rest and task_count(part) < count:
                 part.append(rest.pop(0))
             mine.extend(part)
         if mine:
-            claims.append(
-                Claim(
+            requested.append(
+                RequestedWorker(
                     tuple(sorted(mine, key=lambda unit: unit.first)),
                     Reason.SLOT_USER,
                     Reason.USER,
-                    wish.host,
-                    wish.port,
-                    hint=_best_own(mine, wish, history),
-                    memory_bytes=wish.memory_bytes,
-                    cpu=wish.cpu,
+                    wanted.host,
+                    wanted.port,
+                    hint=_best_own(mine, wanted, history),
+                    memory_bytes=wanted.memory_bytes,
+                    cpu=wanted.cpu,
                 )
             )
-    return claims
+    return requested
 
 
-def _fulfils(worker: OldWorker, wish: UserWorker) -> bool:
-    """Whether a worker that beats on is what the user asked for."""
+def _matches(worker: OldWorker, wanted: UserWorker) -> bool:
+    """Whether a worker that still runs is what the user asked for."""
     counts: Counter[str] = Counter()
     for unit in worker.units:
         counts[unit.component] += len(unit.tasks)
     return (
-        (wish.host is None or wish.host == worker.host)
-        and (wish.port is None or wish.port == worker.slot[1])
-        and (not wish.memory_bytes or wish.memory_bytes == worker.memory_bytes)
-        and (not wish.cpu or wish.cpu == worker.cpu)
-        and dict(counts) == {component: count for component, count in wish.components.items() if count > 0}
+        (wanted.host is None or wanted.host == worker.host)
+        and (wanted.port is None or wanted.port == worker.slot[1])
+        and (not wanted.memory_bytes or wanted.memory_bytes == worker.memory_bytes)
+        and (not wanted.cpu or wanted.cpu == worker.cpu)
+        and dict(counts) == {component: count for component, count in wanted.components.items() if count > 0}
     )
 
 
-def _best_own(mine: list[Unit], wish: UserWorker, history: History) -> Slot | None:
-    """In a rebalance: the old slot on the wanted host that holds most of these executors already."""
+def _best_own(mine: list[Unit], wanted: UserWorker, history: History) -> Slot | None:
+    """In a rebalance: the old slot on the requested host that holds most of these executors already."""
     firsts = {unit.first for unit in mine}
     shares = {
         worker.slot: sum(1 for unit in worker.units if unit.first in firsts)
         for worker in history.old
-        if worker.slot in history.own and worker.host == wish.host
+        if worker.slot in history.own and worker.host == wanted.host
     }
     best = min(shares, key=lambda slot: (-shares[slot], slot), default=None)
     return best if best is not None and shares[best] > 0 else None
 
 
-def _old_claims(topology: TopologyToPlace, history: History) -> list[Claim]:
+def _old_workers(topology: TopologyToPlace, history: History) -> list[RequestedWorker]:
     return [
-        Claim(
+        RequestedWorker(
             worker.units,
             Reason.SLOT_OLD,
             Reason.OLD,

@@ -42,8 +42,8 @@ def two_nodes() -> list[SupervisorSlots]:
 
 
 def test_user_defined_workers_alone_above_the_number_are_dropped_with_a_warning() -> None:
-    wishes = tuple(UserWorker(host="h2", components={"split": 1}) for _ in range(2))
-    placement = place(two_nodes(), word_count(workers=1, user_workers=wishes))
+    workers = tuple(UserWorker(host="h2", components={"split": 1}) for _ in range(2))
+    placement = place(two_nodes(), word_count(workers=1, user_workers=workers))
     assert placement.status == "assigned"
     assert placement.warnings == (
         "use.userdefine.assignment asks for 2 workers, 1 can be had: none of them is followed; "
@@ -52,13 +52,13 @@ def test_user_defined_workers_alone_above_the_number_are_dropped_with_a_warning(
 
 
 def test_user_defined_workers_beside_kept_old_ones_above_the_number_fail() -> None:
-    wish = UserWorker(host="h2", port=6903, components={"split": 1})
-    topology = word_count(event="rebalance", workers=2, old=TWO, user_workers=(wish,))
+    wanted = UserWorker(host="h2", port=6903, components={"split": 1})
+    topology = word_count(event="rebalance", workers=2, old=TWO, user_workers=(wanted,))
     placement = place(two_nodes(), topology)
     assert (placement.status, placement.error_type) == ("failed", "InvalidRequest")
     assert placement.error == (
         "topology 'wc' places 2 workers, but use.userdefine.assignment asks for 1 and 2 old workers would be kept "
-        "beside: raise topology.workers, ask for fewer workers, or place all anew (rebalance with reassign, or "
+        "beside: raise topology.workers, ask for fewer workers, or place all again (rebalance with reassign, or "
         "without use.old.assignment)"
     )
     assert place(two_nodes(), topology.model_copy(update={"workers": 3})).status == "assigned"
@@ -66,19 +66,19 @@ def test_user_defined_workers_beside_kept_old_ones_above_the_number_fail() -> No
 
 
 def test_a_user_defined_worker_that_has_its_slot_already_is_one_of_the_old_ones() -> None:
-    wish = UserWorker(host="h2", components={"split": 1})
-    first = place(two_nodes(), word_count(workers=2, user_workers=(wish,)))
-    again = word_count(event="rebalance", workers=2, old=first.workers, user_workers=(wish,))
+    wanted = UserWorker(host="h2", components={"split": 1})
+    first = place(two_nodes(), word_count(workers=2, user_workers=(wanted,)))
+    again = word_count(event="rebalance", workers=2, old=first.workers, user_workers=(wanted,))
     assert place(two_nodes(), again).status == "unchanged"
 
 
 def test_user_defined_workers_and_the_backups_above_the_number_fail() -> None:
-    wish = UserWorker(host="h2", components={"spout": 1})
+    wanted = UserWorker(host="h2", components={"spout": 1})
     old = (
         PlacedWorker(node="s1", host="h1", port=6900, tasks=(1, 3)),
         PlacedWorker(node="s2", host="h2", port=6900, tasks=(2, 4)),
     )
-    topology = word_count(workers=2, use_old=True, old=old, user_workers=(wish,))
+    topology = word_count(workers=2, use_old=True, old=old, user_workers=(wanted,))
     placement = place(two_nodes(), topology)
     assert (placement.status, placement.error_type) == ("failed", "InvalidRequest")
     alone = place(two_nodes(), topology.model_copy(update={"user_workers": (), "workers": 1}))
@@ -87,15 +87,15 @@ def test_user_defined_workers_and_the_backups_above_the_number_fail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "named"),
+    ("wanted", "named"),
     [
         ({"user_workers": (UserWorker(host="h1", components={"split": 1}),)}, "use.userdefine.assignment"),
         ({"differ_node": ("split",)}, "task.on.differ.node (split)"),
         ({"single_master": True}, "topology.master.single.worker"),
     ],
 )
-def test_even_refuses_what_it_cannot_keep(wish: dict[str, Any], named: str) -> None:
-    placement = place(two_nodes(), word_count(strategy="even", workers=2, **wish))
+def test_even_refuses_what_it_cannot_keep(wanted: dict[str, Any], named: str) -> None:
+    placement = place(two_nodes(), word_count(strategy="even", workers=2, **wanted))
     assert (placement.status, placement.error_type) == ("failed", "InvalidRequest")
     assert placement.error == (
         f"topology 'wc' uses the even strategy, which knows no {named}: remove that, or set "
@@ -103,7 +103,8 @@ def test_even_refuses_what_it_cannot_keep(wish: dict[str, Any], named: str) -> N
     )
     # One that runs already is healed all the same.
     healed = place(
-        two_nodes(), word_count(strategy="even", workers=2, event="monitor", old=TWO, dead=(2, 4, 5), **wish)
+        two_nodes(),
+        word_count(strategy="even", workers=2, event="monitor", old=TWO, dead=(2, 4, 5), **wanted),
     )
     assert healed.status == "assigned"
     assert healed.warnings == (f"the even strategy knows no {named}: ignored",)

@@ -1,4 +1,4 @@
-"""Runs in Spark: executors into workers, by the chain of selectors.
+"""Choice of a worker for each executor, by the chain of selectors. Runs in Spark.
 
 For a run of executors of one component the chain is a lexicographic order of workers. Between supervisors
 and inside a supervisor it is kept in heaps, so that a topology of a hundred thousand tasks on thousands of
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from storm_dagster.model.placement_reasons import Reason
 
-__all__ = ["Filling", "Worker", "shared_out"]
+__all__ = ["FilledWorker", "WorkerSelector", "fair_share"]
 
 _Inner = tuple[int, int, int, int]
 """(of the component, in all, minus related, number) of a worker: its order inside its supervisor."""
@@ -30,7 +30,7 @@ _WHY = (
 )
 
 
-class Worker:
+class FilledWorker:
     """A worker that is being filled."""
 
     __slots__ = ("counts", "node", "positions", "reasons")
@@ -42,31 +42,33 @@ class Worker:
         self.counts: dict[int, int] = {}
 
     def put(self, position: int, component: int, why: int) -> None:
-        """Adds an executor."""
+        """Add an executor."""
         self.positions.append(position)
         self.reasons.append(why)
         self.counts[component] = self.counts.get(component, 0) + 1
 
 
-def shared_out(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
-    """(share, rest): ``rest`` workers get one more than the share; fuller ones are no part of the sharing."""
+def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
+    """(share, remainder): ``remainder`` workers get one more than the share; fuller ones are left out."""
     level = sorted(sizes, reverse=True)
     total = waiting + sum(level)
     for skipped, size in enumerate(level):
-        share, rest = divmod(total, len(level) - skipped)
+        share, remainder = divmod(total, len(level) - skipped)
         if size <= share:
-            return share, rest
+            return share, remainder
         total -= size
     return 0, 0
 
 
-class Filling:
-    """The workers of one topology and the room that is left in them."""
+class WorkerSelector:
+    """Selector of workers with room for the executors of one topology."""
 
-    def __init__(self, workers: Sequence[Worker], share: int, rest: int, related: list[list[int]]) -> None:
+    def __init__(
+        self, workers: Sequence[FilledWorker], share: int, remainder: int, related: list[list[int]]
+    ) -> None:
         self.workers = workers
         self.share = share
-        self.rest: int = rest
+        self.remainder: int = remainder
         self._related = related
         self._groups: dict[str, list[int]] = {}
         self._totals: dict[str, int] = {}
@@ -80,7 +82,7 @@ class Filling:
 
     def _open(self, number: int) -> bool:
         size = len(self.workers[number].positions)
-        return size < self.share or (size == self.share and self.rest > 0)
+        return size < self.share or (size == self.share and self.remainder > 0)
 
     def _inner(self, number: int, component: int, related: Sequence[int]) -> _Inner:
         worker = self.workers[number]
@@ -95,7 +97,7 @@ class Filling:
         return (same, around.get(component, 0), total, self._totals[node], minus_near, -near, number)
 
     def _add(self, number: int, position: int, component: int, why: int) -> bool:
-        """Puts an executor; whether the last worker that may exceed the share has just done so."""
+        """Add an executor; whether the last worker that may exceed the share has just done so."""
         worker = self.workers[number]
         worker.put(position, component, why)
         self._totals[worker.node] += 1
@@ -103,11 +105,11 @@ class Filling:
         around[component] = around.get(component, 0) + 1
         if len(worker.positions) <= self.share:
             return False
-        self.rest -= 1
-        return self.rest == 0
+        self.remainder -= 1
+        return self.remainder == 0
 
     def place_apart(self, position: int, component: int, blocked: set[str], system: bool) -> None:
-        """Puts an executor on a supervisor that has none of its component; the room comes second."""
+        """Put an executor on a supervisor that has none of its component; the room comes second."""
         related = () if system else self._related[component]
         free = [
             number
@@ -126,7 +128,7 @@ class Filling:
         self._add(keys[0][-1], position, component, why)
 
     def place_run(self, positions: Iterable[int], component: int, system: bool) -> None:
-        """Puts executors of one component, one after the other."""
+        """Put executors of one component, one after the other."""
         related = () if system else self._related[component]
         inner, outer = self._heaps(component, related)
         for position in positions:
@@ -150,7 +152,7 @@ class Filling:
                 heapq.heappop(outer)
 
     def _heaps(self, component: int, related: Sequence[int]) -> tuple[dict[str, list[_Inner]], list[_Outer]]:
-        """For each supervisor its open workers, and the best worker of each supervisor; all as heaps."""
+        """Heaps: the open workers of each supervisor, and the best worker of each supervisor."""
         inner: dict[str, list[_Inner]] = {}
         outer: list[_Outer] = []
         for node, numbers in self._groups.items():
@@ -164,7 +166,7 @@ class Filling:
 
 
 def _difference(best: _Outer, rivals: Sequence[_Outer]) -> int:
-    """The selector at which the last rival fell behind."""
+    """Selector that decided against the last rival."""
     if not rivals:
         return Reason.ONLY
     rival = min(rivals)

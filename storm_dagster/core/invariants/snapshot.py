@@ -1,4 +1,4 @@
-"""What was seen of a cluster, what a rule is, and what breaks one. Pure."""
+"""Snapshot of a cluster, rules, and violations of rules. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from storm_dagster.model.records import TokenRecord
 from storm_dagster.model.view import ClusterView, TopologyView
 
 __all__ = [
-    "Facts",
+    "ClusterSnapshot",
     "Found",
     "GrayNodes",
-    "Pending",
+    "PendingViolations",
     "Rule",
     "Violation",
     "WorkerPid",
-    "settle",
+    "confirm_violations",
     "title",
     "visible",
 ]
@@ -25,7 +25,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class WorkerPid:
-    """One worker process that runs on a machine that was looked at."""
+    """One worker process that runs on an inspected machine."""
 
     topology_id: str
     node: str
@@ -36,7 +36,7 @@ class WorkerPid:
 
 @dataclass(frozen=True)
 class GrayNodes:
-    """What stands below ``/gray_upgrade/<id>``: whether there is an upgrade, and the workers (``host:port``) of it."""
+    """Nodes below ``/gray_upgrade/<id>``: whether there is an upgrade, and its workers (``host:port``)."""
 
     going_on: bool
     upgrading: frozenset[str] = frozenset()
@@ -46,8 +46,8 @@ class GrayNodes:
 
 
 @dataclass(frozen=True)
-class Facts:
-    """One look at a cluster. ``None`` stands for what was not looked at."""
+class ClusterSnapshot:
+    """Snapshot of a cluster. ``None`` stands for what was not read."""
 
     view: ClusterView
     tokens: Mapping[str, TokenRecord] | None = None
@@ -56,17 +56,17 @@ class Facts:
     copies: Mapping[str, int] | None = None
     """Blob key -> nimbuses that hold the newest content."""
     wanted_copies: Mapping[str, int] = field(default_factory=dict)
-    """Topology id -> nimbuses that should hold its blobs, as far as there are so many."""
+    """Topology id -> number of nimbuses that should hold its blobs, limited by those that exist."""
     unschedulable: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Topology id -> tasks without a slot for which a reason is recorded."""
-    wishes: frozenset[str] = frozenset()
-    """Ids of topologies below which a rebalance stands."""
+    rebalance_requests: frozenset[str] = frozenset()
+    """Ids of topologies with a stored rebalance request."""
     gray: Mapping[str, GrayNodes] | None = None
     garbage: tuple[str, ...] | None = None
     """Nodes and blobs that belong to nothing, and that the cleaner should have removed by now."""
     processes: tuple[WorkerPid, ...] | None = None
-    former: Facts | None = None
-    """An earlier look by the same observer."""
+    former: ClusterSnapshot | None = None
+    """Earlier snapshot by the same observer."""
 
 
 @dataclass(frozen=True)
@@ -111,17 +111,17 @@ class Rule:
     words: str
     """What holds, in one sentence."""
     remedy: str
-    find: Callable[[Facts], Found]
+    find: Callable[[ClusterSnapshot], Found]
     by_view: bool = False
     """Whether a view alone decides it."""
     heals: bool = False
     """Whether the cluster may break it for as long as it takes to heal: a warning, no error."""
 
-    def check(self, facts: Facts) -> list[Violation]:
-        """What breaks it."""
+    def check(self, snapshot: ClusterSnapshot) -> list[Violation]:
+        """Violations of the rule."""
         return [
             Violation(self.invariant, self.name, thing, reason, self.remedy)
-            for thing, reason in self.find(facts)
+            for thing, reason in self.find(snapshot)
         ]
 
 
@@ -134,19 +134,19 @@ def title(topology: TopologyView) -> str:
 
 
 @dataclass(frozen=True)
-class Pending:
-    """What is broken and since when: violation -> (boot clock, looks)."""
+class PendingViolations:
+    """Violations and their age: violation -> (boot clock, number of snapshots)."""
 
     seen: Mapping[Violation, tuple[float, int]] = field(default_factory=dict)
 
 
-def settle(
-    pending: Pending, found: list[Violation], *, boot_now: float, settle_secs: float
-) -> tuple[list[Violation], Pending]:
-    """Those of ``found`` that count by now, and what to hand in at the next look.
+def confirm_violations(
+    pending: PendingViolations, found: list[Violation], *, boot_now: float, stable_secs: float
+) -> tuple[list[Violation], PendingViolations]:
+    """Violations of ``found`` that are confirmed, and the argument of the next call.
 
-    A violation counts once it was found in two looks in a row or more, over at least ``settle_secs``. What
-    breaks ``no_idle_writes`` is a deed, not a state: it counts at once.
+    A violation is confirmed once it was found in at least two snapshots in a row, over at least ``stable_secs``.
+    A violation of ``no_idle_writes`` is an event, not a state: it is confirmed at once.
     """
     seen = {}
     for violation in found:
@@ -155,6 +155,6 @@ def settle(
     counted = [
         violation
         for violation, (since, looks) in seen.items()
-        if (looks > 1 and boot_now - since >= settle_secs) or violation.rule == "no_idle_writes"
+        if (looks > 1 and boot_now - since >= stable_secs) or violation.rule == "no_idle_writes"
     ]
-    return counted, Pending(seen)
+    return counted, PendingViolations(seen)
