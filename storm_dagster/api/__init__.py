@@ -1,4 +1,4 @@
-"""What a topology author imports: components, groupings, topologies."""
+"""Public API for topology authors: components, groupings, topologies."""
 
 from __future__ import annotations
 

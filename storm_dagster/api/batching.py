@@ -18,10 +18,10 @@ class GatheringBolt(Bolt):
     _gathers = True
     _current_anchors: Any = None
     _pulse_secs: float | None = None
-    """How often the worker calls :meth:`_pulse`; set by what drives the bolt."""
+    """Interval of :meth:`_pulse`; set by the bolt's driver."""
 
     def _pulse(self) -> None:
-        """Look at the clock."""
+        """Handle what is due by time."""
 
     def emit(
         self,
@@ -38,7 +38,7 @@ class GatheringBolt(Bolt):
         return (self._current_anchors or []) if anchors is None else anchors
 
     def _anchor_to(self, tups: list[Tuple] | None) -> None:
-        # One joint anchor for all emits of a batch: looking at each of its tuples once is enough.
+        # One joint anchor for all emits of a batch: each of its tuples is visited once.
         self._current_anchors = self._bound().joint(tups) if tups and self.auto_anchor else None
 
 
@@ -109,5 +109,5 @@ class TicklessBatchingBolt(BatchingBolt):
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """The tick that the batches need."""
+        """Conf of the tick that the batches need."""
         return {"topology.tick.tuple.freq.secs": cls.secs_between_batches}

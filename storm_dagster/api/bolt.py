@@ -1,4 +1,4 @@
-"""Bolts: what is done with tuples."""
+"""Bolts: components that process tuples."""
 
 from __future__ import annotations
 
@@ -12,22 +12,28 @@ from storm_dagster.api.tuples import Tuple
 __all__ = ["AUTO", "Bolt"]
 
 AUTO: Any = None
-"""``anchors`` of an emit that leaves the choice to ``auto_anchor``; pass ``[]`` for an unanchored tuple."""
+"""Default ``anchors`` of an emit, as ``auto_anchor`` says; pass ``[]`` for an unanchored tuple."""
 
 
 class Bolt(Component):
-    """Processes the tuples of its inputs, one at a time in each task.
+    """A component that processes the tuples of its inputs, one at a time in each task.
 
-    ``process`` may be ``async``: then up to ``async_window`` tuples of a task are in flight at once, on an
-    event loop of the task's own thread.
+    ``process`` may be ``async``: then up to ``async_window`` tuples of a task are in flight at once, on an event loop
+    in the task's own thread.
+
+    The worker binds methods at run time. A bolt on the worker's loop gets an **instance attribute** ``emit``, a closure
+    over the task's routes, unless its class overrides ``emit``; ``ack`` and ``fail`` call closures that the worker puts
+    into the collector. A :class:`StatefulBolt` gets an instance attribute ``process`` too, which runs the bolt's own
+    one and defers its acks to the next checkpoint. The reason is measured speed: a call per tuple then follows no chain
+    of attributes and methods. So the methods here are the signatures, and what runs in tasks with their own thread.
     """
 
     auto_ack: ClassVar[bool] = True
-    """Ack each tuple when ``process`` has returned."""
+    """Ack each tuple when ``process`` returns."""
     auto_anchor: ClassVar[bool] = True
-    """Anchor what ``process`` emits to the tuple that it was given."""
+    """Anchor emitted tuples to the tuple in process."""
     auto_fail: ClassVar[bool] = True
-    """Fail the tuple when ``process`` raises; else it is neither acked nor failed and times out."""
+    """Fail the tuple when ``process`` raises; without it, the tuple times out."""
     async_window: ClassVar[int] = 64
 
     @classmethod
@@ -35,13 +41,13 @@ class Bolt(Component):
         return "bolt"
 
     def _begin(self) -> None:
-        """What follows belongs together (of bolts with state)."""
+        """Begin a transaction of the state (of bolts with state)."""
 
     def _undo(self) -> None:
-        """Take back what was done to the state since then."""
+        """Revert the state to the last :meth:`_begin`."""
 
     def process(self, tup: Tuple) -> Any:
-        """Handle one tuple."""
+        """Handle one tuple. The worker calls the instance attribute ``process`` of a stateful bolt (see the class)."""
         raise TypeError(f"{type(self).__name__} does not define process(self, tup)")
 
     def named(self, tup: Tuple) -> dict[str, Any]:
@@ -59,26 +65,26 @@ class Bolt(Component):
         direct_task: int | None = None,
         need_task_ids: bool = False,
     ) -> list[int] | None:
-        """Emit values; returns the receiving task ids when ``need_task_ids``.
+        """Emit values, and return the receiving task ids if ``need_task_ids``.
 
-        The tuple fails or times out together with its ``anchors``; by default these are the tuple in
-        process, with ``[]`` it is not tracked.
+        The tuple fails or times out together with its ``anchors``: by default the tuple in process; with ``[]`` it is
+        not tracked. On the worker's loop an instance attribute replaces this method (see the class).
         """
         return self._bound().emit(tup, stream, anchors, direct_task, need_task_ids, None)
 
     @property
     def dagster(self) -> DagsterReports:
-        """What the bolt tells Dagster: ``self.dagster.materialize("lake/clicks", partition="2026-11-21-10:00")``."""
+        """Reports to Dagster: ``self.dagster.materialize("lake/clicks", partition="2026-11-21-10:00")``."""
         return DagsterReports(self)
 
     def _anchors(self, anchors: Any) -> Any:
-        """What an emit or event with these anchors hangs on."""
+        """The effective anchors of an emit or event."""
         return anchors
 
     def ack(self, tup: Tuple) -> None:
-        """The tuple is done. Only the first ``ack`` or ``fail`` of a tuple counts."""
+        """Ack a tuple, through the collector's closure. Only the first ``ack`` or ``fail`` of a tuple counts."""
         self._bound().ack(tup)
 
     def fail(self, tup: Tuple) -> None:
-        """The tuple failed: its spout hears it now, not at the timeout."""
+        """Fail a tuple: its spout is notified now instead of at the timeout."""
         self._bound().fail(tup)

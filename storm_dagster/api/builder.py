@@ -1,4 +1,4 @@
-"""Topologies that are made in a loop, and the checks that every topology passes."""
+"""Builder of topologies, and the checks of every topology."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TopologyBuilder", "build_spec"]
 
 
 class TopologyBuilder:
-    """Collects spouts and bolts by id.
+    """Collection of spouts and bolts by id.
 
     >>> builder = TopologyBuilder("wc")
     >>> builder.set_spout("words", WordSpout, par=2)
@@ -93,7 +93,7 @@ class TopologyBuilder:
         return spec
 
     def build(self) -> TopologySpec:
-        """The topology in the form that travels; :class:`InvalidTopology` when it breaks a rule."""
+        """The serializable topology; :class:`InvalidTopology` if it is not valid."""
         return build_spec(self._specs, name=self.name, config=self.config, title="the topology")
 
     to_spec = build
@@ -102,10 +102,10 @@ class TopologyBuilder:
 def build_spec(
     specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any], title: str
 ) -> TopologySpec:
-    """The checked topology of these components.
+    """Build and check the topology of these components.
 
-    Checked here: ids, at least one spout, that inputs, their streams and their fields exist, importable
-    code, JSON arguments. The rest is checked again by nimbus, for every client.
+    Checked here: ids, at least one spout, that inputs, their streams and their fields exist, importable code, JSON
+    arguments. Nimbus checks the rest, for every client.
     """
     names: dict[int, str] = {}
     for component_id, spec in specs.items():
@@ -117,7 +117,7 @@ def build_spec(
         names[id(spec)] = component_id
         spec.name = spec.name or component_id
     if not any(spec.kind == "spout" for spec in specs.values()):
-        raise InvalidTopology(f"{title} has no spout: add one, nothing else makes tuples")
+        raise InvalidTopology(f"{title} has no spout: add one, only spouts produce tuples")
     spouts: dict[str, ComponentSpec] = {}
     bolts: dict[str, ComponentSpec] = {}
     for component_id, spec in specs.items():

@@ -1,4 +1,4 @@
-"""What spouts and bolts have in common: logging, metrics, errors, and the spec that puts them in a topology."""
+"""Base of spouts and bolts: spec, logging, metrics, errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storm_dagster.model.errors import InvalidRequest
 __all__ = ["Collector", "Component", "log", "logger"]
 
 logger: logging.Logger = logging.getLogger("storm_dagster.component")
-"""The logger of component code: its records reach the worker's log with the task's name."""
+"""Logger of component code."""
 
 _LEVELS = {"trace": 5, "debug": 10, "info": 20, "warn": 30, "warning": 30, "error": 40, "critical": 50}
 
@@ -26,7 +26,7 @@ def log(message: str, level: str | int | None = None) -> None:
 
 
 class Collector(Protocol):
-    """What a running component talks to. The worker provides it; the test harness too."""
+    """Worker side of a running component. The worker and the test harness provide it."""
 
     def emit(
         self,
@@ -48,7 +48,7 @@ class Collector(Protocol):
 
     def joint(self, tups: Sequence[Any]) -> Any: ...
 
-    def tell(self, task: int, values: Sequence[Any]) -> None: ...
+    def send_to_peer(self, task: int, values: Sequence[Any]) -> None: ...
 
     def error(self, error: BaseException, tup: Any = None) -> None: ...
 
@@ -65,8 +65,8 @@ class Component:
     config: ClassVar[Mapping[str, Any] | None] = None
     """Component conf; a spec's ``config`` lies over it."""
     blocking: ClassVar[bool] = False
-    """Whether its methods block (I/O, long computations): then each task gets a thread of its own, so that
-    it holds up nothing else in the worker."""
+    """Whether its methods block (I/O, long computations): then each task gets its own thread, and does not delay
+    the other tasks of its worker."""
 
     _collector: Collector | None = None
     context: Any = None
@@ -105,7 +105,7 @@ class Component:
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """Conf that the class itself needs, given the arguments of a spec; subclasses may extend it."""
+        """Conf that the class requires, from the arguments of a spec; subclasses may extend it."""
         return {}
 
     @classmethod
@@ -113,10 +113,10 @@ class Component:
         raise InvalidRequest(f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them")
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Called once, before the first tuple. An error in it is reported, and the task is tried again later."""
+        """Called once, before the first tuple. If it raises, the error is reported and the task retried later."""
 
     def close(self) -> None:
-        """Called when the task ends in good order; a killed worker never calls it."""
+        """Called when the task closes gracefully, but not when its worker is killed."""
 
     def _bound(self) -> Collector:
         if self._collector is None:
@@ -157,5 +157,5 @@ class Component:
         self._bound().metric(name, value)
 
     def raise_exception(self, exception: BaseException, tup: Any = None) -> None:
-        """Report an error: counted, and shown among the topology's errors (throttled). The task goes on."""
+        """Report an error: counted, and recorded among the topology's errors (throttled). The task continues."""
         self._bound().error(exception, tup)

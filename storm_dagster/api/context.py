@@ -1,4 +1,4 @@
-"""What a running task can know of its topology."""
+"""Context of a running task: its identity and its topology."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class TopologyContext:
         self.assignment_version = assignment_version
 
     def now_ms(self) -> int:
-        """Milliseconds since 1970 by the worker's clock, which never goes back, and which the test harness
-        can move; windows are cut by it."""
+        """Milliseconds since 1970 by the worker's monotonic clock, by which windows are cut; simulated in the test
+        harness."""
         return self._now_ms() if self._now_ms is not None else int(time.time() * 1000)
 
     @property
@@ -70,7 +70,7 @@ class TopologyContext:
 
     @property
     def task_index(self) -> int:
-        """Place of this task among those of its component, from 0."""
+        """Index of this task in its component, from 0."""
         return self.component_tasks(self.component).index(self.task_id)
 
     def component_tasks(self, component: str) -> list[int]:
@@ -107,15 +107,15 @@ class TopologyContext:
         return self._state
 
     def restrict(self, owns: Callable[[], bool]) -> None:
-        """Let the state be written only while ``owns`` says so (for the worker, before it is opened)."""
+        """Restrict writes of the state to when ``owns()`` (called by the worker, before the state is opened)."""
         self._owns = owns
 
     def may_write(self) -> bool:
-        """Whether this process still runs the task."""
+        """Whether this process still owns the task."""
         return self._owns is None or self._owns()
 
     def close(self) -> None:
-        """Close the state, when it was opened."""
+        """Close the state, if it was opened."""
         if self._state is not None:
             self._state.close()
             self._state = None

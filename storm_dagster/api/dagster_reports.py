@@ -1,4 +1,4 @@
-"""What a bolt tells Dagster: materializations, observations and checks of assets."""
+"""Reports of bolts to Dagster: materializations, observations and checks of assets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["AssetEvent", "DagsterReports"]
 
 
 class AssetEvent(TypedDict, total=False):
-    """What can be said of a materialization or observation."""
+    """Fields of a materialization or observation."""
 
     partition: str | None
     metadata: Mapping[str, Any] | None
@@ -26,9 +26,9 @@ class DagsterReports:
     """``self.dagster`` of a bolt. Each call checks its values, and returns at once.
 
     The event is delivered at least once, through nimbus: the tuple in process is acked only when Dagster has stored
-    it, and a tuple that is replayed reports it again. Where there is no tuple (ticks, ``initialize``, untracked
-    tuples, bolts without ``auto_anchor``) the worker keeps it until then, and reports an error when it must drop
-    it. As with ``emit``, ``anchors`` names the tuples to hang it on instead. Equal events that wait are sent once.
+    the event, and a replayed tuple reports it again. Without a tuple (ticks, ``initialize``, untracked tuples, bolts
+    without ``auto_anchor``) the worker keeps the event until then, and reports an error if it must drop it. As with
+    ``emit``, ``anchors`` sets other tuples. Equal pending events are sent once.
 
     ``key`` is ``"lake/clicks"`` or a list of its parts. ``metadata`` are JSON values, 16 KiB at most.
     """
@@ -37,11 +37,11 @@ class DagsterReports:
         self._bolt = bolt
 
     def materialize(self, key: str | Sequence[str], **event: Unpack[AssetEvent]) -> None:
-        """The asset, or a partition of it, has been made: what depends on it may start."""
+        """Report that the asset, or a partition of it, was materialized: what depends on it may start."""
         self._report("materialization", key, **event)
 
     def observe(self, key: str | Sequence[str], **event: Unpack[AssetEvent]) -> None:
-        """Something was seen of the asset; nothing starts, unless its data version is another one."""
+        """Report an observation of the asset; nothing starts, unless its data version has changed."""
         self._report("observation", key, **event)
 
     def check(
@@ -55,7 +55,7 @@ class DagsterReports:
         severity: Literal["ERROR", "WARN"] = "ERROR",
         anchors: Sequence[Any] | None = None,
     ) -> None:
-        """The check ``name`` of the asset passed, or did not."""
+        """Report the result of the asset check ``name``."""
         given = {"partition": partition, "metadata": metadata, "severity": severity, "anchors": anchors}
         self._report("check", key, check=name, passed=passed, **given)
 

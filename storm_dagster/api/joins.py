@@ -1,4 +1,4 @@
-"""Joining streams over fields, a window at a time."""
+"""Joins of streams over fields, per window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Join", "JoinBolt"]
 
 
 class Join:
-    """What to join, in the order of the calls (Storm's JoinBolt)::
+    """Definition of a join, in the order of the calls (as Storm's JoinBolt)::
 
         Join("orders", "customer").inner("customers", "id", "orders").left("ratings", "customer", "orders")
             .select("customer", "orders:item", "customers:name", "ratings:stars as rating")
@@ -40,11 +40,11 @@ class Join:
         return self
 
     def inner(self, stream: str, key: str, other: str) -> Join:
-        """Keep what has a partner: ``stream.key`` equals the key of ``other``."""
+        """Inner join: ``stream.key`` equals the key of ``other``."""
         return self._join("inner", stream, key, other)
 
     def left(self, stream: str, key: str, other: str) -> Join:
-        """Keep all that there is, with ``None`` for the fields of a missing partner."""
+        """Left join: fields of a missing partner are ``None``."""
         return self._join("left", stream, key, other)
 
     def select(self, *fields: str) -> Join:
@@ -66,7 +66,7 @@ class Join:
 
 
 class JoinBolt(WindowedBolt):
-    """Emits the joined rows of each window, anchored to all its tuples."""
+    """Bolt that emits the joined rows of each window, anchored to all its tuples."""
 
     def __init__(self, by: str, parts: list[dict[str, str]], fields: list[list[str]]) -> None:
         self._by_component = by == "component"
@@ -124,7 +124,7 @@ class JoinBolt(WindowedBolt):
         self._check_selected(context.component)
 
     def _check_selected(self, component: str) -> None:
-        # A field that no stream has would be None in every row, and nobody would know why.
+        # A field that no stream has would be None in every row, without any error.
         for stream, field in self._fields:
             root, _, rest = field.partition(".")
             known = {
@@ -144,7 +144,7 @@ class JoinBolt(WindowedBolt):
         return component if self._by_component else stream
 
     def _value(self, tup: Tuple | None, field: str) -> Any:
-        # `None` also where there is no such field.
+        # `None` also for a missing field.
         root, *path = field.split(".")
         at = None if tup is None else self._places[(tup.component, tup.stream)].get(root)
         value = None if tup is None or at is None else tup.values[at]
@@ -153,7 +153,7 @@ class JoinBolt(WindowedBolt):
         return value
 
     def process_window(self, window: TupleWindow) -> None:
-        """Join what is in the window."""
+        """Emit the joined rows of the window."""
         tuples: dict[str, list[Tuple]] = {}
         for tup in window:
             tuples.setdefault(self._stream(tup.component, tup.stream), []).append(tup)

@@ -1,4 +1,4 @@
-"""Components that are programs of their own, speaking Storm's multilang protocol on standard input and output."""
+"""Components that are programs, with Storm's multilang protocol on standard input and output."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Spark components: a spout over any Structured Streaming source, a bolt over micro-batches as DataFrames.
 
-Both run the user's functions against the cluster's Spark (``topology.spark.remote``, ``spark.remote`` or
-``spark.master``); no Spark runs inside a worker. Where Spark places the stages inside such a component is
-Spark's decision: our assignment pins the task that drives it, nothing below.
+Both run the user's functions on the cluster's Spark (``topology.spark.remote``, ``spark.remote`` or ``spark.master``);
+no Spark runs inside a worker. The assignment places only the task that drives Spark; Spark places its own stages.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ __all__ = ["SparkBolt", "SparkSpout"]
 
 _log = logging.getLogger(__name__)
 
-_SAY_AGAIN_SECS = 1.0
-"""How often the other tasks tell the owner of the query where they listen."""
+_ANNOUNCE_SECS = 1.0
+"""How often the other tasks send their address to the owner of the query."""
 _FORGET_SECS = 60.0
-"""A task that has not said so for that long gets no rows."""
+"""A task without an announcement for that long gets no rows."""
 
 
 class SparkSpout(Spout):
-    """Emits the rows of a streaming DataFrame; its checkpoint advances only after they are acked.
+    """Spout of the rows of a streaming DataFrame, whose checkpoint advances only after they are acked.
 
     ``source`` names a function ``"module:function"`` that is called with the Spark session (and ``args``)
     and returns a streaming DataFrame; its columns of the names of ``outputs`` become the tuple's values.
@@ -45,15 +44,15 @@ class SparkSpout(Spout):
 
     Rows of one micro-batch are kept until the last of them is acked; a failed row is emitted again from
     memory, and after a crash of the worker Spark repeats the batch from the checkpoint: at least once.
-    The task with the lowest id owns the query, because Structured Streaming admits one for each checkpoint.
-    The rows of a micro-batch are dealt to all tasks of the component, in whatever workers they run, as Arrow
-    chunks of at most ``chunk_rows`` rows; each task has its own rows acked, and Spark commits when all are.
+    The task with the lowest id owns the query, because Structured Streaming allows one query per checkpoint. The rows
+    of a micro-batch go to all tasks of the component, in any worker, as Arrow chunks of at most ``chunk_rows`` rows;
+    Spark commits when every task has acked its rows.
 
     Raises :class:`InvalidTopology` when the function is missing or returns something else.
     """
 
     blocking = True
-    _hears_peers: ClassVar[bool] = True
+    _takes_peer_messages: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -76,13 +75,13 @@ class SparkSpout(Spout):
         self._session: Any = None
         self._retry_at = 0.0
         self._pause = 1.0
-        self._say_at = 0.0
+        self._announce_at = 0.0
         self._others: dict[int, tuple[str, int, float]] = {}
-        """Other task -> where it listens, and when it said so."""
+        """Other task -> (host, port, time of its announcement)."""
         self._errors = ErrorsOnce(self)
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Look the function up, and listen for batches; the query itself starts with the first tuple asked for."""
+        """Resolve the function and listen for batches; the first ``next_tuple`` starts the query."""
         self._conf = conf
         self._archive = archive_of(context)
         self._owner_task = min(context.component_tasks(context.component))
@@ -93,14 +92,14 @@ class SparkSpout(Spout):
         self._function = resolve_function(self.source)
         self._endpoint = BatchEndpoint(context.host, chunk_rows=self.chunk_rows)
         if self._owner:
-            self._endpoint.others = self._listening
+            self._endpoint.others = self._peer_addresses
 
     def next_tuple(self) -> None:
-        """Emit the next row, or see to the query when there is none."""
+        """Emit the next row; without one, start or check the query."""
         endpoint = self._endpoint
         assert endpoint is not None
         if not self._owner:
-            self._say_where()
+            self._announce_address()
         row = endpoint.take()
         if row is not None:
             row_id, values = row
@@ -109,28 +108,28 @@ class SparkSpout(Spout):
             self._keep_query()
 
     def ack(self, tup_id: str) -> None:
-        """The row's tree is complete."""
+        """Ack the row."""
         if self._endpoint is not None:
             self._endpoint.ack(tup_id)
 
     def fail(self, tup_id: str) -> None:
-        """The row is emitted again."""
+        """Emit the row again."""
         if self._endpoint is not None:
             self._endpoint.fail(tup_id)
 
-    def _say_where(self) -> None:
-        """Tell the owner where this task takes rows. Said again and again: a message may be lost."""
+    def _announce_address(self) -> None:
+        """Send this task's address to the owner, repeatedly, since a message may be lost."""
         now = time.monotonic()
         endpoint = self._endpoint
-        if now < self._say_at or endpoint is None:
+        if now < self._announce_at or endpoint is None:
             return
-        self._say_at = now + _SAY_AGAIN_SECS
-        self._bound().tell(self._owner_task, [endpoint.host, endpoint.port])
+        self._announce_at = now + _ANNOUNCE_SECS
+        self._bound().send_to_peer(self._owner_task, [endpoint.host, endpoint.port])
 
-    def _hear(self, task: int, values: Sequence[Any]) -> None:
-        """A message of another task of this component: an address for the owner, its secret for the others.
+    def _on_peer_message(self, task: int, values: Sequence[Any]) -> None:
+        """Handle a message of another task of this component: an address, or the owner's secret.
 
-        It comes over the links between the workers, which are encrypted when the cluster is secured.
+        The links between workers are encrypted if the cluster is secured.
         """
         endpoint = self._endpoint
         if endpoint is None:
@@ -138,15 +137,15 @@ class SparkSpout(Spout):
         if self._owner:
             host, port = values
             self._others[task] = (str(host), int(port), time.monotonic())
-            self._bound().tell(task, [endpoint.secret])
+            self._bound().send_to_peer(task, [endpoint.secret])
         elif task == self._owner_task:
             endpoint.secret = bytes(values[0])
 
-    def _listening(self) -> list[tuple[str, int]]:
-        """Where the other tasks take rows; asked by a thread of the endpoint."""
+    def _peer_addresses(self) -> list[tuple[str, int]]:
+        """Addresses of the other tasks' endpoints. Called by a thread of the endpoint."""
         now = time.monotonic()
         known = sorted(self._others.copy().items())
-        return [(host, port) for _, (host, port, said) in known if now - said < _FORGET_SECS]
+        return [(host, port) for _, (host, port, heard_at) in known if now - heard_at < _FORGET_SECS]
 
     def close(self) -> None:
         """Stop the query; an open batch is repeated by its next run."""
@@ -159,7 +158,7 @@ class SparkSpout(Spout):
                 _log.info("the query of %s did not stop cleanly: %s", self.source, error)
 
     def _keep_query(self) -> None:
-        """Start the query when there is none, and again, with back-off, when it ended."""
+        """Start the query, and restart it with back-off when it ended."""
         now = time.monotonic()
         if now < self._retry_at:
             return
@@ -169,7 +168,7 @@ class SparkSpout(Spout):
                 if self._query.isActive:
                     if self._endpoint is not None and self._endpoint.batches_done:
                         self._pause = 1.0
-                        self._errors.over()
+                        self._errors.clear()
                     return
                 ended = self._query.exception()
                 self._query = None
@@ -194,7 +193,7 @@ class SparkSpout(Spout):
         session = self._session = worker_session(self._conf, self._archive)
         try:
             frame = self._function(session, **self.source_args)
-            # Over Connect Spark looks at the source only when it is asked something.
+            # Over Connect Spark resolves the source only for a request.
             streaming = getattr(frame, "isStreaming", False)
         except Exception as error:
             missing = missing_connector(error, session.version)

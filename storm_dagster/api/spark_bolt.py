@@ -28,18 +28,17 @@ _MOST_PAUSE_SECS = 2.0
 
 
 class SparkBolt(Bolt):
-    """Gathers tuples into micro-batches and runs a function on each as a DataFrame, on the cluster's Spark.
+    """Bolt that runs a function on micro-batches of tuples as DataFrames, on the cluster's Spark.
 
     ``function`` names ``"module:function"``, called as ``function(frame, **args)`` with a DataFrame whose
     columns are ``schema`` (Spark DDL, such as ``"word string, n long"``; without it, the fields of the
     input's stream with types that Arrow infers). It returns ``None``, or a DataFrame with a column for each
     of the bolt's ``outputs``; its rows are emitted, anchored to the whole batch.
 
-    A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of texts and bytes in them (each other
-    value counts for eight), or after ``batch_secs`` seconds, whatever comes first. Its tuples are acked when the
-    function has returned and its rows are emitted; when it raises, or returns something else, all of them fail
-    and are replayed, after a pause that grows from 0.1 to 2 s. The same error is reported once, until a batch
-    succeeds. The metrics ``batches``, ``failed_batches``, ``batch_tuples`` and ``batch_ms`` are of the newest batch.
+    A batch is cut at ``batch_tuples`` tuples, at ``batch_bytes`` bytes of strings and bytes in them (each other
+    value counts as eight), or after ``batch_secs`` seconds, whichever is first. Its tuples are acked when the function
+    has returned and its rows are emitted; if it raises, or returns something else, all fail and are replayed, after a
+    pause that grows from 0.1 to 2 s. The same error is reported once, until a batch succeeds. The metrics ``batches``, ``failed_batches``, ``batch_tuples`` and ``batch_ms`` are of the newest batch.
     """
 
     blocking = True
@@ -75,11 +74,11 @@ class SparkBolt(Bolt):
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
-        """A tick as often as a batch may wait, so that a quiet stream's last tuples are not kept."""
+        """Conf of a tick every ``batch_secs``, so that the last tuples of a quiet stream are processed."""
         return {"topology.tick.tuple.freq.secs": float(args.get("batch_secs", 1.0))}
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
-        """Look the function up; the session is made with the first batch."""
+        """Resolve the function; the first batch creates the session."""
         self._conf = conf
         self._archive = archive_of(context)
         self._context = context
@@ -132,7 +131,7 @@ class SparkBolt(Bolt):
             self._pause = min(self._pause * 2, _MOST_PAUSE_SECS)
             return
         self._bound().ack_all(batch)
-        self._errors.over()
+        self._errors.clear()
         self._pause = 0.1
         self._done += 1
         self.report_metric("batches", self._done)
@@ -160,7 +159,7 @@ class SparkBolt(Bolt):
             )
         if result.columns != self._fields:
             result = result.select(*self._fields)
-        # Over Connect each frame asks the server for its columns once, sending the batch along.
+        # Over Connect each frame requests its columns once, and sends the batch along.
         return rows_of(result.toArrow())
 
     def _types(self, session: Any) -> Any:
@@ -190,7 +189,7 @@ class SparkBolt(Bolt):
                 arrays.append(pyarrow.array(column))
             except (pyarrow.ArrowException, TypeError, OverflowError) as error:
                 raise InvalidTopology(
-                    f"{self._where}: the values of column {name!r} are of no one type ({error}): emit values of one "
+                    f"{self._where}: the values of column {name!r} have different types ({error}): emit values of one "
                     "type, or None"
                 ) from None
         return pyarrow.Table.from_arrays(arrays, names=columns)

@@ -1,10 +1,9 @@
-"""Micro-batches of Structured Streaming, handed from beside the Spark server to a worker, and acked back.
+"""Transfer of Structured Streaming micro-batches from the Spark server to workers, with acks.
 
-Over Spark Connect ``foreachBatch`` runs beside the server, not in the worker. So the function that is
-shipped there connects to an endpoint of the worker, proves that it knows the endpoint's secret (HMAC
-challenge of ``multiprocessing.connection``; only raw bytes are ever sent or read, nothing is unpickled),
-streams the batch as Arrow IPC, and returns only when the worker says that every row of it was acked.
-Only then does Spark commit the batch to its checkpoint: at least once, end to end.
+Over Spark Connect ``foreachBatch`` runs beside the server, not in the worker. So the function shipped there connects
+to an endpoint of the worker, authenticates by the endpoint's secret (HMAC challenge of ``multiprocessing.connection``;
+only raw bytes are sent and read, nothing is unpickled), streams the batch as Arrow IPC, and returns when the worker has
+acked every row. Only then does Spark commit the batch to its checkpoint: at least once, end to end.
 """
 
 from __future__ import annotations
@@ -39,13 +38,13 @@ _MOST_CHUNK_BYTES = 256 * 1024 * 1024
 def make_deliver(
     host: str, port: int, secret: bytes, columns: tuple[str, ...], chunk_rows: int
 ) -> Callable[[Any, int], None]:
-    """The ``foreachBatch`` function for the endpoint of the task that owns the query.
+    """Create the ``foreachBatch`` function for the endpoint of the task that owns the query.
 
-    That endpoint names those of the other tasks; chunks of rows go to whichever of them is ready, and the
-    function returns when all of them have acked all that they were given.
+    That endpoint names those of the other tasks; chunks of rows go to any that is ready, and the function returns when
+    all have acked all their rows.
 
-    It is nested on purpose: Spark ships a nested function by value, so the server needs nothing of ours
-    installed, only pyarrow.
+    It is nested on purpose: Spark ships a nested function by value, so that the server needs only pyarrow, and not this
+    package.
     """
 
     def deliver(frame: Any, batch_id: int) -> None:
@@ -76,7 +75,7 @@ def make_deliver(
                 try:
                     join((str(other[0]), int(other[1])))
                 except (OSError, EOFError, WrongSecret) as error:
-                    # It moved, or has not heard of this run yet: the rows go to the rest.
+                    # It moved, or does not know this run yet: the others get the rows.
                     logging_.getLogger("storm_dagster.spark").info("%s takes no rows: %s", other, error)
             size = max(1, min(chunk_rows, -(-table.num_rows // len(connections))))
             waiting = [table.slice(at, size) for at in range(0, table.num_rows, size)][::-1]
@@ -89,39 +88,39 @@ def make_deliver(
                         writer.write_table(part)
                     connection.send_bytes(sink.getvalue().to_pybytes())
                     busy.append(connection)
-                # A worker asks for more when it has dealt its rows: back pressure reaches Spark.
-                for connection in _answered(busy, b"more"):
+                # A worker asks for more when it has emitted its rows: back pressure reaches Spark.
+                for connection in _await_answer(busy, b"more"):
                     busy.remove(connection)
                     ready.append(connection)
             for connection in connections:
                 connection.send_bytes(b"")
             busy = list(connections)
             while busy:
-                for connection in _answered(busy, b"done"):
+                for connection in _await_answer(busy, b"done"):
                     busy.remove(connection)
         finally:
             for connection in connections:
                 connection.close()
 
-    def _answered(busy: list[Any], wanted: bytes) -> list[Any]:
-        """Those of the connections that said what is wanted; others may say that they live."""
+    def _await_answer(busy: list[Any], wanted: bytes) -> list[Any]:
+        """Wait for ``wanted``, and return the connections that sent it; others may send keepalives."""
         import time as time_
         from multiprocessing.connection import wait
 
-        heard = dict.fromkeys(busy, time_.monotonic())
+        last_answer = dict.fromkeys(busy, time_.monotonic())
         while True:
-            speaking: list[Any] = wait(busy, 5)
-            said = [(connection, connection.recv_bytes(16)) for connection in speaking]
-            if any(answer not in (wanted, b"wait") for _, answer in said):
+            ready_now: list[Any] = wait(busy, 5)
+            answers = [(connection, connection.recv_bytes(16)) for connection in ready_now]
+            if any(answer not in (wanted, b"wait") for _, answer in answers):
                 raise RuntimeError("a worker of this SparkSpout gave the batch up; it will be repeated")
             now = time_.monotonic()
-            heard.update((connection, now) for connection, _ in said)
-            # A worker that lives says so every two seconds; a minute of silence means that it does not.
-            if now - min(heard.values()) > 60:
+            last_answer.update((connection, now) for connection, _ in answers)
+            # A live worker sends a keepalive every two seconds.
+            if now - min(last_answer.values()) > 60:
                 raise TimeoutError(
                     "a worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
                 )
-            found = [connection for connection, answer in said if answer == wanted]
+            found = [connection for connection, answer in answers if answer == wanted]
             if found:
                 return found
 
@@ -129,7 +128,7 @@ def make_deliver(
 
 
 class _OpenBatch:
-    """One micro-batch between arrival and the ack of its last row. Guarded by the endpoint's condition."""
+    """A micro-batch until the ack of its last row. Guarded by the endpoint's condition."""
 
     def __init__(self, serial: int) -> None:
         self.serial = serial
@@ -145,15 +144,15 @@ class _OpenBatch:
 
 
 class BatchEndpoint:
-    """Listens for micro-batches and keeps their rows until they are acked.
+    """Listener for micro-batches, which keeps their rows until they are acked.
 
-    ``take``, ``ack`` and ``fail`` are called by the spout; everything else runs on threads of its own.
-    Rows are in memory until their batch is complete: at most one batch plus ``chunk_rows`` rows.
+    The spout calls ``take``, ``ack`` and ``fail``; the rest runs in threads of the endpoint. Rows are in memory until
+    their batch is complete: at most one batch plus ``chunk_rows`` rows.
     """
 
     def __init__(self, host: str, *, chunk_rows: int = 5_000) -> None:
         self.secret: bytes = secrets.token_bytes(32)
-        """Known to the query's owner and to what it ships; the other tasks take the owner's."""
+        """Secret of the query's owner, in the function that it ships; the other tasks get the owner's."""
         self.others: Callable[[], list[tuple[str, int]]] = list
         """Addresses of the endpoints that share a batch with this one."""
         self.chunk_rows = chunk_rows
@@ -174,7 +173,7 @@ class BatchEndpoint:
         self._thread.start()
 
     def take(self) -> tuple[str, list[Any]] | None:
-        """The next row to emit as (id, values), or ``None`` when there is none now."""
+        """The next row to emit as (id, values), or ``None``."""
         with self._condition:
             batch = self._batch
             if batch is None or not batch.rows:
@@ -186,7 +185,7 @@ class BatchEndpoint:
             return row_id, values
 
     def ack(self, row_id: str) -> None:
-        """A row's tree is complete. Rows of a batch that was given up are ignored."""
+        """Ack a row. Rows of a canceled batch are ignored."""
         with self._condition:
             if (
                 self._batch is not None
@@ -196,7 +195,7 @@ class BatchEndpoint:
                 self._condition.notify_all()
 
     def fail(self, row_id: str) -> None:
-        """A row's tree failed or timed out: it is dealt again."""
+        """Queue a failed row again."""
         with self._condition:
             if self._batch is not None:
                 values = self._batch.pending.pop(row_id, None)
@@ -204,13 +203,13 @@ class BatchEndpoint:
                     self._batch.rows.append((row_id, values))
 
     def close(self) -> None:
-        """Give up the open batch (Spark repeats it from the checkpoint) and stop listening."""
+        """Cancel the open batch (Spark repeats it from the checkpoint) and stop listening."""
         with self._condition:
             self._closed = True
             if self._batch is not None:
                 self._batch.cancelled = True
             self._condition.notify_all()
-        # accept() is woken by a connection of our own: closing a listening socket does not wake it.
+        # A connection wakes accept(); closing the listening socket does not.
         with contextlib.suppress(OSError):
             socket.create_connection((self.host, self.port), timeout=2).close()
         self._listener.close()
@@ -233,7 +232,7 @@ class BatchEndpoint:
     def _serve(self, connection: Connection) -> None:
         batch: _OpenBatch | None = None
         try:
-            # On a thread of its own, so that a stranger who says nothing holds up nobody.
+            # In its own thread, so that an unauthenticated silent client blocks nothing.
             deliver_challenge(connection, self.secret)
             answer_challenge(connection, self.secret)
             hello = json.loads(connection.recv_bytes(1024))
@@ -252,7 +251,7 @@ class BatchEndpoint:
             connection.send_bytes(_DONE)
             self.batches_done += 1
             _log.info("micro-batch %s of Spark is acked: %d rows", hello.get("batch"), batch.count)
-        except (OSError, EOFError, ValueError, AuthenticationError, _GivenUp) as error:
+        except (OSError, EOFError, ValueError, AuthenticationError, _BatchCanceled) as error:
             _log.warning(
                 "a connection of Spark ended before its batch was acked: %s", error or type(error).__name__
             )
@@ -263,7 +262,7 @@ class BatchEndpoint:
                     self._batch = None
 
     def _open(self) -> _OpenBatch:
-        """A newer batch replaces one that is still open: its query run is over (Spark runs one at a time)."""
+        """Open a batch; it replaces one that is still open, whose query run is over (Spark runs one at a time)."""
         with self._condition:
             if self._batch is not None:
                 self._batch.cancelled = True
@@ -283,24 +282,24 @@ class BatchEndpoint:
                 batch.count += 1
 
     def _wait(self, connection: Connection, batch: _OpenBatch, done: Callable[[], bool]) -> None:
-        """Until ``done()``, telling the other side every two seconds that this one lives."""
+        """Wait until ``done()``, with a keepalive every two seconds."""
         while True:
             with self._condition:
                 finished = self._condition.wait_for(
                     lambda: done() or batch.cancelled or self._closed, timeout=_KEEPALIVE_SECS
                 )
                 if batch.cancelled or self._closed:
-                    raise _GivenUp("the spout closed, or a newer run of its query began")
+                    raise _BatchCanceled("the spout closed, or a newer run of its query began")
             if finished:
                 return
             connection.send_bytes(_WAIT)
 
 
-class _GivenUp(Exception):
-    """The batch will not be acked by this endpoint."""
+class _BatchCanceled(Exception):
+    """The batch was canceled and will not be acked by this endpoint."""
 
 
 def rows_of(table: pa.Table) -> list[list[Any]]:
-    """The rows of a table as lists of Python values, in column order."""
+    """Rows of a table as lists of Python values, in column order."""
     columns = [column.to_pylist() for column in table.columns]
     return [list(row) for row in zip(*columns, strict=True)]

@@ -1,9 +1,8 @@
-"""The Spark session of a worker process: one for all Spark components in it.
+"""Spark session of a worker process, shared by all Spark components in it.
 
-It is never the placement's session. Components name a cluster by conf alone: ``topology.spark.remote``,
-else the cluster's ``spark.remote`` (Spark Connect), else ``spark.master`` (classic). The topology's
-archive is added to the session as an artifact, so that the user's functions are importable on the
-cluster. pyspark is imported only when a Spark component opens.
+It is never the session that plans placements. The conf names the cluster: ``topology.spark.remote``, else the cluster's
+``spark.remote`` (Spark Connect), else ``spark.master`` (classic). The topology's archive is added to the session as an
+artifact, so that the user's functions can be imported there. pyspark is imported when a Spark component opens.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ __all__ = [
 
 _log = logging.getLogger(__name__)
 _RELEASE_SECS = 1.0
-"""How long a process that ends waits for the server to forget its session."""
+"""How long an exiting process waits for the server to release its session."""
 _lock = threading.RLock()
 _sessions: dict[tuple[str, str], Any] = {}
 
-# What a lost server or an expired session says. Over Connect these arrive as texts inside exceptions of
-# several classes, grpc's among them.
+# Error messages of a lost server or an expired session. Over Connect they are strings in exceptions of several
+# classes, grpc's among them.
 _SESSION_LOSS = (
     "SESSION_CLOSED",
     "SESSION_NOT_FOUND",
@@ -62,9 +61,9 @@ _SESSION_LOSS = (
 
 
 def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
-    """``("remote", url)`` or ``("master", url)``: where the Spark components of this conf run.
+    """The Spark of this conf: ``("remote", url)`` or ``("master", url)``.
 
-    Raises :class:`InvalidTopology` when the conf names no Spark at all.
+    Raises :class:`InvalidTopology` if the conf names no Spark.
     """
     for key in ("topology.spark.remote", "spark.remote"):
         if conf.get(key):
@@ -78,7 +77,7 @@ def spark_target(conf: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def worker_session(conf: Mapping[str, Any], archive: Path | None = None) -> SparkSession:
-    """The session of this process for that conf, made at first use; :class:`Unavailable` when out of reach.
+    """The session of this process for that conf, created at first use; :class:`Unavailable` if Spark is not reachable.
 
     ``archive`` is the topology's archive; a session gets it once.
     """
@@ -94,10 +93,10 @@ def worker_session(conf: Mapping[str, Any], archive: Path | None = None) -> Spar
 
 
 def drop_worker_session(conf: Mapping[str, Any], lost: Any = None) -> None:
-    """Forget the session of that conf after a loss: the next use makes a new one.
+    """Drop the lost session of that conf: the next use creates a new one.
 
-    With ``lost``, only if it is still that one: another component may have replaced it already. A Connect
-    session id that was stopped is refused for ever, so a new session gets a new id.
+    With ``lost``, only if it is still the current one: another component may have replaced it. The new session gets a
+    new id, because a stopped Connect session id is refused forever.
     """
     target = spark_target(conf)
     with _lock:
@@ -106,49 +105,48 @@ def drop_worker_session(conf: Mapping[str, Any], lost: Any = None) -> None:
         session = _sessions.pop(target, None)
     if session is not None:
         try:
-            # Stopping a Connect session would ask its server, which may be gone, again and again; the server
-            # forgets an idle session by itself.
+            # Stopping a Connect session would retry for long if its server is gone; the server drops an idle session.
             session.client.close() if target[0] == "remote" else session.stop()
         except Exception as error:
             _log.info("the lost Spark session did not stop cleanly: %s", error)
 
 
 class ErrorsOnce:
-    """Reports what keeps going wrong once, until it went right again."""
+    """Report of repeated errors, once until the next success."""
 
     def __init__(self, component: Any) -> None:
         self._component = component
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def report(self, error: BaseException) -> None:
-        """Report the error unless one with the same first line was reported since all was well."""
+        """Report the error, unless one with the same first line was reported since the last success."""
         key = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        if key in self._said:
+        if key in self._reported:
             return
-        # What Spark says may hold a number that is another one each time.
-        if len(self._said) < 20:
-            self._said.add(key)
+        # Spark's messages may contain a number that changes each time.
+        if len(self._reported) < 20:
+            self._reported.add(key)
         self._component.raise_exception(error)
 
-    def over(self) -> None:
-        """It went right: what goes wrong from now on is news."""
-        self._said.clear()
+    def clear(self) -> None:
+        """Note a success: later errors are reported again."""
+        self._reported.clear()
 
 
 def archive_of(context: Any) -> Path | None:
-    """The topology's packed archive on this host (it lies beside the unpacked one), or ``None`` in a harness."""
+    """The topology's packed archive on this host, beside the unpacked one, or ``None`` in a harness."""
     unpacked = getattr(context, "archive", None)
     return Path(unpacked).parent / "stormjar.jar" if unpacked else None
 
 
 def is_session_loss(error: BaseException) -> bool:
-    """Whether the error says that the session or its server is gone, so that a new session is needed."""
+    """Whether the error means that the session or its server is gone, so that a new session is needed."""
     text = f"{type(error).__name__}: {error}"
     return any(mark in text for mark in _SESSION_LOSS)
 
 
 def missing_connector(error: BaseException, version: str) -> str | None:
-    """When Spark says that it lacks a data source: its name, and how to give it to Spark; else ``None``."""
+    """The remedy, if the error is that Spark lacks a data source; else ``None``."""
     found = re.search(r"Failed to find (?:the )?data source: ([^\s.]+(?:\.[^\s.]+)*)", str(error))
     if found is None:
         return None
@@ -189,7 +187,7 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
 
     kind, url = target
     extra = {str(key): str(value) for key, value in dict(conf.get("topology.spark.conf") or {}).items()}
-    # Left in the environment by a parent, this would override the conf.
+    # Inherited from a parent process, this would override the conf.
     os.environ.pop("SPARK_REMOTE", None)
     try:
         if kind == "remote":
@@ -202,14 +200,14 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
             for key, value in extra.items():
                 builder = builder.config(key, value)
             session = builder.create()
-            # Otherwise a call to a server that went away is tried again for ten minutes.
+            # Otherwise a call to a lost server is retried for ten minutes.
             session.client.set_retry_policies([DefaultPolicy(max_retries=4, max_backoff=1000)])
-            # pyspark's own exit hook tries for ten minutes when the server is gone; it leaves closed clients
-            # alone, and hooks run in reverse order of registration.
+            # pyspark's own exit hook retries for ten minutes if the server is gone, but skips closed clients; hooks run
+            # in reverse order of registration.
             atexit.register(_release, session, url)
             session.range(1).count()
             return session
-        # Left there by a parent as well: it would make pyspark look for a Connect server.
+        # Inherited too, this would make pyspark connect to a Connect server.
         os.environ.pop("SPARK_CONNECT_MODE_ENABLED", None)
         builder = SparkSession.builder.master(url).appName(str(conf.get("topology.name") or "topology"))
         builder = builder.config("spark.ui.enabled", "false")
@@ -224,35 +222,35 @@ def _connect(target: tuple[str, str], conf: Mapping[str, Any]) -> Any:
 
 
 def _release(session: Any, url: str) -> None:
-    """The process ends: the server forgets the session now, with the plans and artifacts that it keeps for it."""
+    """Release the session, with its plans and artifacts on the server, when the process exits."""
 
-    def ask() -> None:
+    def release() -> None:
         try:
             _check_listening(url)
             session.client.release_session()
         except Exception as error:
-            _log.debug("the Spark session was not released, the server forgets it later: %s", error)
+            _log.debug("the Spark session was not released, the server drops it later: %s", error)
 
-    asking = threading.Thread(target=ask, name="spark-release", daemon=True)
-    asking.start()
-    asking.join(_RELEASE_SECS)
+    thread = threading.Thread(target=release, name="spark-release", daemon=True)
+    thread.start()
+    thread.join(_RELEASE_SECS)
     session.client.close()
 
 
 def _check_listening(url: str) -> None:
-    """Raises ``OSError`` when nobody listens there: gRPC alone would go on trying for ten minutes."""
+    """Raise ``OSError`` if nothing listens there; gRPC alone would retry for ten minutes."""
     host, _, port = url.removeprefix("sc://").partition("/")[0].rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
 
 
 def _add_archive(session: Any, target: tuple[str, str], archive: Path) -> None:
-    """Ship the archive; Spark knows Python archives by their ending, so a copy named ``.zip`` is sent."""
+    """Add the archive as an artifact: a copy named ``.zip``, since Spark identifies Python archives by suffix."""
     with tempfile.TemporaryDirectory(prefix="storm-artifact-") as folder:
         copy = Path(folder) / "topology.zip"
         shutil.copyfile(archive, copy)
         if target[0] == "remote":
             session.addArtifacts(str(copy), pyfile=True)
         else:
-            # addPyFile copies at once into Spark's own folder, so the copy here may go.
+            # addPyFile copies at once into Spark's own folder.
             session.sparkContext.addPyFile(str(copy))

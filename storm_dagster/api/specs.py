@@ -1,4 +1,4 @@
-"""A component as an author places it in a topology."""
+"""Specs of components, as parts of a topology."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Spec:
         return stream_specs(self.outputs, f"{self.kind} {self.name!r}")
 
     def to_component(self, names: Mapping[int, str]) -> ComponentSpec:
-        """The form that travels. ``names`` gives the component id for the ``id()`` of each spec of the topology.
+        """The serializable form. ``names``: ``id()`` of each spec of the topology -> its component id.
 
         Raises :class:`InvalidTopology` naming the component and what is wrong with it.
         """
@@ -130,7 +130,7 @@ class Spec:
             elif isinstance(source, str):
                 component = source
             else:
-                raise InvalidTopology(f"{owner}: input {source!r:.60} is no spec, stream or component id")
+                raise InvalidTopology(f"{owner}: input {source!r:.60} is not a spec, stream or component id")
             if not isinstance(grouping, GroupingSpec):
                 raise InvalidTopology(
                     f"{owner}: the grouping of input {component!r} must be a Grouping, got {grouping!r:.60}"
@@ -140,7 +140,7 @@ class Spec:
 
 def _json_map(value: Mapping[str, Any], what: str) -> dict[str, Any]:
     if not all(isinstance(key, str) for key in value):
-        raise InvalidTopology(f"{what}: keys must be texts, got {list(value)!r:.80}")
+        raise InvalidTopology(f"{what}: keys must be strings, got {list(value)!r:.80}")
     try:
         loaded = json.loads(json.dumps(dict(value), allow_nan=False))
     except (TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
 """Durable state of one task: a small key-value store that survives the worker.
 
-It is keyed by topology *name*, component and task id below ``topology.state.dir``, so that it outlives
-restarts, moves between slots of one host, and new deployments of the topology.
+The path below ``topology.state.dir`` is topology *name*, component and task id, so that the state survives restarts,
+moves between slots of one host, and new deployments of the topology.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ CREATE TABLE IF NOT EXISTS applied (id TEXT PRIMARY KEY) WITHOUT ROWID;
 
 
 class TaskState:
-    """Keys (texts) to JSON values, and a set of ids of what has been applied to them.
+    """Map of strings to JSON values, and a set of applied ids.
 
-    :meth:`save` changes both in one transaction: after a crash either all of it is there or nothing. So a
-    bolt that saves the id of a line together with the counts that the line changed, and acks only then,
-    counts every line exactly once although lines are delivered at least once::
+    :meth:`save` changes both in one transaction: after a crash all or nothing is stored. So a bolt that saves the id
+    of a line together with the changed counts, and acks only then, counts every line exactly once, although lines are
+    delivered at least once::
 
         if not state.applied(line_id):
             state.save({word: state.get(word, 0) + n for word, n in counts.items()}, applied=[line_id])
@@ -58,7 +58,7 @@ class TaskState:
     def open(
         folder: Path, topology: str, component: str, task: int, owns: Callable[[], bool] | None = None
     ) -> TaskState:
-        """The store of one task. ``owns`` tells whether this process may still write."""
+        """Open the store of one task; ``owns()``: whether this process may still write."""
         safe = quote(component, safe="").replace(".", "%2E") or "%00"
         return TaskState(folder / topology / safe / f"{task}.sqlite3", owns)
 
@@ -87,7 +87,7 @@ class TaskState:
             return self._db.execute("SELECT 1 FROM applied WHERE id = ?", (str(id),)).fetchone() is not None
 
     def applied_ids(self) -> set[str]:
-        """All applied ids, as texts."""
+        """All applied ids, as strings."""
         with self._lock:
             return {row[0] for row in self._db.execute("SELECT id FROM applied")}
 
@@ -130,7 +130,7 @@ class TaskState:
                 self._db.execute("PRAGMA wal_checkpoint(FULL)")
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Delete everything."""
         with self._lock:
             self._db.executescript("BEGIN; DELETE FROM state; DELETE FROM applied; COMMIT;")
 

@@ -1,4 +1,4 @@
-"""Bolts with checkpointed state: what they know survives their worker, and is divided anew with their tasks."""
+"""Bolts with checkpointed state, which survives their worker and is redistributed with their tasks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["KeyValueState", "StatefulBolt"]
 
 
 class KeyValueState(Protocol):
-    """Keys to values, kept in memory and saved at checkpoints. Values are what tuples may hold.
+    """Key-value store in memory, saved at checkpoints. Values are those that tuples may hold.
 
     Assign what has changed: ``state[key] = value``. A value that is changed in place is not saved.
     """
@@ -43,19 +43,17 @@ class StatefulBolt(Bolt):
     """A bolt with ``self.state``, from ``initialize`` on. Alone, or as a mixin: ``class Totals(StatefulBolt,
     WindowedBolt)``.
 
-    A tuple is acked only when what it did to the state is in a checkpoint, so that nothing counted is ever
-    lost: what no checkpoint holds is replayed. A checkpoint is taken when nothing waits for the task, and
-    every ``topology.state.checkpoint.interval.ms`` in any case. When ``process`` raises, what it did to the
-    state is taken back.
+    A tuple is acked only when its changes of the state are in a checkpoint, so that no change is lost: tuples without
+    a checkpoint are replayed. A checkpoint is taken when the task's queue is empty, and at least every
+    ``topology.state.checkpoint.interval.ms``. When ``process`` raises, its changes of the state are reverted.
 
-    The other way round, a tuple can be applied twice: when its worker dies between a checkpoint and the acks,
-    or when another bolt failed it. With ``message_id`` that is noticed: a tuple whose id was applied in the
-    last ``topology.state.remember.secs`` goes to ``process_again`` instead of ``process``.
+    A tuple can be applied twice: when its worker dies between a checkpoint and the acks, or when another bolt failed
+    it. ``message_id`` prevents that: a tuple whose id was applied in the last ``topology.state.remember.secs`` goes to
+    ``process_again`` instead of ``process``.
 
     If all inputs are grouped by fields, state is divided by key: the key of a state entry must be the value
-    that the tuple was grouped by (a tuple of them for several fields), and follows it when the number of
-    tasks changes. Otherwise each task has a state of its own; then ``merge_states`` decides what becomes of
-    the states of tasks that are no more.
+    that the tuple was grouped by (a tuple of them for several fields), and the entry moves with it when the number of
+    tasks changes. Otherwise each task has its own state; then ``merge_states`` merges the states of removed tasks.
     """
 
     state: KeyValueState
@@ -67,10 +65,10 @@ class StatefulBolt(Bolt):
     _state_driver: Any = None
 
     def process_again(self, tup: Tuple) -> None:
-        """A tuple that the state holds already. Emit again what others need of it; by default nothing."""
+        """Handle a tuple that was applied before: emit again what downstream needs; by default nothing."""
 
     def merge_states(self, key: Any, values: list[Any]) -> Any:
-        """The value for a key that several tasks had when fewer tasks take their states over."""
+        """Merge the values that several tasks have for a key, when the number of tasks shrinks."""
         raise InvalidRequest(
             f"{type(self).__name__} has fewer tasks than before, and {len(values)} values for {key!r:.80}: "
             "define merge_states(self, key, values)"

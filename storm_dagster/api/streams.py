@@ -1,4 +1,4 @@
-"""Output streams of components, and how the tuples of a stream are dealt over the tasks that read it."""
+"""Output streams of components, and groupings of the tasks that read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def code_name(target: Any, what: str) -> str:
     """``"module:QualName"`` of a class or function that a worker can import.
 
     :class:`InvalidTopology` for a lambda, for anything defined inside a function, and for what lives in
-    ``__main__``: a worker could not find it.
+    ``__main__``: a worker could not import it.
     """
     if isinstance(target, str):
         module, colon, name = target.partition(":")
@@ -59,7 +59,9 @@ class Stream:
         ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed streams are checked when
         they are emitted."""
         if isinstance(fields, str):
-            raise InvalidTopology(f"stream {name!r}: fields must be a list of names, got the text {fields!r}")
+            raise InvalidTopology(
+                f"stream {name!r}: fields must be a list of names, got the string {fields!r}"
+            )
         self.fields: tuple[str, ...] = tuple(fields)
         self.types: tuple[str, ...] | tuple[()] = (
             tuple(_type_name(kind, name) for kind in fields.values()) if isinstance(fields, Mapping) else ()
@@ -68,7 +70,7 @@ class Stream:
         self.direct: bool = bool(direct)
         wrong = [field for field in self.fields if not isinstance(field, str) or not field]
         if wrong:
-            raise InvalidTopology(f"stream {name!r}: field {wrong[0]!r} must be a non-empty text")
+            raise InvalidTopology(f"stream {name!r}: field {wrong[0]!r} must be a non-empty string")
         if len(set(self.fields)) != len(self.fields):
             raise InvalidTopology(f"stream {name!r} declares a field twice: {', '.join(self.fields)}")
         check_stream_id(name)
@@ -103,13 +105,13 @@ def _type_name(kind: Any, stream: str) -> str:
     name = "any" if kind in (object, Any) else getattr(kind, "__name__", str(kind))
     if name not in FIELD_TYPES:
         raise InvalidTopology(
-            f"stream {stream!r}: {kind!r:.60} is no type of a field, use one of {', '.join(FIELD_TYPES)}"
+            f"stream {stream!r}: {kind!r:.60} is not a field type, use one of {', '.join(FIELD_TYPES)}"
         )
     return name
 
 
 class Grouping:
-    """How a receiving component's tasks share a stream. Use the constants and the three methods."""
+    """Groupings, which distribute a stream over the tasks of a reader: constants and three methods."""
 
     SHUFFLE: ClassVar[GroupingSpec] = GroupingSpec(type="shuffle")
     """Evenly, in turn."""
@@ -118,7 +120,7 @@ class Grouping:
     GLOBAL: ClassVar[GroupingSpec] = GroupingSpec(type="global")
     """Everything to the task with the lowest id."""
     NONE: ClassVar[GroupingSpec] = GroupingSpec(type="none")
-    """No wish; like shuffle."""
+    """No preference; as shuffle."""
     DIRECT: ClassVar[GroupingSpec] = GroupingSpec(type="direct")
     """To the task that the emitter names."""
     LOCAL_OR_SHUFFLE: ClassVar[GroupingSpec] = GroupingSpec(type="local_or_shuffle")
@@ -131,7 +133,7 @@ class Grouping:
 
     @staticmethod
     def partial_key(*names: str) -> GroupingSpec:
-        """Like :meth:`fields`, but each key is shared by two tasks, the less loaded of which is taken."""
+        """As :meth:`fields`, but each key has two tasks, and goes to the less loaded one."""
         return GroupingSpec(type="partial_key", fields=_names(names, "partial_key"))
 
     @staticmethod

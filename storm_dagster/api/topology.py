@@ -1,4 +1,4 @@
-"""Topologies as classes: components are class attributes, in the order in which they stand."""
+"""Topologies as classes: components are class attributes, in declared order."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ class Topology:
 
     @classmethod
     def to_spec(cls) -> TopologySpec:
-        """The topology in the form that travels; :class:`InvalidTopology` when it breaks a rule."""
+        """The serializable topology; :class:`InvalidTopology` if it is not valid."""
         name = cls.name if isinstance(cls.name, str) else ""
         return build_spec(cls.specs(), name=name, config=cls.config or {}, title=f"topology {cls.__name__}")

@@ -1,4 +1,4 @@
-"""The tuple: what travels between components."""
+"""Tuples, which components send each other."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ SYSTEM_TASK = -1
 
 
 class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
-    """One received tuple: who sent it on which stream, and its values.
+    """One received tuple: its sender, stream and values.
 
     ``values`` are the very objects that were emitted when sender and receiver share a worker: treat them as
-    read-only. Between workers they travel as MessagePack: numbers, text, bytes, lists (tuples arrive as
+    read-only. Between workers they travel as MessagePack: numbers, strings, bytes, lists (tuples arrive as
     lists), maps, ``None``, booleans and datetimes.
     """
 

@@ -1,4 +1,4 @@
-"""Windowed bolts: what is done with many tuples at once, a window at a time."""
+"""Windowed bolts, which process many tuples at once."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def _count_or_ms(what: str, count: int | None, secs: float | None) -> tuple[str,
 
 @dataclass(frozen=True)
 class Window:
-    """Which tuples make a window. Made by :meth:`tumbling`, :meth:`sliding` or :meth:`session`.
+    """Definition of windows; create it by :meth:`tumbling`, :meth:`sliding` or :meth:`session`.
 
-    A window in time ends at a multiple of its interval (since 1970) and holds what is stamped after
+    A window in time ends at a multiple of its interval (since 1970) and contains timestamps after
     ``end - length`` and not after ``end``.
     """
 
     conf: Mapping[str, Any]
-    """The conf keys (Storm's) that say the same."""
+    """Equivalent conf keys (Storm's)."""
     key: str | None = None
 
     @staticmethod
     def tumbling(*, count: int | None = None, secs: float | None = None) -> Window:
-        """One window after the other: every tuple is in exactly one."""
+        """Consecutive windows: every tuple is in exactly one."""
         unit, length = _count_or_ms("the length of a tumbling window", count, secs)
         return Window(
             {f"{_PREFIX}window.length.{unit}": length, f"{_PREFIX}window.sliding.interval.{unit}": length}
@@ -68,20 +68,20 @@ class Window:
 
     @staticmethod
     def session(*, gap_secs: float, key: str | None = None) -> Window:
-        """What comes without a pause of ``gap_secs``; with ``key`` (a field) for each of its values."""
+        """Tuples without a gap of ``gap_secs``; with ``key`` (a field), per value of it."""
         _, gap = _count_or_ms("the gap between sessions", None, gap_secs)
         return Window({f"{_PREFIX}window.session.gap.ms": gap}, key)
 
 
 @dataclass
 class TupleWindow:
-    """What ``process_window`` gets. Iterating gives the tuples, in order of their time."""
+    """Argument of ``process_window``. Iterates over the tuples in order of their time."""
 
     tuples: list[Tuple]
     new: list[Tuple] = field(default_factory=list)
-    """Those that were in no window before."""
+    """Tuples that were in no window before."""
     expired: list[Tuple] = field(default_factory=list)
-    """Those of the previous window that are not in this one; they are acked already."""
+    """Tuples of the previous window that are not in this one; they are acked already."""
     start_ms: int | None = None
     """Exclusive (of a session: the time of its first tuple); ``None`` for a window of a number of tuples."""
     end_ms: int | None = None
@@ -99,14 +99,14 @@ class TupleWindow:
 class WindowedBolt(GatheringBolt):
     """Gathers tuples into windows and calls ``process_window`` for each one that is due.
 
-    What ``process_window`` emits is anchored to the tuples of the window; a tuple is acked when no window
-    needs it any more, so that length + interval must stay below ``topology.message.timeout.secs``. When it
-    raises, the window is tried again ``window_tries`` times in all, then its tuples fail.
+    Emitted tuples are anchored to the tuples of the window. A tuple is acked when no window needs it any more, so
+    that length + interval must stay below ``topology.message.timeout.secs``. A window that raises is tried
+    ``window_tries`` times in all, then its tuples fail.
 
     By default a tuple's time is that of its arrival. With ``timestamp_field`` (milliseconds since 1970)
     windows follow the data: they are evaluated when the watermark, the least of the newest stamps of all
-    input streams less ``lag_secs``, has passed their end. What comes later still is late: emitted on
-    ``late_stream`` when there is one, else logged; and acked.
+    input streams less ``lag_secs``, has passed their end. Later tuples are late: emitted on ``late_stream``, or
+    else logged; and acked.
     """
 
     window: ClassVar[Window | None] = None
@@ -122,7 +122,7 @@ class WindowedBolt(GatheringBolt):
     auto_fail: ClassVar[bool] = True
 
     _driver: Any = None
-    """Set by the worker: it knows the clock."""
+    """Set by the worker."""
 
     @classmethod
     def component_config(cls, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class WindowedBolt(GatheringBolt):
 
     def process(self, tup: Tuple) -> None:
         """Put the tuple into its windows."""
-        self._driver.take(tup)
+        self._driver.add(tup)
 
     def _pulse(self) -> None:
         self._driver.pulse()

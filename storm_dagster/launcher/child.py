@@ -1,4 +1,4 @@
-"""What the forks of the warm process do: one runs a run, another reports one whose process was killed."""
+"""Forks of the warm process: one executes a run, another reports a run whose process was killed."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.launcher.run_launcher import STOCK_TAG
-from storm_dagster.launcher.wire import GO, RUN_ROLE, Peer
+from storm_dagster.launcher.wire import GO, RUN_ROLE, LineConnection
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["Served", "become_ordinary", "report_death", "serve_one"]
+__all__ = ["LoadedCode", "report_death", "reset_process", "serve_one"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_PATIENCE_SECS = 10.0
-"""A launcher that says nothing for so long has died."""
-_TAKEN_OVER_SECS = 10.0
-"""A launcher whose fork died before it started launches the run otherwise, and tags it, within this time."""
+_REQUEST_SECS = 10.0
+"""A launcher that is silent for so long has died."""
+_HANDOVER_SECS = 10.0
+"""Time for a launcher whose fork died before the start to launch the run the stock way, and tag it."""
 
 
-class Served:
-    """What the warm process has loaded, and for whom."""
+class LoadedCode:
+    """Code locations that the warm process has loaded."""
 
     def __init__(self, home: Path, modules: Sequence[str]) -> None:
         self.home = home
         self.modules: tuple[str, ...] = tuple(modules)
 
     def refusal(self, request: dict[str, Any]) -> str | None:
-        """Why that run cannot be started here; ``None`` when it can."""
+        """Why that run cannot start here, or ``None``."""
         if request.get("module") not in self.modules:
             return f"its definitions ({request.get('module') or 'a file'}) are not among those loaded ({', '.join(self.modules)})"
         if request.get("image"):
@@ -51,53 +51,53 @@ class Served:
             return f"its Dagster is that of {request.get('dagster_home')}"
         arguments = request.get("arguments")
         if not isinstance(arguments, list) or arguments[:2] != ["api", "execute_run"] or len(arguments) != 3:
-            return "it is no run"
+            return "it is not a run"
         return None
 
 
-def become_ordinary() -> None:
-    """A fork becomes a process like any other: a session of its own, and default signals."""
+def reset_process() -> None:
+    """Reset a fork to an ordinary process: its own session, default signals, no logging of the forker."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Dagster makes of it (and of SIGTERM) the orderly end of a run.
+    # Dagster ends a run gracefully on it (and on SIGTERM).
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # What a run logs belongs into its own captured output, not into the forker's file.
+    # The run's log belongs to its captured output, not to the forker's file.
     logging.getLogger().handlers.clear()
     logging.getLogger().setLevel(logging.WARNING)
     logging.captureWarnings(False)
 
 
-def serve_one(peer: Peer, served: Served) -> int:
-    """Talk with the launcher, and run its run when it says so; the exit code of this process."""
-    become_ordinary()
+def serve_one(connection: LineConnection, loaded: LoadedCode) -> int:
+    """Serve one connection of the launcher: execute its run on ``go``. Returns the exit code."""
+    reset_process()
     record: RunFile | None = None
     try:
-        request = peer.receive(_PATIENCE_SECS)
+        request = connection.receive(_REQUEST_SECS)
         if request is None:
             return 0
-        reason = served.refusal(request)
+        reason = loaded.refusal(request)
         if reason is not None:
-            peer.send({"refused": reason})
+            connection.send({"refused": reason})
             return 0
-        record = RunFile.write(served.home, RUN_ROLE, str(request["run_id"]))
-        peer.send({"ready": os.getpid()})
-        if peer.receive(_PATIENCE_SECS) != GO:
-            record.remove(served.home)
+        record = RunFile.write(loaded.home, RUN_ROLE, str(request["run_id"]))
+        connection.send({"ready": os.getpid()})
+        if connection.receive(_REQUEST_SECS) != GO:
+            record.remove(loaded.home)
             return 0
-        peer.send({"started": os.getpid()})
+        connection.send({"started": os.getpid()})
     except (OSError, ValueError, KeyError) as error:
-        log.info("a launcher was lost: %s", error or type(error).__name__)
+        log.info("the connection to a launcher was lost: %s", error or type(error).__name__)
         if record is not None:
-            record.remove(served.home)
+            record.remove(loaded.home)
         return 0
-    peer.close()
-    return _execute(request["arguments"], record, served.home)
+    connection.close()
+    return _execute(request["arguments"], record, loaded.home)
 
 
 def _execute(arguments: list[str], record: RunFile, home: Path) -> int:
-    """Be ``dagster api execute_run``. The file of this process stays when that fails before it could say so."""
+    """Run ``dagster api execute_run``. On failure the record stays, and the forker reports the run."""
     sys.argv = ["dagster", *arguments]
     command = next(iter(importlib.metadata.entry_points(group="console_scripts", name="dagster"))).load()
     code: int | str | None = 0
@@ -114,11 +114,11 @@ def _execute(arguments: list[str], record: RunFile, home: Path) -> int:
 def report_death(record: RunFile, home: Path, how: str) -> int:
     """Mark the run of a process that died as failed (canceled, when it was being canceled).
 
-    Nothing is done for a run that has ended, that is not known here, or that was launched the stock way after
-    its fork had died. The exit code of this process.
+    Nothing is done for a run that has finished, is unknown here, or was launched the stock way after its fork had died.
+    Returns the exit code.
     """
-    become_ordinary()
-    deadline = time.monotonic() + _TAKEN_OVER_SECS
+    reset_process()
+    deadline = time.monotonic() + _HANDOVER_SECS
     with dg.DagsterInstance.get() as instance:
         while True:
             run = instance.get_run_by_id(record.id)

@@ -1,4 +1,4 @@
-"""The little of Dagster's inside that warm runs need, in one place, and for the versions it was tried with."""
+"""Dagster internals that warm runs need, and the versions that were tested."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 import dagster as dg
 
-__all__ = ["Dagster", "dagster_inside"]
+__all__ = ["DagsterInternals", "dagster_internals"]
 
 log: logging.Logger = logging.getLogger(__name__)
 _TRIED = ((1, 13), (1, 14))
-"""From this version on, and below that one."""
+"""(first version, first excluded version)."""
 
 
 @dataclass(frozen=True)
-class Dagster:
-    """Names that have no public place."""
+class DagsterInternals:
+    """Names without a public import."""
 
     ExecuteRunArgs: Any
     """Arguments of ``dagster api execute_run``, the command with which run launchers start runs."""
@@ -28,12 +28,12 @@ class Dagster:
 
 
 @functools.cache
-def dagster_inside() -> Dagster | None:
-    """These names; ``None``, with one warning, for a Dagster that warm runs were not tried with."""
+def dagster_internals() -> DagsterInternals | None:
+    """Import these names; ``None``, with one warning, for a Dagster that was not tested."""
     found = re.match(r"(\d+)\.(\d+)", dg.__version__)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
     if not _TRIED[0] <= version < _TRIED[1]:
-        log.warning("warm runs were not tried with Dagster %s: runs start the stock way", dg.__version__)
+        log.warning("warm runs were not tested with Dagster %s: runs start the stock way", dg.__version__)
         return None
     try:
         from dagster._core.launcher import CheckRunHealthResult, WorkerStatus
@@ -41,4 +41,4 @@ def dagster_inside() -> Dagster | None:
     except ImportError as error:
         log.warning("warm runs do not fit Dagster %s (%s): runs start the stock way", dg.__version__, error)
         return None
-    return Dagster(ExecuteRunArgs, CheckRunHealthResult, WorkerStatus)
+    return DagsterInternals(ExecuteRunArgs, CheckRunHealthResult, WorkerStatus)

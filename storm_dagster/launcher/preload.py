@@ -1,4 +1,4 @@
-"""What a run needs, loaded beforehand; and whether its files have changed since."""
+"""Preloading of what runs need, and detection of changed files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ __all__ = ["Fingerprint", "preload", "threads"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-# Libraries that start threads when they are loaded, unless told not to: a fork keeps no thread but its own.
-_QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
-# What the placement step of a submission loads.
-_PLACING = (
+# Settings that keep libraries from starting threads on import: a fork keeps only its own thread.
+_NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
+# Modules of the placement step of a submission.
+_PLACEMENT = (
     "pandas",
     "pyarrow.compute",
     "dagster_pyspark",
@@ -41,20 +41,20 @@ _MOST_FILES = 20_000
 
 
 def threads() -> int:
-    """How many threads this process has, those of libraries included."""
+    """Number of threads of this process, including those of libraries."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.is_dir() else 2
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _QUIET}
-    os.environ.update(_QUIET)
+def _without_library_threads() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _NO_THREADS}
+    os.environ.update(_NO_THREADS)
     try:
         yield
     finally:
         for name, value in before.items():
-            # Runs have the environment that this process was given.
+            # Runs inherit this process's original environment.
             if value is None:
                 del os.environ[name]
             else:
@@ -62,19 +62,19 @@ def _quiet() -> Iterator[None]:
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Load the code locations ``modules``, and what Dagster, its storage and the placement load in a run.
+    """Import the code locations ``modules``, and what Dagster, its storage and the placement import in a run.
 
-    ``ImportError`` and whatever else a code location raises; the rest is loaded as far as it can be.
+    Errors of a code location are raised, others are skipped.
     """
-    with _quiet():
+    with _without_library_threads():
         for name in modules:
             importlib.import_module(name)
         before = threads()
-        for name in (*_rehearsed(), *(_PLACING if "storm_dagster.defs" in modules else ())):
+        for name in (*_modules_of_a_run(), *(_PLACEMENT if "storm_dagster.defs" in modules else ())):
             try:
                 importlib.import_module(name)
             except Exception as error:
-                log.debug("%s is not loaded beforehand: %s", name, error)
+                log.debug("%s is not preloaded: %s", name, error)
             if threads() > before:
                 log.info("loading %s started a thread", name)
                 before = threads()
@@ -83,8 +83,8 @@ def preload(modules: Sequence[str]) -> None:
     gc.freeze()
 
 
-def _rehearsed() -> list[str]:
-    """The modules that a run of one asset loads, found out in a fork, which alone opens the storage."""
+def _modules_of_a_run() -> list[str]:
+    """Modules that a run of one asset imports, determined in a fork, so that only the fork opens the storage."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -100,26 +100,26 @@ def _rehearsed() -> list[str]:
         finally:
             os._exit(0)
     os.close(writing)
-    said, deadline = b"", time.monotonic() + _REHEARSAL_SECS
+    output, deadline = b"", time.monotonic() + _REHEARSAL_SECS
     while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
         part = os.read(reading, 1 << 16)
         if not part:
             break
-        said += part
+        output += part
     else:
         os.kill(pid, signal.SIGKILL)
     os.close(reading)
     os.waitpid(pid, 0)
     try:
-        names = json.loads(said)
+        names = json.loads(output)
     except ValueError:
-        log.warning("what a run loads could not be found out: runs load it themselves")
+        log.warning("the modules of a run are unknown: runs import them themselves")
         return []
     return [name for name in names if name not in sys.modules]
 
 
 def _rehearse() -> None:
-    """A run of one asset, in memory, and a look into the real storage."""
+    """Run one asset in memory, and read the real storage."""
 
     @dg.asset
     def rehearsal() -> Any:
@@ -127,20 +127,20 @@ def _rehearse() -> None:
 
     with dg.DagsterInstance.ephemeral() as memory:
         dg.materialize([rehearsal], instance=memory)
-    # Without a storage, what the run itself loads is known all the same.
+    # Without a storage, the modules of the run itself are still known.
     with contextlib.suppress(Exception), dg.DagsterInstance.get() as instance:
         instance.get_runs(limit=1)
 
 
 class Fingerprint:
-    """The files that this process has loaded, and those of its code locations that it may have read."""
+    """Modification times of the files that this process has loaded, or may have read in its code locations."""
 
     def __init__(self, modules: Iterable[str]) -> None:
         installed = [Path(sysconfig.get_path(kind)).resolve() for kind in ("purelib", "platlib", "stdlib")]
         self._roots: list[Path] = []
         self._loaded = {file for module in list(sys.modules.values()) if (file := _file_of(module))}
         for name in modules:
-            # Not from the loaded ones: it may be the one that failed to load.
+            # Not from sys.modules: it may have failed to import.
             spec = importlib.util.find_spec(name.partition(".")[0])
             if spec is None or spec.origin is None:
                 continue
@@ -148,21 +148,21 @@ class Fingerprint:
             if path.name == "__init__.py" and not any(path.is_relative_to(place) for place in installed):
                 self._roots.append(path.parent)
             self._loaded.add(str(path))
-        self._seen: dict[str, tuple[int, int]] = self._look()
+        self._seen: dict[str, tuple[int, int]] = self._scan()
 
     def changed(self) -> str | None:
-        """A file that is not what it was when this was made, new or gone; ``None`` when there is none."""
-        now = self._look()
+        """A file that was changed, added or removed since, or ``None``."""
+        now = self._scan()
         if now == self._seen:
             return None
         return next(path for path, _ in sorted(now.items() ^ self._seen.items()))
 
     def written_since(self, moment_ns: int) -> str | None:
-        """A file that was written after that moment (epoch nanoseconds), while it may have been loaded already."""
+        """A file written after that moment (epoch nanoseconds), when it may have been loaded already, or ``None``."""
         now = time.time_ns()
         return next((path for path, (at, _) in self._seen.items() if moment_ns <= at <= now), None)
 
-    def _look(self) -> dict[str, tuple[int, int]]:
+    def _scan(self) -> dict[str, tuple[int, int]]:
         found: dict[str, tuple[int, int]] = {}
         for path in self._loaded:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The run launcher that ``dagster.yaml`` names; it lives in Dagster's webserver and daemon."""
+"""Run launcher for ``dagster.yaml``; it runs in Dagster's webserver and daemon."""
 
 from __future__ import annotations
 
@@ -14,8 +14,16 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.launcher.compatibility import dagster_inside
-from storm_dagster.launcher.wire import ANSWER_SECS, GO, WARM_TAG, Peer, here, run_record, same_place
+from storm_dagster.launcher.compatibility import dagster_internals
+from storm_dagster.launcher.wire import (
+    ANSWER_SECS,
+    GO,
+    WARM_TAG,
+    LineConnection,
+    here,
+    run_record,
+    same_place,
+)
 from storm_dagster.model.run_file import RunFile
 
 __all__ = ["STOCK_TAG", "WarmRunLauncher"]
@@ -25,17 +33,16 @@ log: logging.Logger = logging.getLogger(__name__)
 STOCK_TAG = ".dagster/grpc_info"
 """Run tag by which the stock launcher finds the code server that runs the run."""
 GRACE_SECS = 20.0
-"""A run that is terminated may take so long to end by itself."""
+"""Time that a terminated run has to end gracefully."""
 
 
 class WarmRunLauncher(dg.DefaultRunLauncher):
-    """Launches runs in forks of the warm process of ``home``; where that cannot be, as the stock launcher.
+    """Run launcher that uses forks of the warm process of ``home``, or else the stock launcher.
 
-    ``home`` is the state folder in which ``storm-dagster warm-runs`` listens (default:
-    ``STORM_DAGSTER_HOME``). A run is launched the stock way when nobody listens there or answers within a
-    second, when its definitions are not among those that the warm process has loaded, or when their files
-    have changed since. A run is never started twice and never lost: one whose process dies is marked failed,
-    with the reason, by the warm process, or by run monitoring when that is dead too.
+    ``home`` is the state folder in which ``storm-dagster warm-runs`` listens (default: ``STORM_DAGSTER_HOME``). A run is
+    launched the stock way if nothing listens there or responds within a second, if the warm process has not loaded its
+    definitions, or if their files have changed since. A run is never started twice and never lost: if its process dies,
+    the warm process marks it as failed, with the reason, or run monitoring does if the warm process is dead too.
     """
 
     def __init__(self, inst_data: Any = None, home: str | None = None) -> None:
@@ -44,34 +51,34 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
 
     @classmethod
     def config_type(cls) -> Any:
-        """``home``, which may be ``{env: NAME}``."""
+        """Config schema: ``home``, which may be ``{env: NAME}``."""
         return {"home": dg.Field(dg.StringSource, is_required=False)}
 
     @classmethod
     def from_config_value(cls, inst_data: Any, config_value: Mapping[str, Any]) -> WarmRunLauncher:
-        """Made by Dagster from ``dagster.yaml``."""
+        """Create the launcher from ``dagster.yaml`` (called by Dagster)."""
         return cls(inst_data=inst_data, home=config_value.get("home"))
 
     @property
     def home(self) -> Path | None:
-        """Where the warm process listens; ``None`` when nothing says it."""
+        """Home of the warm process; ``None`` if it is not configured."""
         named = self._home or os.environ.get("STORM_DAGSTER_HOME")
         return Path(named).expanduser().absolute() if named else None
 
     # -- launching ----------------------------------------------------------------------------------------
     def launch_run(self, context: Any) -> None:
-        """Launch the run, warm when possible."""
+        """Launch the run, warm if possible."""
         if not self._launch_warm(context):
             super().launch_run(context)
 
     def _launch_warm(self, context: Any) -> bool:
-        """Whether the run was given to a fork of the warm process."""
-        home, inside, run = self.home, dagster_inside(), context.dagster_run
+        """Try to launch the run in a fork of the warm process. Whether it was."""
+        home, internals, run = self.home, dagster_internals(), context.dagster_run
         origin = run.job_code_origin
-        if home is None or inside is None or origin is None:
+        if home is None or internals is None or origin is None:
             return False
         try:
-            peer = Peer.connect(home)
+            connection = LineConnection.connect(home)
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -80,10 +87,10 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         try:
             repository = origin.repository_origin
             pointer = repository.code_pointer
-            arguments = inside.ExecuteRunArgs(
+            arguments = internals.ExecuteRunArgs(
                 job_origin=origin, run_id=run.run_id, instance_ref=self._instance.get_ref()
             ).get_command_args()
-            peer.send(
+            connection.send(
                 {
                     "run_id": run.run_id,
                     "arguments": list(arguments[-3:]),
@@ -94,30 +101,30 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                     "dagster_home": self._instance.root_directory,
                 }
             )
-            answer = peer.receive(ANSWER_SECS)
+            answer = connection.receive(ANSWER_SECS)
             if answer is None or "ready" not in answer:
                 reason = (answer or {}).get("refused", "it closed the connection")
                 log.info("run %s starts the stock way: %s", run.run_id, reason)
                 return False
             self._instance.add_run_tags(run.run_id, {WARM_TAG: here()})
-            peer.send(GO)
+            connection.send(GO)
             try:
-                # No answer: the fork has the word and will start, or its death is reported. The end of the
-                # connection: it died without having started.
-                return peer.receive(ANSWER_SECS) is not None
+                # Timeout: the fork got `go` and starts, or its death is reported. End of the connection: it died before
+                # it started.
+                return connection.receive(ANSWER_SECS) is not None
             except TimeoutError:
                 return True
         except (OSError, ValueError) as error:
             log.info("run %s starts the stock way: %s", run.run_id, error or type(error).__name__)
             return False
         finally:
-            peer.close()
+            connection.close()
 
     # -- ending -------------------------------------------------------------------------------------------
     def terminate(self, run_id: str) -> bool:
-        """Interrupt the run's process; KILL it when it has not ended by itself after 20 seconds.
+        """Interrupt the run's process; KILL it if it has not exited after 20 seconds.
 
-        ``False`` when the run has ended already.
+        ``False`` if the run has finished.
         """
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
         if run is None or run.is_finished:
@@ -152,36 +159,36 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
                 return
             time.sleep(0.1)
 
-    def _end_canceled(self, run_id: str, why: str) -> None:
-        _report_canceled(self._instance, run_id, why)
+    def _end_canceled(self, run_id: str, reason: str) -> None:
+        _report_canceled(self._instance, run_id, reason)
 
-    # -- looking ------------------------------------------------------------------------------------------
+    # -- health -------------------------------------------------------------------------------------------
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Dagster's run monitoring may ask whether a run's process lives."""
-        return dagster_inside() is not None
+        """Whether Dagster's run monitoring can check a run's process."""
+        return dagster_internals() is not None
 
     def check_run_worker_health(self, run: Any) -> Any:
-        """Whether the run's process lives.
+        """Check whether the run's process lives.
 
-        Only a run that was started warm on this machine is judged; its code server watches a stock one.
+        Only for a run that was started warm on this machine; the code server watches a stock one.
         """
-        inside = dagster_inside()
-        assert inside is not None
-        status = inside.WorkerStatus
+        internals = dagster_internals()
+        assert internals is not None
+        status = internals.WorkerStatus
         home, place = self.home, same_place(run.tags.get(WARM_TAG, ""))
         if place == "before" and STOCK_TAG not in run.tags:
-            return inside.CheckRunHealthResult(status.FAILED, "the machine was started anew since")
+            return internals.CheckRunHealthResult(status.FAILED, "the machine was rebooted since")
         if home is None or STOCK_TAG in run.tags or place == "elsewhere":
-            return inside.CheckRunHealthResult(status.RUNNING, "not judged from here")
+            return internals.CheckRunHealthResult(status.RUNNING, "not checked from here")
         record = run_record(home, run.run_id)
         if record is not None and record.alive():
-            return inside.CheckRunHealthResult(status.RUNNING, run_worker_id=str(record.pid))
+            return internals.CheckRunHealthResult(status.RUNNING, run_worker_id=str(record.pid))
         named = f" (pid {record.pid})" if record is not None else ""
-        return inside.CheckRunHealthResult(status.FAILED, f"the run's process{named} is gone")
+        return internals.CheckRunHealthResult(status.FAILED, f"the run's process{named} is gone")
 
 
-def _report_canceled(instance: dg.DagsterInstance, run_id: str, why: str) -> None:
+def _report_canceled(instance: dg.DagsterInstance, run_id: str, reason: str) -> None:
     run = instance.get_run_by_id(run_id)
     if run is not None and not run.is_finished:
-        instance.report_run_canceled(run, why)
+        instance.report_run_canceled(run, reason)

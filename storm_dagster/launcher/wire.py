@@ -1,11 +1,11 @@
-"""What launcher and warm process say to each other, and what they leave on disk.
+"""Protocol between launcher and warm process, and their files.
 
-One connection is one run. The launcher sends a request (a JSON line); the fork that serves the connection
-answers ``{"ready": pid}`` or ``{"refused": reason}``, and waits. Only the launcher's ``go`` starts the run, so
-that a launcher that gave up waiting can launch it otherwise: no run is ever started twice.
+One connection is one run. The launcher sends a request (a JSON line); the fork that serves the connection responds with
+``{"ready": pid}`` or ``{"refused": reason}``, and waits. Only the launcher's ``go`` starts the run, so that a launcher
+that timed out can launch it the stock way: no run is started twice.
 
-While a run's process lives, ``HOME/run/dagster-run-<run id>.json`` names it; it removes the file at its end.
-A file whose process is gone means that the process was killed.
+While a run's process lives, ``HOME/run/dagster-run-<run id>.json`` names it; the process removes the file when it exits.
+A file without its process means that the process was killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = [
     "RUN_ROLE",
     "SOCKET",
     "WARM_TAG",
-    "Peer",
+    "LineConnection",
     "here",
     "listen",
     "run_record",
@@ -41,15 +41,15 @@ RUN_ROLE = "dagster-run"
 SOCKET = "warm-runs.sock"
 """Name of the unix socket, in ``HOME/run``."""
 WARM_TAG = ".dagster/storm_warm_run"
-"""Run tag, hidden as Dagster's own are: on which machine (and in which container) a run was started warm."""
+"""Hidden run tag: the machine (and container) on which a run was started warm."""
 ANSWER_SECS = 1.0
-"""So long a warm process may take to answer; then the run is launched the stock way."""
+"""Response time of a warm process after which the run is launched the stock way."""
 GO = {"go": True}
 _MAX_LINE = 1 << 20
 
 
 def here() -> str:
-    """This machine, its boot and its pid namespace: where a pid of one process means the same to another."""
+    """Id of this machine, its boot and its pid namespace, in which a pid is unambiguous."""
     try:
         machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -62,7 +62,7 @@ def here() -> str:
 
 
 def same_place(there: str) -> Literal["here", "elsewhere", "before"]:
-    """Whether a run's :data:`WARM_TAG` means this place; ``before``: this machine, before it was started anew."""
+    """Compare a run's :data:`WARM_TAG` with this place; ``before``: this machine, before a reboot."""
     ours, theirs = here().split(), there.split()
     if ours == theirs:
         return "here"
@@ -70,18 +70,18 @@ def same_place(there: str) -> Literal["here", "elsewhere", "before"]:
 
 
 def run_record(home: Path, run_id: str) -> RunFile | None:
-    """The run's process, as its file says; ``None`` when it ended by itself (or never was)."""
+    """Record of a run's process; ``None`` if it exited by itself or never started."""
     return RunFile.read(RunFile.path_of(home, RUN_ROLE, run_id))
 
 
 def run_records(home: Path) -> list[RunFile]:
-    """The processes of all runs whose files are there."""
+    """Records of all runs' processes."""
     return [record for record in RunFile.read_all(home) if record.role == RUN_ROLE]
 
 
 @contextmanager
 def _address(home: Path) -> Iterator[str]:
-    """The socket's address, short enough for the kernel (107 bytes) however long HOME is."""
+    """Address of the socket, within the kernel's 107 bytes for any length of HOME."""
     folder = os.open(run_dir(home), os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{SOCKET}"
@@ -90,7 +90,7 @@ def _address(home: Path) -> Iterator[str]:
 
 
 def listen(home: Path) -> socket.socket:
-    """The warm process's socket, open to this user alone; replaces one that a dead process left."""
+    """Create the warm process's socket, for this user only; replaces that of a dead process."""
     run_dir(home).mkdir(parents=True, exist_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
@@ -107,22 +107,22 @@ def listen(home: Path) -> socket.socket:
     return listener
 
 
-class Peer:
-    """One end of a connection: JSON lines, each awaited with a deadline."""
+class LineConnection:
+    """Connection that transfers JSON lines, with timeouts."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._rest = b""
 
     @staticmethod
-    def connect(home: Path, timeout: float = ANSWER_SECS) -> Peer:
-        """Connect to the warm process of ``home``; ``OSError`` when there is none, or it is another user's."""
+    def connect(home: Path, timeout: float = ANSWER_SECS) -> LineConnection:
+        """Connect to the warm process of ``home``; ``OSError`` if there is none, or it is another user's."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.settimeout(timeout)
             with _address(home) as address:
                 connection.connect(address)
-            peer = Peer(connection)
+            peer = LineConnection(connection)
             pid, user = peer.credentials()
             if user != os.geteuid():
                 raise PermissionError(f"{run_dir(home) / SOCKET} is served by user {user}")
@@ -134,17 +134,17 @@ class Peer:
         return peer
 
     def credentials(self) -> tuple[int, int]:
-        """(pid, user id) of the other end; pid 0 when it lives in a pid namespace that cannot be seen from here."""
+        """(pid, user id) of the other end; pid 0 if its pid namespace is not visible from here."""
         raw = self._connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid, user, _ = struct.unpack("3i", raw)
         return pid, user
 
     def send(self, document: dict[str, Any]) -> None:
-        """Send one line; ``OSError`` when the other end is gone."""
+        """Send a line; ``OSError`` if the other end is gone."""
         self._connection.sendall(json.dumps(document).encode() + b"\n")
 
     def receive(self, timeout: float) -> dict[str, Any] | None:
-        """The next line; ``None`` when the other end closed. ``TimeoutError``, ``ValueError`` for no JSON object."""
+        """Receive a line; ``None`` at the end. ``TimeoutError``; ``ValueError`` if it is not a JSON object."""
         self._connection.settimeout(timeout)
         while b"\n" not in self._rest:
             part = self._connection.recv(1 << 16)
@@ -156,7 +156,7 @@ class Peer:
         line, _, self._rest = self._rest.partition(b"\n")
         document = json.loads(line)
         if not isinstance(document, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         return document
 
     def close(self) -> None:

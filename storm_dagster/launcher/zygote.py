@@ -1,8 +1,8 @@
-"""The warm process: it loads everything once, and forks one process for each run.
+"""The warm process: it loads everything once, and forks a process for each run.
 
-It has one thread and opens no connection: a fork inherits neither threads nor usable connections. It reads no
-request itself, so that nobody can make it wait: each connection is given to a fork. It can be killed at any
-time: runs go on without it, its successor watches them, and meanwhile the launcher works the stock way.
+It has one thread and opens no connection, since a fork inherits neither. Forks read the requests, so that no client can
+block it. It can be killed at any time: runs continue, its successor watches them, and meanwhile the launcher works the
+stock way.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from storm_dagster.launcher.child import Served, report_death, serve_one
-from storm_dagster.launcher.compatibility import dagster_inside
+from storm_dagster.launcher.child import LoadedCode, report_death, serve_one
+from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.preload import Fingerprint, preload, threads
-from storm_dagster.launcher.wire import SOCKET, Peer, listen, run_record, run_records
+from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
 from storm_dagster.model.run_file import RunFile, run_dir
 
 __all__ = ["run"]
 
 log: logging.Logger = logging.getLogger(__name__)
 
-_LOOK_SECS = 2.0
-"""Between looks at the files that were loaded."""
+_CHECK_SECS = 2.0
+"""Interval of the check for changed files."""
 _FAILED_SECS = 60.0
-"""What could not be loaded is tried again after this time at the latest: not every file that matters is known."""
-_STILL_SECS = 1.0
-_SETTLING_SECS = 30.0
-"""Files that change are waited for until they rest for the first time, at most for the second."""
+"""Longest time until a failed load is retried, since the files that it depends on are not all known."""
+_STABLE_SECS = 1.0
+_STABLE_WITHIN_SECS = 30.0
+"""A reload waits until files are unchanged for the first time, at most for the second."""
 _WATCH_SECS = 0.5
-"""Between looks at the processes that a predecessor forked."""
+"""Interval of the check of processes that a predecessor forked."""
 _AGAIN_SECS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _MOST_REPORTS = 20
 
 
 @dataclass
 class _Death:
-    """A run's process that was killed, until that is reported."""
+    """A killed process of a run, until that is reported."""
 
     record: RunFile
     how: str
@@ -55,15 +55,15 @@ class _Death:
 
 
 class _Reload(Exception):
-    """What was loaded has changed."""
+    """Loaded files have changed."""
 
 
 class Zygote:
     """One warm process; :meth:`serve` blocks."""
 
-    def __init__(self, served: Served, began_ns: int) -> None:
+    def __init__(self, served: LoadedCode, began_ns: int) -> None:
         """``began_ns``: when loading began, epoch nanoseconds."""
-        self._served = served
+        self._loaded = served
         self._began_ns = began_ns
         self._home = served.home
         self._stop = False
@@ -76,22 +76,22 @@ class Zygote:
         self._woken, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def serve(self) -> Callable[[], int] | None:
-        """Serve until SIGTERM, then ``None``. In a fork: what that fork is to do."""
+        """Serve until SIGTERM, then return ``None``. In a fork, return the fork's task."""
         signal.set_wakeup_fd(self._wake)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGTERM, self._told)
-        signal.signal(signal.SIGINT, self._told)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
         self._take_over()
         self._check_files()
         if threads() == 1:
             self._listener = listen(self._home)
-            log.info("warm: runs of %s start here", ", ".join(self._served.modules))
+            log.info("warm: runs of %s start here", ", ".join(self._loaded.modules))
         else:
             log.warning(
-                "loading %s started threads, which no fork survives: runs start the stock way",
-                ", ".join(self._served.modules),
+                "loading %s started threads, which a fork cannot keep: runs start the stock way",
+                ", ".join(self._loaded.modules),
             )
-        looked = time.monotonic()
+        checked = time.monotonic()
         while not self._stop:
             self._reap()
             self._watch()
@@ -99,8 +99,8 @@ class Zygote:
             if task is not None:
                 return task
             now = time.monotonic()
-            if now - looked >= _LOOK_SECS:
-                looked = now
+            if now - checked >= _CHECK_SECS:
+                checked = now
                 self._check_files()
             ready, _, _ = select.select(
                 [self._woken, *([self._listener] if self._listener else [])], [], [], self._pause()
@@ -116,31 +116,31 @@ class Zygote:
         self._close()
         return None
 
-    def _told(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         self._stop = True
 
     def _pause(self) -> float:
-        return _WATCH_SECS if self._adopted or self._deaths else _LOOK_SECS
+        return _WATCH_SECS if self._adopted or self._deaths else _CHECK_SECS
 
     def _close(self) -> None:
         if self._listener is not None:
-            # Gone before it is closed: who comes now does not wait for anybody.
+            # Removed before it is closed, so that no client waits for it.
             (run_dir(self._home) / SOCKET).unlink(missing_ok=True)
             self._listener.close()
             self._listener = None
 
     def _check_files(self) -> None:
-        """Start anew, as the same process, when what was loaded has changed: a run must have the code of now."""
+        """Restart in the same process if loaded files have changed: a run must have the current code."""
         changed = self._fingerprint.changed() or self._fingerprint.written_since(self._began_ns)
         if changed is None:
             return
-        log.info("%s has changed: everything is loaded anew", changed)
+        log.info("%s has changed: reloading", changed)
         self._close()
-        # Somebody is writing: what is loaded should be what stays.
-        until = time.monotonic() + _SETTLING_SECS
+        # Wait for the end of the writes.
+        until = time.monotonic() + _STABLE_WITHIN_SECS
         while not self._stop and time.monotonic() < until:
-            before = Fingerprint(self._served.modules)
-            time.sleep(_STILL_SECS)
+            before = Fingerprint(self._loaded.modules)
+            time.sleep(_STABLE_SECS)
             if before.changed() is None:
                 break
         if not self._stop:
@@ -148,7 +148,7 @@ class Zygote:
 
     # -- forking ------------------------------------------------------------------------------------------
     def _fork(self) -> int:
-        """As ``os.fork``; the fork has nothing of what is this process's own."""
+        """Fork, and close this process's descriptors in the fork."""
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -168,20 +168,20 @@ class Zygote:
             connection, _ = self._listener.accept()
         except OSError:
             return None
-        peer = Peer(connection)
+        peer = LineConnection(connection)
         if peer.credentials()[1] == os.geteuid():
             try:
                 if self._fork() == 0:
-                    return functools.partial(serve_one, peer, self._served)
+                    return functools.partial(serve_one, peer, self._loaded)
             except OSError as error:
-                # No memory, too many processes: the launcher hears at once that it is on its own.
+                # No memory, too many processes: closing makes the launcher use the stock way at once.
                 log.warning("no process can be forked: %s", error)
         peer.close()
         return None
 
     # -- the runs' processes ------------------------------------------------------------------------------
     def _take_over(self) -> None:
-        """Watch what a predecessor forked, whether it was killed or has loaded anew."""
+        """Watch the processes forked by a predecessor, which was killed or has reloaded."""
         for record in run_records(self._home):
             if record.alive():
                 self._adopted.append(record)
@@ -189,7 +189,7 @@ class Zygote:
                 self._deaths.append(_Death(record, "was killed while nobody watched it"))
 
     def _reap(self) -> None:
-        """Look at the forks that have ended."""
+        """Reap the forks that have exited."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -206,9 +206,9 @@ class Zygote:
                 continue
             self._adopted = [record for record in self._adopted if record.pid != pid]
             for record in run_records(self._home):
-                # By its file: who ends in order removes it.
+                # A fork that exits gracefully removes its record.
                 if record.pid == pid and not record.alive():
-                    self._deaths.append(_Death(record, _ended(code)))
+                    self._deaths.append(_Death(record, _describe_exit(code)))
 
     def _watch(self) -> None:
         for record in [record for record in self._adopted if not record.alive()]:
@@ -240,7 +240,7 @@ class Zygote:
         return None
 
 
-def _ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code >= 0:
         return f"ended with exit status {code} before the run was over"
     try:
@@ -250,11 +250,11 @@ def _ended(code: int) -> str:
 
 
 def run(home: Path, modules: Sequence[str]) -> int:
-    """Be the warm process of ``home`` for these code locations until SIGTERM; the exit code.
+    """Run the warm process of ``home`` for these code locations until SIGTERM, and return the exit code.
 
-    Loads them first, and raises what that raises. ``DAGSTER_HOME`` names the Dagster whose runs these are.
+    A code location that cannot be loaded is retried when its files change. ``DAGSTER_HOME`` names the Dagster of the runs.
     """
-    if dagster_inside() is None:
+    if dagster_internals() is None:
         return 2
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -268,20 +268,20 @@ def run(home: Path, modules: Sequence[str]) -> int:
             type(error).__name__,
             error,
         )
-        # Not by ending: who starts this process again waits longer each time.
+        # Not by exiting: the supervising process restarts it with growing delays.
         until = time.monotonic() + _FAILED_SECS
         while before.changed() is None and time.monotonic() < until:
-            time.sleep(_LOOK_SECS)
-        _start_anew()
+            time.sleep(_CHECK_SECS)
+        _restart()
     try:
-        task = Zygote(Served(home, modules), began_ns).serve()
+        task = Zygote(LoadedCode(home, modules), began_ns).serve()
     except _Reload:
-        _start_anew()
+        _restart()
     return task() if task is not None else 0
 
 
-def _start_anew() -> NoReturn:
-    """As the same process: whoever watches it sees nothing, and its forks stay its children."""
+def _restart() -> NoReturn:
+    """Exec this program again in the same process, which keeps its pid and its children."""
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, sys.orig_argv)

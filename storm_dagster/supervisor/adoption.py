@@ -1,8 +1,8 @@
-"""Finding the workers that run already when a supervisor starts.
+"""Discovery of the running workers of a supervisor that starts.
 
-Workers outlive their supervisor. What stands in the local state is checked, and the system is asked too: a
-worker's command line ends with the path of its spec below this HOME, so that a worker is also found when
-the supervisor died between starting it and writing that down, or when the state file was damaged.
+Workers outlive their supervisor. Besides the local state, the processes of the system are searched: a worker's command
+line ends with the path of its spec below this HOME. So a worker is found even if the supervisor died before it recorded
+the start, or the state file is damaged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def find_workers(home: Path, supervisor_id: str) -> list[FoundWorker]:
     found: list[FoundWorker] = []
     for process, path in worker_processes():
         folder = path.parent
-        # What it started or forked may have the same command line; the session's leader is the worker.
+        # Its children may have the same command line; the session's leader is the worker.
         if folder.parent != home / "workers" or process.session != process.pid:
             continue
         try:

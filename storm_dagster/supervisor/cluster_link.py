@@ -1,8 +1,7 @@
-"""The supervisor's side of ZooKeeper: what the cluster wants here, this supervisor's heartbeat, error reports.
+"""Link of a supervisor to ZooKeeper: desired work, heartbeat, error reports.
 
-A thread of its own, so that neither a slow server nor an outage ever holds up the slots. It only
-reads what is wanted and hands it over; while the cluster cannot be read, or its root is gone or another's,
-the last wish stays: absence is not an order.
+It has its own thread, so that a slow server or an outage never blocks the slots. While the cluster cannot be read, or its
+root is missing or another cluster's, the last desired work stays in force: nothing is ended because a node is absent.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ __all__ = ["ClusterLink"]
 _log = logging.getLogger(__name__)
 
 _FULL_READ_SECS = 10.0
-"""Watches are hints: everything is read again that often."""
+"""Interval of full reads, since watches are only hints."""
 _VANISHED_TWICE_SECS = 0.3
 _MOST_REPORTS = 100
 _LOST_RETRY_SECS = 0.5
 _UPGRADE_SECS = 0.2
-"""Pause between two looks at this supervisor's own processes while one of their topologies is upgraded."""
+"""Poll interval of this supervisor's processes during an upgrade of their topology."""
 
 
 class ClusterLink:
-    """Keeps a session, the newest :class:`DesiredSlots` and this supervisor's ephemeral record."""
+    """Session, newest :class:`DesiredSlots` and ephemeral record of a supervisor."""
 
     def __init__(
         self,
@@ -46,15 +45,15 @@ class ClusterLink:
         supervisor_id: str,
         *,
         cluster_id: str | None,
-        remember_cluster: Callable[[str], None],
+        save_cluster_id: Callable[[str], None],
         info: Callable[[int], SupervisorInfo],
         passes: Callable[[], int],
         wake: Callable[[], None],
         upgrades: Upgrades,
     ) -> None:
-        """``info(count)``: the heartbeat record. ``passes()``: completed passes of the loop. ``wake`` wakes the
-        loop when :attr:`claims` changed. ``cluster_id``: the only cluster that is obeyed, ``None`` until the
-        first is seen, which ``remember_cluster`` then gets."""
+        """``info(count)``: the heartbeat record. ``passes()``: completed passes of the loop. ``wake`` wakes the loop when
+        :attr:`claims` changed. ``cluster_id``: this supervisor's only cluster; ``None`` until the first connection,
+        which calls ``save_cluster_id``."""
         self._conf = conf
         self._id = supervisor_id
         self._host = str(conf["storm.local.hostname"])
@@ -63,9 +62,9 @@ class ClusterLink:
         self._wake_loop = wake
         self._upgrades = upgrades
         self._cluster_id = cluster_id
-        self._remember_cluster = remember_cluster
+        self._save_cluster_id = save_cluster_id
         self.claims: DesiredSlots | None = None
-        """What was read last; ``None`` until something was."""
+        """Desired work of the last read; ``None`` before the first."""
         self._cluster: StormClusterState | None = None
         self._assignments: dict[str, Assignment] = {}
         self._changed: set[str] = set()
@@ -78,13 +77,13 @@ class ClusterLink:
         self._beat_at: float | None = None
         self._beat_passes = 0
         self._beat: SupervisorInfo | None = None
-        self._trouble = ""
+        self._problem = ""
         self._event = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="cluster-link", daemon=True)
 
     def start(self) -> None:
-        """Begin. Returns at once, whatever state ZooKeeper is in."""
+        """Start the thread. Does not wait for ZooKeeper."""
         self._thread.start()
 
     def close(self, deadline_secs: float = 5.0) -> None:
@@ -93,12 +92,12 @@ class ClusterLink:
         self._event.set()
         self._thread.join(timeout=deadline_secs)
 
-    def beat_now(self) -> None:
-        """What the heartbeat record says has changed: write it before it is due."""
+    def request_heartbeat(self) -> None:
+        """Write a changed heartbeat record before it is due."""
         self._event.set()
 
     def report(self, topology_id: str, port: int, text: str) -> None:
-        """Tell the topology's owner, as soon as ZooKeeper can be reached; the oldest of many are dropped."""
+        """Record an error of the topology when ZooKeeper is reachable; the oldest of too many are dropped."""
         self._reports.append((topology_id, port, text, int(time.time())))
         self._event.set()
 
@@ -109,7 +108,7 @@ class ClusterLink:
             try:
                 self._urls = _read_urls(cluster)
             except StormDagsterError as error:
-                _log.warning("the nimbuses cannot be listed, those known before are asked: %s", error.message)
+                _log.warning("the nimbuses cannot be listed, the last known ones are used: %s", error.message)
         return tuple(dict.fromkeys((*self._urls, *_seed_urls(self._conf))))
 
     # -- the thread -------------------------------------------------------------------------------------
@@ -118,11 +117,11 @@ class ClusterLink:
         while not self._stopped.is_set():
             self._event.clear()
             try:
-                self._turn()
-                self._say("")
+                self._sync()
+                self._log_problem("")
                 pause = self._until_due()
             except StormDagsterError as error:
-                self._say(error.message)
+                self._log_problem(error.message)
                 pause = _LOST_RETRY_SECS
             except Exception:
                 _log.exception("reading the cluster failed: it is tried again")
@@ -131,16 +130,16 @@ class ClusterLink:
         if self._cluster is not None:
             self._cluster.disconnect()
 
-    def _say(self, trouble: str) -> None:
-        """Log a trouble once, and its end."""
-        if trouble != self._trouble:
-            if trouble:
-                _log.error("%s (the workers here go on meanwhile)", trouble)
+    def _log_problem(self, problem: str) -> None:
+        """Log a problem once, and its end."""
+        if problem != self._problem:
+            if problem:
+                _log.error("%s (the workers here continue meanwhile)", problem)
             else:
                 _log.info("the cluster can be read again")
-            self._trouble = trouble
+            self._problem = problem
 
-    def _turn(self) -> None:
+    def _sync(self) -> None:
         cluster = self._cluster
         if cluster is None:
             cluster = StormClusterState.open(self._conf, cluster_id=self._cluster_id)
@@ -148,14 +147,14 @@ class ClusterLink:
             self._cluster = cluster
             if self._cluster_id is None:
                 self._cluster_id = cluster.cluster_id()
-                self._remember_cluster(self._cluster_id)
+                self._save_cluster_id(self._cluster_id)
                 _log.info("this supervisor belongs to cluster %s", self._cluster_id)
         if not cluster.session.connected:
             raise Unavailable(f"ZooKeeper at {cluster.session.hosts} is out of reach")
-        # Before anything is believed, and before this supervisor offers itself.
+        # Before anything is read, and before this supervisor offers its slots.
         cluster.check_cluster_id()
         self._read(cluster)
-        self._changed.update(self._upgrades.act(cluster, self._assignments))
+        self._changed.update(self._upgrades.advance(cluster, self._assignments))
         self._write_heartbeat(cluster)
         while self._reports:
             self._write_report(cluster, *self._reports[0])
@@ -177,7 +176,7 @@ class ClusterLink:
         due = self._beat_at + float(self._conf["supervisor.heartbeat.frequency.secs"]) - time.monotonic()
         return max(0.05, min(longest, due))
 
-    # -- what is wanted ---------------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------------
 
     def _read(self, cluster: StormClusterState) -> None:
         now = time.monotonic()
@@ -201,8 +200,8 @@ class ClusterLink:
     def _read_list(self, cluster: StormClusterState, everything: bool) -> None:
         listed = set(cluster.assignment_ids(self._on_list))
         gone = set(self._assignments) - listed
-        if any(self._concerns_us(self._assignments[topology_id]) for topology_id in gone):
-            # A root that is being wiped loses its nodes one by one: it must not look like kills.
+        if any(self._names_this_node(self._assignments[topology_id]) for topology_id in gone):
+            # A root that is being wiped loses its nodes one by one, which must not look like kills.
             self._stopped.wait(_VANISHED_TWICE_SECS)
             cluster.check_cluster_id()
             gone -= set(cluster.assignment_ids())
@@ -214,7 +213,7 @@ class ClusterLink:
             self._upgrades.forget(topology_id)
         self._changed.update(listed if everything else listed - set(self._assignments))
 
-    def _concerns_us(self, assignment: Assignment) -> bool:
+    def _names_this_node(self, assignment: Assignment) -> bool:
         return any(worker.node == self._id for worker in assignment.workers)
 
     def _read_one(self, cluster: StormClusterState, topology_id: str) -> None:
@@ -228,7 +227,7 @@ class ClusterLink:
             self._upgrades.read(cluster, topology_id, wake)
             found = cluster.read_assignment(topology_id, wake)
         except Corrupt as error:
-            # What was last understood stays in force.
+            # The last valid assignment stays in force.
             _log.error("%s", error.message)
             return
         except StormDagsterError:
@@ -237,7 +236,7 @@ class ClusterLink:
         if found is not None:
             self._assignments[topology_id] = found[0]
         else:
-            # Its removal is believed where the list is read, with its safeguards.
+            # Confirmed by reading the list, with its safeguards.
             self._list_changed = True
             self._event.set()
 
@@ -245,7 +244,7 @@ class ClusterLink:
         self._list_changed = True
         self._event.set()
 
-    # -- what is written --------------------------------------------------------------------------------
+    # -- writing ----------------------------------------------------------------------------------------
 
     def _write_heartbeat(self, cluster: StormClusterState) -> None:
         now, passes = time.monotonic(), self._passes()
@@ -256,7 +255,7 @@ class ClusterLink:
         due = self._beat_at is None or now - self._beat_at >= float(
             self._conf["supervisor.heartbeat.frequency.secs"]
         )
-        # A loop that hangs must not look alive: without a completed pass nothing is written.
+        # Without a completed pass, no heartbeat: a hung loop must not look alive.
         if passes == self._beat_passes or not (missing or changed or due):
             return
         cluster.supervisor_heartbeat(self._id, info)

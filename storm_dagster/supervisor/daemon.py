@@ -1,9 +1,9 @@
-"""The supervisor daemon: the slots of one host.
+"""Supervisor daemon: manages the workers in the slots of one host.
 
-One loop: look at what happened, ask the pure slot machine, execute, repeat. What the cluster wants is read
-by :class:`~storm_dagster.supervisor.cluster_link.ClusterLink` in a thread of its own; downloads, unpacking
-and starts run in threads as well, so that no pass takes long. Workers are processes of their own sessions:
-they outlive this one, and the next supervisor of the same id takes them over.
+Its one loop polls events, steps the pure slot machine and executes the instructions.
+:class:`~storm_dagster.supervisor.cluster_link.ClusterLink` reads the desired work in its own thread; downloads, unpacking
+and starts run in threads too, so that no pass takes long. Workers have their own sessions: they outlive this process,
+and the next supervisor of the same id adopts them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _LOGS_SECS = 3600.0
 
 
 class Supervisor:
-    """One supervisor process. :meth:`serve` blocks until told to stop."""
+    """One supervisor process. :meth:`serve` blocks until it is stopped."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Supervisor:
         self._started = int(time.time())
         self._wake = threading.Event()
         self._passes = 0
-        self._logs_looked_at = 0.0
+        self._logs_checked_at = 0.0
         self._stopping = threading.Event()
         self._file = LocalStateFile(self._folder / "localstate")
         before = self._file.read()
@@ -89,7 +89,7 @@ class Supervisor:
             conf,
             supervisor_id,
             cluster_id=self._file.read_cluster_id(),
-            remember_cluster=self._file.write_cluster_id,
+            save_cluster_id=self._file.write_cluster_id,
             info=self._info,
             passes=lambda: self._passes,
             wake=self._wake.set,
@@ -117,7 +117,7 @@ class Supervisor:
             wake=self._wake.set,
             clean=self._clean,
             report=self._link.report,
-            failed=self._upgrades.failed,
+            failed=self._upgrades.on_failure,
         )
         self._restarting: tuple[int, ...] = ()
         self._offered = self._ports
@@ -130,7 +130,7 @@ class Supervisor:
         self._take_over(before)
 
     def _take_over(self, before: LocalState | None) -> None:
-        """Adopt the workers that run, and remember which ran."""
+        """Adopt the running workers, and restore the slots."""
         self._localizer.prepare()
         now = boot_clock()
         found = {worker.worker_id: worker for worker in find_workers(self._home, self.id)}
@@ -147,7 +147,7 @@ class Supervisor:
                 )
         for wanted in before.wanted if before is not None else ():
             work = Work(wanted.topology_id, wanted.code_dir)
-            self.table.remember(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
+            self.table.restore(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
         for worker in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
             _log.info(
                 "worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid
@@ -156,7 +156,7 @@ class Supervisor:
         remove_stale_folders(self._home, self.id, found)
 
     def serve(self, stop: threading.Event) -> None:
-        """Run until ``stop`` is set. The workers go on."""
+        """Run until ``stop`` is set. The workers continue."""
         if self._log_service is not None:
             self._log_service.start(self.table.workers)
         self._link.start()
@@ -170,7 +170,7 @@ class Supervisor:
             while not stop.is_set():
                 self._wake.clear()
                 now = boot_clock()
-                self.turn(now)
+                self.run_pass(now)
                 if now - tidied_at >= _TIDY_SECS:
                     tidied_at = now
                     self._housekeeper.do(self._tidy)
@@ -187,30 +187,30 @@ class Supervisor:
             self._housekeeper.close()
             self._localizer.close()
 
-    def turn(self, now: float) -> None:
-        """One pass of the loop."""
+    def run_pass(self, now: float) -> None:
+        """Run one pass of the loop."""
         claims = self._link.claims
-        fit = self._health is None or self._health.trouble is None
-        if not fit:
+        healthy = self._health is None or self._health.problem is None
+        if not healthy:
             self.table.apply(DesiredSlots(work={}, contested={}), now)
         elif claims is not None:
             self.table.apply(claims, now)
-        self.table.look(now)
+        self.table.poll(now)
         self._save()
         self._passes += 1
-        restarting, offered = self.table.restarting(), self._ports if fit else ()
+        restarting, offered = self.table.restarting(), self._ports if healthy else ()
         if (restarting, offered) != (self._restarting, self._offered):
             self._restarting, self._offered = restarting, offered
-            self._link.beat_now()
+            self._link.request_heartbeat()
 
     def _runs(self) -> list[SlotRun]:
-        """The processes that run here. One that is on its way out, or not what its slot wants, does not count as running."""
+        """Worker processes here. One that is ending, or not desired in its slot, does not count as running."""
         found = []
         for live in self.table.workers():
             slot = self.table.slots.get(live.port)
-            settled = slot is not None and slot.state == "running" and slot.wanted == live.worker.work
+            stable = slot is not None and slot.state == "running" and slot.wanted == live.worker.work
             started = started_at(live.process.start_ticks)
-            running = settled and live.status == "running"
+            running = stable and live.status == "running"
             found.append(SlotRun(live.port, *live.worker.work, started=started, running=running))
         return found
 
@@ -260,7 +260,7 @@ class Supervisor:
 
     def _clean(self, live: LiveWorker, last: bool) -> None:
         if last:
-            # Here, not on the side: a worker that follows in the slot writes its own file.
+            # Not in the background: the next worker in the slot writes its own file.
             remove_run_file(self._home, self.id, live.port, live.process.pid, live.process.start_ticks)
         folder = self._home / "workers" / live.worker.id
         self._housekeeper.do(functools.partial(remove_folder, folder))
@@ -268,15 +268,15 @@ class Supervisor:
     def _tidy(self) -> None:
         self._housekeeper.save_again()
         if self._link.claims is not None:
-            # Never before the cluster was read: what nobody seems to want may only not be known yet.
+            # Not before the cluster was read: until then, used code is not known.
             for code_dir in self._localizer.remove_unused(self.table.used_code):
                 _log.info("code %s is used no more and was removed", code_dir)
         now = time.time()
-        if now - self._logs_looked_at > _LOGS_SECS:
-            self._logs_looked_at = now
+        if now - self._logs_checked_at > _LOGS_SECS:
+            self._logs_checked_at = now
             used = {live.log_path.parent for live in self.table.workers()}
             for folder in used:
-                # A worker that has nothing to say for a week still has its log.
+                # Keep the log of a live worker that logs nothing for a week.
                 os.utime(folder)
             for folder in remove_old_logs(self._home, now):
                 _log.info("old worker logs removed: %s", folder)
@@ -293,11 +293,11 @@ def run(
     *,
     starter: WorkerStarter | None = None,
 ) -> int:
-    """Be the supervisor ``supervisor_id`` of ``home`` until ``stop`` is set; the exit code of the process.
+    """Run the supervisor ``supervisor_id`` of ``home`` until ``stop`` is set, and return the exit code.
 
-    ``ports`` default to ``supervisor.slots.ports``. Workers go on when it ends, and are taken over at the
-    next start. Raises :class:`InvalidRequest` for ports or an id that cannot be, and :class:`Conflict` when
-    that supervisor runs already. An unreachable ZooKeeper is waited for.
+    ``ports`` default to ``supervisor.slots.ports``. Workers continue when it ends, and are adopted at the next start.
+    Raises :class:`InvalidRequest` for invalid ports or an invalid id, and :class:`Conflict` if that supervisor runs
+    already. It waits for an unreachable ZooKeeper.
     """
     require_linux("a supervisor")
     if conf["storm.cluster.mode"] == "local":

@@ -1,8 +1,8 @@
 """Health scripts of a host: executables in ``supervisor.health.check.dir``.
 
-A script that exits with another code than 0, prints a line that starts with ``ERROR``, or runs longer than
-``storm.health.check.timeout.ms`` says that the host is unfit: its workers are ended and no slot is offered until
-every script is content again.
+A script fails if it exits with a code other than 0, prints a line that starts with ``ERROR``, or runs longer than
+``storm.health.check.timeout.ms``. Then the host is unhealthy: its workers are ended and no slot is offered until all
+scripts pass.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _MOST_OUTPUT = 64 * 1024
 
 
 def check_once(folder: Path, timeout_secs: float) -> str | None:
-    """Run every executable file of ``folder`` in order; why the host is unfit, or ``None``."""
+    """Run every executable file of ``folder`` in order, and return the first problem, or ``None``."""
     for script in sorted(folder.iterdir()):
         if script.is_file() and os.access(script, os.X_OK):
-            trouble = _run(script, timeout_secs)
-            if trouble:
-                return f"health script {script.name}: {trouble}"
+            problem = _run(script, timeout_secs)
+            if problem:
+                return f"health script {script.name}: {problem}"
     return None
 
 
@@ -48,7 +48,7 @@ def _run(script: Path, timeout_secs: float) -> str | None:
     try:
         output, _ = process.communicate(timeout=timeout_secs)
     except subprocess.TimeoutExpired:
-        # Not reaped yet, so the group's id is still its own.
+        # Not reaped yet, so the group id is not reused.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return f"did not end within {timeout_secs:g} s"
@@ -60,7 +60,7 @@ def _run(script: Path, timeout_secs: float) -> str | None:
 
 
 class HealthCheck:
-    """Runs the scripts every 30 s in a thread of its own; :attr:`trouble` is what they say."""
+    """Thread that runs the scripts every 30 s; :attr:`problem` is their result."""
 
     def __init__(
         self, folder: Path, timeout_secs: float, wake: Callable[[], None], every_secs: float = _EVERY_SECS
@@ -70,8 +70,8 @@ class HealthCheck:
         self._wake = wake
         self._every = every_secs
         self._stopped = threading.Event()
-        self.trouble: str | None = None
-        """Why this host is unfit; ``None`` while it is well, and until the first check ended."""
+        self.problem: str | None = None
+        """Why this host is unhealthy; ``None`` if it is healthy, and until the first check has finished."""
         self._thread = threading.Thread(target=self._loop, name="health", daemon=True)
 
     def start(self) -> None:
@@ -79,22 +79,22 @@ class HealthCheck:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; a script that is running is not waited for."""
+        """Stop, without waiting for a running script."""
         self._stopped.set()
 
     def _loop(self) -> None:
         while not self._stopped.is_set():
             try:
-                trouble = check_once(self._folder, self._timeout)
+                problem = check_once(self._folder, self._timeout)
             except OSError as error:
-                # A folder that cannot be read says nothing about the host.
+                # An unreadable folder does not mean an unhealthy host.
                 _log.error("health scripts in %s cannot be run: %s", self._folder, error)
-                trouble = None
-            if trouble != self.trouble:
-                if trouble:
-                    _log.error("this host is unfit, its workers are ended: %s", trouble)
+                problem = None
+            if problem != self.problem:
+                if problem:
+                    _log.error("this host is unhealthy, its workers are ended: %s", problem)
                 else:
-                    _log.info("this host is well again")
-                self.trouble = trouble
+                    _log.info("this host is healthy again")
+                self.problem = problem
                 self._wake()
             self._stopped.wait(self._every)

@@ -1,4 +1,4 @@
-"""What a supervisor does on the side, off its loop: state file, dead workers' folders, unused code, logs."""
+"""Background jobs of a supervisor: state file, folders of dead workers, logs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Housekeeper", "remove_folder", "remove_old_logs", "remove_run_file",
 _log = logging.getLogger(__name__)
 
 KEEP_LOGS_SECS = 7 * 86_400.0
-"""Logs of topologies that are gone stay a week, as Storm's do: they are what one looks at after a kill."""
+"""Logs of removed topologies are kept for a week, as Storm's are, for analysis after a kill."""
 
 
 class Housekeeper:
-    """One thread that does small jobs in order. A job that fails is logged and does not stop the others."""
+    """Thread that runs small jobs in order. A job that fails is logged, and the next one runs."""
 
     def __init__(self, state_file: LocalStateFile) -> None:
         self._file = state_file
@@ -32,22 +32,22 @@ class Housekeeper:
         self._thread.start()
 
     def do(self, job: Callable[[], object]) -> None:
-        """Do ``job`` when those before it are done."""
+        """Queue a job."""
         self._jobs.put(job)
 
     def save(self, state: LocalState) -> None:
-        """Write the state file; of several states in a row the newest is enough."""
+        """Write the state file, if the state has changed; of several pending states only the newest is written."""
         if state != self._state:
             self._state = state
             self._jobs.put(self.save_again)
 
     def save_again(self) -> None:
-        """Write the newest state unless it was written already: after a disk that was full has space again."""
+        """Write the newest state unless that is done, in case the disk was full before."""
         if self._state is not None:
             self._file.write(self._state)
 
     def close(self, deadline_secs: float = 5.0) -> None:
-        """Finish what was asked for, within the deadline."""
+        """Finish the queued jobs, within the deadline."""
         self._jobs.put(None)
         self._thread.join(timeout=deadline_secs)
 
@@ -60,7 +60,7 @@ class Housekeeper:
 
 
 def remove_run_file(home: Path, supervisor_id: str, port: int, pid: int, ticks: int) -> None:
-    """Remove the run file of a worker that is dead; never that of the one that followed it."""
+    """Remove the run file of a dead worker, but not that of its successor."""
     path = RunFile.path_of(home, "worker", f"{supervisor_id}-{port}")
     run = RunFile.read(path)
     if run is not None and (run.pid, run.start_ticks) == (pid, ticks):
@@ -73,7 +73,7 @@ def remove_folder(folder: Path) -> None:
 
 
 def remove_old_logs(home: Path, now_secs: float, keep_secs: float = KEEP_LOGS_SECS) -> list[Path]:
-    """Remove the log folders of worker slots in which nothing was written for so long; what was removed.
+    """Remove log folders of worker slots without a write for ``keep_secs``, and return them.
 
     A live worker's log is younger: its slot's folder is touched at every start and rotation, and a log that is
     open is kept while its process writes. Links are removed, never followed.
@@ -98,10 +98,10 @@ def remove_old_logs(home: Path, now_secs: float, keep_secs: float = KEEP_LOGS_SE
 
 
 def rotate(log: Path, max_bytes: int, backups: int) -> bool:
-    """Rotate a log that some process appends to, when it is larger than ``max_bytes``; whether it was done.
+    """Rotate a log that is in use, if it is larger than ``max_bytes``. Whether it was rotated.
 
-    The content is copied and the file then emptied, because its writers keep it open (and outlive us). What is
-    written between the copy's last look and the truncation is lost: at most some lines.
+    The content is copied and the file then truncated, because its writers keep it open (and outlive this process).
+    Lines written between the copy and the truncation are lost: a few at most.
     """
     try:
         if log.stat().st_size <= max_bytes:
@@ -115,7 +115,7 @@ def rotate(log: Path, max_bytes: int, backups: int) -> bool:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
     with os.fdopen(os.open(log, flags), "r+b") as source:
         if numbered:
-            # A planted link is replaced, never written through: it could lead anywhere.
+            # A link is replaced, never followed: it could be planted to overwrite any file.
             numbered[0].unlink(missing_ok=True)
             sink_flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with os.fdopen(os.open(numbered[0], sink_flags, 0o644), "wb") as sink:

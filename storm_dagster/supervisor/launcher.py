@@ -1,4 +1,4 @@
-"""Starting a worker: its folder, its spec, its environment, its log, its process."""
+"""Launcher of workers: folder, spec, environment, log, process."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ HEARTBEAT = "heartbeat.json"
 
 @dataclass(frozen=True)
 class LaunchedWorker:
-    """A process and what it was started with."""
+    """A worker process and its files."""
 
     worker_id: str
     process: WorkerProcess
@@ -53,12 +53,12 @@ class LaunchedWorker:
 
 
 def log_path(home: Path, topology_id: str, port: int) -> Path:
-    """Where the worker of that slot logs, its standard output and error included."""
+    """Log of the worker of that slot, including standard output and error."""
     return home / "logs" / "workers" / topology_id / str(port) / "worker.log"
 
 
 def worker_command(conf: Mapping[str, Any], spec: Path) -> list[str]:
-    """Command line of a worker: an argument list, never a shell's, for conf values stand in it."""
+    """Command line of a worker; an argument list without a shell, since it contains conf values."""
     return [str(conf.get("topology.python") or sys.executable), "-m", WORKER_MODULE, str(spec)]
 
 
@@ -67,7 +67,7 @@ def worker_environment(
 ) -> dict[str, str]:
     """Environment of a worker: the supervisor's, ``topology.environment`` over it, and its import path.
 
-    The archive comes first on the path, then the user's own PYTHONPATH, then what holds this package.
+    The archive is first on the path, then the user's PYTHONPATH, then this package.
     """
     wanted = conf.get("topology.environment") or {}
     for name in wanted:
@@ -82,7 +82,7 @@ def worker_environment(
 
 
 class Launcher:
-    """Starts the workers of one supervisor. Blocks for as long as the disk takes: not for a loop."""
+    """Launcher of one supervisor's workers. Blocks on the disk: not for a loop."""
 
     def __init__(self, home: Path, supervisor_id: str, host: str, cluster_conf: Mapping[str, Any]) -> None:
         self._home = home
@@ -90,14 +90,14 @@ class Launcher:
         self._host = host
         self._conf = dict(cluster_conf)
         self._security = Security.of(self._conf)
-        # User code runs in workers: they get keys of their own, never the cluster's.
+        # User code runs in workers: they get their own link key, never the cluster's secrets.
         self._handed = {key: value for key, value in self._conf.items() if key not in _KEPT_BACK}
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
         """Start a worker of ``work`` in slot ``port``.
 
-        Raises :class:`Corrupt` when the local code is damaged, :class:`InvalidTopology` for a conf that no
-        process can be started with, :class:`Unavailable` when the interpreter cannot be started.
+        Raises :class:`Corrupt` if the local code is damaged, :class:`InvalidTopology` for an environment that is not
+        valid, :class:`Unavailable` if the interpreter cannot be started.
         """
         conf = read_topology_conf(code.path / "stormconf.ser")
         worker_id = uuid.uuid4().hex
@@ -121,7 +121,7 @@ class Launcher:
         environment = worker_environment(os.environ, conf, spec.archive_root, self._home)
         folder.mkdir(parents=True)
         log.parent.mkdir(parents=True, exist_ok=True)
-        # Also here: a worker that never lives long enough is not met by the regular rotation.
+        # Also here, since the regular rotation may miss a worker that always dies soon.
         rotate(log, int(self._conf["worker.log.max.bytes"]), int(self._conf["worker.log.backups"]))
         try:
             spec.write(folder / SPEC)
@@ -130,10 +130,10 @@ class Launcher:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         ticks = start_ticks(child.pid)
-        # A child that died at once has no start time any more; it is found dead by the watch.
+        # A child that died at once has no start time; ProcessWatch finds it dead.
         process = WorkerProcess(child.pid, -1 if ticks is None else ticks, boot_id(), child)
         try:
-            # The worker writes the same when it is up; `stop` must find it before that, too.
+            # The worker writes the same when it is up; `stop` must find it before.
             RunFile.write(self._home, "worker", f"{self._id}-{port}", {"data": port}, pid=child.pid)
         except ProcessLookupError:
             pass
@@ -143,7 +143,7 @@ class Launcher:
     def _spawn(
         self, command: list[str], folder: Path, environment: dict[str, str], log: Path
     ) -> subprocess.Popen[bytes]:
-        # Appending: what a former worker of the slot said last stays, and a truncation leaves no hole.
+        # Appending keeps the output of the slot's last worker, and leaves no hole after a truncation.
         with log.open("ab") as output:
             try:
                 return subprocess.Popen(
@@ -163,11 +163,11 @@ class Launcher:
 
 
 def read_topology_conf(path: Path) -> dict[str, Any]:
-    """The topology's normalized conf; :class:`Corrupt` when it is not there or no JSON object."""
+    """The topology's normalized conf; :class:`Corrupt` if it is missing or not a JSON object."""
     try:
         conf = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise Corrupt(f"{path} cannot be read ({error}): it is fetched again") from None
     if not isinstance(conf, dict):
-        raise Corrupt(f"{path} holds no JSON object: it is fetched again")
+        raise Corrupt(f"{path} is not a JSON object: it is fetched again")
     return conf

@@ -1,7 +1,7 @@
-"""What a supervisor remembers over its own death: ``HOME/supervisor/<id>/localstate/state.json``.
+"""Local state of a supervisor across restarts: ``HOME/supervisor/<id>/localstate/state.json``.
 
-Written by rename after fsync, with a checksum. A file that is damaged is put aside and never guessed
-at: its content is rebuilt from the cluster, from the processes that run and from the workers' spec files.
+Written by rename after fsync, with a checksum. A damaged file is quarantined and not repaired: the state is rebuilt from
+the cluster, the running processes and the workers' spec files.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["KnownWorker", "LocalState", "LocalStateFile", "WantedSlot"]
 
 _log = logging.getLogger(__name__)
 
-_KEPT_BROKEN = 5
+_MOST_QUARANTINED = 5
 
 
-class _Part(BaseModel):
+class _StateModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class KnownWorker(_Part):
+class KnownWorker(_StateModel):
     """A worker process that this supervisor started or found."""
 
     port: int
@@ -40,20 +40,20 @@ class KnownWorker(_Part):
     boot_id: str
 
 
-class WantedSlot(_Part):
-    """What the cluster wanted in a slot when it was last read."""
+class WantedSlot(_StateModel):
+    """Desired work of a slot at the last read of the cluster."""
 
     port: int
     topology_id: str
     code_dir: str
     ran: bool
-    """A worker of that topology was seen running here."""
+    """Whether a worker of that topology ran here."""
     crashes: int = 0
-    """Crashes in a row: the back-off goes on over a restart of the supervisor."""
+    """Crashes in a row, so that a restart of the supervisor continues the back-off."""
 
 
-class LocalState(_Part):
-    """The whole state."""
+class LocalState(_StateModel):
+    """Content of the state file."""
 
     supervisor_id: str
     workers: tuple[KnownWorker, ...] = ()
@@ -68,7 +68,7 @@ class LocalStateFile:
         self._written: LocalState | None = None
 
     def read(self) -> LocalState | None:
-        """The state, or ``None`` when there is none or it is damaged (it is put aside then)."""
+        """Read the state; ``None`` if there is none, or it is damaged and was quarantined."""
         try:
             raw = self._path.read_bytes()
         except FileNotFoundError:
@@ -81,19 +81,19 @@ class LocalStateFile:
             # Tuples are arrays in JSON: validated from JSON, so that strict types hold.
             state = LocalState.model_validate_json(json.dumps(body))
         except (ValueError, KeyError, TypeError, RecursionError, ValidationError) as error:
-            aside = self._put_aside()
+            quarantined = self._quarantine()
             _log.error(
                 "%s is damaged (%s): it was moved to %s, the state is rebuilt from the cluster and the running processes",
                 self._path,
                 str(error).splitlines()[0],
-                aside.name,
+                quarantined.name,
             )
             return None
         self._written = state
         return state
 
     def write(self, state: LocalState) -> bool:
-        """Replace the file when the state changed; whether it did."""
+        """Replace the file if the state has changed. Whether it has."""
         if state == self._written:
             return False
         body = state.model_dump(mode="json")
@@ -104,29 +104,29 @@ class LocalStateFile:
         return True
 
     def read_cluster_id(self) -> str | None:
-        """The cluster that was obeyed last. It stands in a file of its own beside the state, so that damage to
-        the state does not make a supervisor obey another cluster."""
+        """Id of this supervisor's cluster, in a separate file, so that a damaged state does not make the supervisor join
+        another cluster."""
         try:
             return self._path.with_name("cluster_id").read_text(encoding="utf-8").strip() or None
         except FileNotFoundError:
             return None
 
     def write_cluster_id(self, cluster_id: str) -> None:
-        """Remember the cluster that is obeyed."""
+        """Store the id of this supervisor's cluster."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path.with_name("cluster_id"), cluster_id + "\n", sync=True)
 
-    def _put_aside(self) -> Path:
+    def _quarantine(self) -> Path:
         taken = sorted(
             int(path.suffix[1:])
             for path in self._path.parent.glob("state.json.broken.*")
             if path.suffix[1:].isdigit()
         )
-        aside = self._path.with_name(f"state.json.broken.{(taken[-1] if taken else 0) + 1}")
-        os.replace(self._path, aside)
-        for number in taken[: -(_KEPT_BROKEN - 1)]:
+        quarantined = self._path.with_name(f"state.json.broken.{(taken[-1] if taken else 0) + 1}")
+        os.replace(self._path, quarantined)
+        for number in taken[: -(_MOST_QUARANTINED - 1)]:
             self._path.with_name(f"state.json.broken.{number}").unlink(missing_ok=True)
-        return aside
+        return quarantined
 
 
 def _checksum(body: object) -> str:

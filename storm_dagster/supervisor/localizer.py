@@ -1,12 +1,12 @@
-"""Code on this disk: fetched from any nimbus, verified by hash, unpacked, removed when nobody uses it.
+"""Local code of a supervisor: fetched from any nimbus, verified, unpacked, removed when unused.
 
 Below ``HOME/supervisor/<id>``::
 
     stormdist/<code dir>/   stormjar.jar  stormconf.ser  stormcode.ser  code/  manifest.json
     cache/<sha256>          archives by content: the same archive under another id is not fetched again
-    tmp/                    what is under way; emptied at start
+    tmp/                    fetches in progress; emptied at start
 
-A folder in ``stormdist`` appears by one rename, so that it is whole or absent.
+A folder in ``stormdist`` is created by one rename, so that it is complete or absent.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ _UNUSED_CACHE_SECS = 600.0
 
 @dataclass(frozen=True)
 class LocalCode:
-    """One code folder that is whole."""
+    """A complete code folder."""
 
     path: Path
     sha256: str
-    """Hash of the archive."""
+    """SHA-256 of the archive."""
 
 
 class Localizer:
-    """Fetches code into one supervisor's folder. Every method may be called from any thread."""
+    """Localizer of code in one supervisor's folder. Thread-safe."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Localizer:
         security: Security | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        """``sources``: base URLs of the nimbuses, best first, asked before each round of tries."""
+        """``sources()``: base URLs of the nimbuses, best first, for each round of tries."""
         self._dist = folder / "stormdist"
         self._cache = folder / "cache"
         self._tmp = folder / "tmp"
@@ -85,7 +85,7 @@ class Localizer:
         self._moving = threading.Lock()
         self._under_way: set[str] = set()
         self.removing = False
-        """Whether :meth:`remove_unused` is at work: what looks whole may be about to go."""
+        """Whether :meth:`remove_unused` runs: code that looks complete may be removed soon."""
         # Addresses of the cluster never go through a proxy of the environment.
         timeout = httpx.Timeout(idle_secs, connect=min(5.0, idle_secs))
         options = (security or Security()).client_options()
@@ -93,24 +93,24 @@ class Localizer:
         self._http = httpx.Client(timeout=timeout, follow_redirects=False, **options)
 
     def prepare(self) -> None:
-        """Make the folders and drop what an earlier process left half done."""
+        """Create the folders and remove incomplete fetches of an earlier process."""
         shutil.rmtree(self._tmp, ignore_errors=True)
         for folder in (self._dist, self._cache, self._tmp):
             folder.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
-        """Close the connections; a fetch that is under way fails."""
+        """Close the connections; fetches in progress fail."""
         self._http.close()
 
     def path_of(self, code_dir: str) -> Path:
-        """Folder of that code; :class:`InvalidRequest` for a name that is no blob key prefix."""
+        """Folder of that code; :class:`InvalidRequest` for a name that is not a valid blob key prefix."""
         check_blob_key(code_dir)
         if code_dir.startswith("."):
             raise InvalidRequest(f"code {code_dir!r:.80} starts with '.', which no topology id does")
         return self._dist / code_dir
 
     def local(self, code_dir: str) -> LocalCode | None:
-        """The code when it is here and whole."""
+        """The code, if it is complete on this disk."""
         path = self.path_of(code_dir)
         try:
             manifest = json.loads((path / "manifest.json").read_bytes())
@@ -124,10 +124,10 @@ class Localizer:
         return LocalCode(path, sha256)
 
     def fetch(self, code_dir: str) -> LocalCode:
-        """The code, fetched when it is not here whole; at most ``tries`` rounds over all nimbuses.
+        """Fetch the code unless it is here, in at most ``tries`` rounds over all nimbuses.
 
         Raises :class:`Unavailable` or :class:`KeyNotFound` (a later try may succeed), :class:`Corrupt`
-        (what the nimbuses send is damaged), :class:`InvalidTopology` (the archive breaks a rule) and
+        (the blobs are damaged), :class:`InvalidTopology` (the archive breaks a rule) and
         ``OSError`` (this disk).
         """
         path = self.path_of(code_dir)
@@ -145,20 +145,19 @@ class Localizer:
             (work / "manifest.json").write_text(json.dumps({"v": 1, "blobs": blobs}), encoding="utf-8")
             with self._moving:
                 if path.exists():
-                    # Whatever lies there is not whole (``local`` said so).
+                    # It is incomplete, by ``local``.
                     os.rename(path, self._tmp / uuid.uuid4().hex)
                 os.rename(work, path)
         finally:
             shutil.rmtree(work, ignore_errors=True)
             self._under_way.discard(work.name)
-        _log.info("code %s is here (archive %s)", code_dir, blobs["stormjar.jar"][:16])
+        _log.info("fetched code %s (archive %s)", code_dir, blobs["stormjar.jar"][:16])
         return LocalCode(path, blobs["stormjar.jar"])
 
     def remove_unused(self, used: Callable[[], Collection[str]], now_secs: float | None = None) -> list[str]:
-        """Remove the code folders that ``used`` does not name, and archives cached for nobody for ten minutes.
+        """Remove unused code folders, and cached archives that were unused for ten minutes.
 
-        ``used`` is asked while :attr:`removing` is set: a slot that wants code after that waits in
-        :meth:`fetch`.
+        ``used()`` is called while :attr:`removing` is set: a slot that wants code after that waits in :meth:`fetch`.
         """
         removed: list[str] = []
         with self._moving:
@@ -167,7 +166,7 @@ class Localizer:
                 keep = used()
                 for path in self._dist.iterdir():
                     if path.name not in keep:
-                        # By one rename: a folder is whole or absent also while it is being removed.
+                        # One rename: the folder is complete or absent also during the removal.
                         os.rename(path, self._tmp / uuid.uuid4().hex)
                         removed.append(path.name)
             finally:
@@ -183,7 +182,7 @@ class Localizer:
         return removed
 
     def _fetch_part(self, key: str, target: Path) -> str:
-        """SHA-256 of the blob, whose verified content then stands in ``target``."""
+        """Fetch and verify a blob into ``target``, and return its SHA-256."""
         archive = target.name == "stormjar.jar"
         failure: StormDagsterError = Unavailable(
             f"code {key!r} cannot be fetched: no nimbus is known; start one, or wait for a leader"
@@ -207,7 +206,7 @@ class Localizer:
         raise failure
 
     def _from_cache(self, url: str, target: Path) -> str | None:
-        """The archive out of the cache when a nimbus says that its hash is one that is here."""
+        """Take the archive from the cache, if a nimbus names the hash of a cached one."""
         if next(self._cache.iterdir(), None) is None:
             return None
         response = self._http.head(url)
@@ -238,7 +237,7 @@ class Localizer:
             if response.status_code == 404:
                 raise KeyNotFound(f"{url} does not exist there: was the topology killed meanwhile?")
             if response.status_code != 200:
-                raise Unavailable(f"{url} answered {response.status_code}: see that nimbus's log")
+                raise Unavailable(f"{url} returned {response.status_code}: see that nimbus's log")
             announced = response.headers.get("X-Content-SHA256")
             if not announced:
                 raise Corrupt(f"{url} came without X-Content-SHA256: is a nimbus listening there?")
@@ -279,4 +278,4 @@ def _check_conf(path: Path, code_dir: str) -> None:
     except (ValueError, RecursionError):
         conf = None
     if not isinstance(conf, dict):
-        raise Corrupt(f"conf of code {code_dir!r} is no JSON object: submit the topology again")
+        raise Corrupt(f"conf of code {code_dir!r} is not a JSON object: submit the topology again")

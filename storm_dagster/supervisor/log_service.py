@@ -1,4 +1,4 @@
-"""The HTTP service of a supervisor: the logs of its host, stacks of its workers, and restarting one."""
+"""HTTP service of a supervisor: logs of its host, stacks and restarts of its workers."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class SupervisorWorkers(TypedDict):
 
 
 class LogService:
-    """Listens from the start, serves once the supervisor has its workers.
+    """HTTP service that listens from the start, and serves once the supervisor has adopted its workers.
 
-    A taken port is no reason not to start (as in JStorm): any free one is used then, and announced.
+    If the port is in use, any free one is used and announced (as in JStorm).
     """
 
     def __init__(self, conf: ClusterConf, home: Path, supervisor_id: str) -> None:
@@ -84,19 +84,19 @@ class LogService:
         self.port: int = int(listener.getsockname()[1])
         shown = f"[{host}]" if ":" in host else host
         self.url: str = f"{self._security.scheme}://{shown}:{self.port}"
-        """Announced in the supervisor's record."""
+        """URL in the supervisor's record."""
         tls = None
         if self._security.tls:
             tls = self._security.server_context(client_certificate=self._security.http_needs_certificate)
         self._service = HttpService(self._app(host), listener, name="supervisor-http", tls=tls)
 
     def start(self, workers: Callable[[], Sequence[LiveWorker]]) -> None:
-        """Serve; ``workers`` gives those that run now."""
+        """Start to serve; ``workers()``: those that run now."""
         self._workers = workers
         self._service.start()
 
     def stop(self) -> None:
-        """End within a few seconds."""
+        """Stop within a few seconds."""
         self._service.stop()
 
     def _app(self, host: str) -> Any:
@@ -158,12 +158,12 @@ class LogService:
             raise InvalidRequest(f"a port is a number, got {text!r:.40}")
         live = self._at(int(text))[-1]
         row = _row(live)
-        _log.info("worker %s in slot %d is ended because of a request", live.worker.id, live.port)
+        _log.info("worker %s in slot %d is restarted by request", live.worker.id, live.port)
         live.process.signal(signal.SIGTERM)
         return row
 
     def _stacks(self, port: int) -> str:
-        # A worker speaks over sockets that this process loads only now.
+        # Loads zmq, only now.
         from storm_dagster.operations.live.worker_requests import ask_worker
 
         blocks: list[str] = []

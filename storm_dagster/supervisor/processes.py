@@ -1,8 +1,7 @@
-"""Worker processes: knowing exactly which one is meant, hearing of its death at once, ending it whole.
+"""Worker processes: exact identity, immediate notice of their death, kill with all children.
 
-A process is named by pid, start time and boot id together. Deaths are heard of through pidfds, which work for
-children and for processes that an earlier supervisor started alike (Linux >= 5.3; where the kernel refuses
-them, ten looks a second).
+The identity is pid, start time and boot id. Deaths are noticed by pidfds, for children and adopted processes alike
+(Linux >= 5.3; without them, by polling ten times a second).
 """
 
 from __future__ import annotations
@@ -22,18 +21,18 @@ from storm_dagster.model.processes import ExactProcess, Process, processes, sign
 __all__ = ["ProcessWatch", "WorkerProcess", "end_session", "session_members"]
 
 _log = logging.getLogger(__name__)
-_LOOK_MS = 100
+_POLL_MS = 100
 
 
 @dataclass(frozen=True)
 class WorkerProcess(ExactProcess):
-    """One worker process; the leader of its own session, so that all it starts can be found again."""
+    """A worker process: the leader of its own session, so that its children can be found."""
 
     pid: int
     start_ticks: int
     boot_id: str
     child: subprocess.Popen[bytes] | None = None
-    """Given when this very supervisor started it."""
+    """Set if this supervisor process started it."""
 
     def end(self) -> None:
         """KILL the process and everything in its session."""
@@ -42,15 +41,14 @@ class WorkerProcess(ExactProcess):
 
 
 def session_members(leader: int) -> list[Process]:
-    """The live processes in the session of that leader, itself left out."""
+    """Live processes in the session of that leader, without itself."""
     return [each for each in processes() if each.session == leader != each.pid]
 
 
 def end_session(process: WorkerProcess) -> int:
-    """KILL what a worker started and left in its session (shell components); how many there were.
+    """KILL what a worker left in its session (shell components), and return their number.
 
-    While a member lives, the kernel gives the leader's pid to nobody; when a stranger has it now, there is
-    no member left.
+    While a member lives, the kernel does not reuse the leader's pid; if another process has it, no member is left.
     """
     now = start_ticks(process.pid)
     if process.boot_id != boot_id() or (now is not None and now != process.start_ticks):
@@ -60,11 +58,11 @@ def end_session(process: WorkerProcess) -> int:
 
 
 class ProcessWatch:
-    """A thread that reports the death of watched processes, each once."""
+    """Thread that reports the death of each watched process once."""
 
     def __init__(self, on_exit: Callable[[str, int | None], None]) -> None:
         """``on_exit(key, status)`` runs in the watching thread; ``status`` is the exit code, minus the signal's
-        number, or ``None`` for a process that is not our child."""
+        number, or ``None`` for a process that is not a child."""
         self._on_exit = on_exit
         self._lock = threading.Lock()
         self._watched: dict[str, tuple[WorkerProcess, int]] = {}
@@ -75,26 +73,26 @@ class ProcessWatch:
         self._thread.start()
 
     def add(self, key: str, process: WorkerProcess) -> None:
-        """Watch ``process``; a process that is dead already is reported at once."""
+        """Watch ``process``; a dead one is reported at once."""
         try:
             handle = os.pidfd_open(process.pid)
         except (OSError, AttributeError):
             handle = -1
         with self._lock:
             self._watched[key] = (process, handle)
-        self._poke()
+        self._wake_thread()
 
     def close(self) -> None:
-        """Stop watching. The processes go on."""
+        """Stop watching. The processes continue."""
         self._closed = True
-        self._poke()
+        self._wake_thread()
         self._thread.join(timeout=5)
 
-    def _poke(self) -> None:
+    def _wake_thread(self) -> None:
         try:
             os.write(self._wake, b"x")
         except OSError:
-            # Full: it will wake anyway. Closed: nobody watches any more.
+            # Full: it wakes anyway. Closed: it has stopped.
             pass
 
     def _run(self) -> None:
@@ -107,16 +105,16 @@ class ProcessWatch:
                 if handle >= 0:
                     poll.register(handle, select.POLLIN)
             blind = any(handle < 0 for _, handle in watched.values())
-            ready = {descriptor for descriptor, _ in poll.poll(_LOOK_MS if blind else None)}
+            ready = {descriptor for descriptor, _ in poll.poll(_POLL_MS if blind else None)}
             if self._woken in ready:
                 try:
                     os.read(self._woken, 4096)
                 except BlockingIOError:
                     pass
             for key, (process, handle) in watched.items():
-                # A process whose start time is another's died before its pidfd was opened.
+                # A different start time means that the process died before its pidfd was opened.
                 if (handle in ready or handle < 0 or key not in self._seen) and not process.alive():
-                    self._gone(key, process, handle)
+                    self._on_death(key, process, handle)
                 else:
                     self._seen.add(key)
         with self._lock:
@@ -127,7 +125,7 @@ class ProcessWatch:
         os.close(self._woken)
         os.close(self._wake)
 
-    def _gone(self, key: str, process: WorkerProcess, handle: int) -> None:
+    def _on_death(self, key: str, process: WorkerProcess, handle: int) -> None:
         with self._lock:
             self._watched.pop(key, None)
         self._seen.discard(key)
@@ -140,4 +138,4 @@ class ProcessWatch:
         try:
             end_session(process)
         except OSError as error:
-            _log.warning("what process %d left running could not be looked for: %s", process.pid, error)
+            _log.warning("processes left by process %d could not be searched: %s", process.pid, error)

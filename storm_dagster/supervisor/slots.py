@@ -1,8 +1,7 @@
-"""The slots of one supervisor: feeds the pure machine with events and executes what it says.
+"""Slots of one supervisor: events for the pure slot machine, and execution of its instructions.
 
-Everything that may take long (fetching, starting, removing) runs in threads; what comes of it returns as
-an event through :attr:`SlotTable.events`. All methods but :meth:`SlotTable.post` and
-:meth:`SlotTable.used_code` belong to the supervisor's loop.
+Slow work (fetching, starting, removing) runs in threads, and its result is posted as an event. Only the supervisor's loop
+calls the methods, except :meth:`SlotTable.post` and :meth:`SlotTable.used_code`.
 """
 
 from __future__ import annotations
@@ -52,11 +51,11 @@ __all__ = ["LiveWorker", "SlotTable"]
 _log = logging.getLogger(__name__)
 
 _LONGEST_UNWATCHED = 5.0
-"""A longer pause between two passes means that the machine or this process stood still."""
+"""A longer pause between two passes means that the machine or this process was suspended."""
 
 
 class WorkerStarter(Protocol):
-    """What starts workers: :class:`~storm_dagster.supervisor.launcher.Launcher`."""
+    """Interface of :class:`~storm_dagster.supervisor.launcher.Launcher`, which starts workers."""
 
     def launch(self, port: int, work: Work, code: LocalCode) -> LaunchedWorker:
         """Start a worker; raises a :class:`StormDagsterError` or ``OSError``."""
@@ -65,7 +64,7 @@ class WorkerStarter(Protocol):
 
 @dataclass
 class LiveWorker:
-    """A process in a slot, and the newest beat that was seen of it."""
+    """A worker process in a slot, and its newest heartbeat."""
 
     port: int
     worker: Worker
@@ -74,7 +73,7 @@ class LiveWorker:
     log_path: Path
     count: int = -1
     status: str = ""
-    """What it said of itself in that beat."""
+    """Status in that heartbeat."""
 
 
 class SlotTable:
@@ -92,9 +91,9 @@ class SlotTable:
         report: Callable[[str, int, str], None],
         failed: Callable[[int, Work, str], None] = lambda port, work, text: None,
     ) -> None:
-        """``wake`` wakes the loop. ``clean(worker, last)`` removes what a dead worker left (``last``: no other
-        follows in its slot now). ``report(topology id, port, text)`` tells the topology's owner,
-        ``failed(port, work, text)`` whoever upgrades it: that work did not go well in that slot."""
+        """``wake`` wakes the loop. ``clean(worker, last)`` removes the files of a dead worker (``last``: no other one
+        follows in its slot now). Failures go to ``report(topology id, port, text)`` for the topology's errors, and to
+        ``failed(port, work, text)`` for its upgrade."""
         self._limits = limits
         self._localizer = localizer
         self._starter = starter
@@ -109,18 +108,18 @@ class SlotTable:
         self._fetching: dict[str, set[int]] = {}
         self._starts: set[threading.Thread] = set()
         self._contested: Mapping[int, tuple[str, ...]] = {}
-        self._looked_at: float | None = None
+        self._polled_at: float | None = None
         self._watch = ProcessWatch(self._exited)
 
-    # -- what others may call ---------------------------------------------------------------------------
+    # -- any thread -------------------------------------------------------------------------------------
 
     def post(self, port: int, event: Event) -> None:
-        """Hand an event to the loop, from any thread."""
+        """Queue an event for the loop, from any thread."""
         self._events.put((port, event))
         self._wake()
 
     def used_code(self) -> set[str]:
-        """Code that a slot wants or runs, from any thread."""
+        """Code folders that a slot wants or runs, from any thread."""
         used: set[str] = set()
         for slot in list(self._slots.values()):
             if slot.wanted is not None:
@@ -132,7 +131,7 @@ class SlotTable:
             used.update(self._fetching)
         return used
 
-    # -- the loop's own ---------------------------------------------------------------------------------
+    # -- the loop ---------------------------------------------------------------------------------------
 
     @property
     def slots(self) -> Mapping[int, Slot]:
@@ -140,22 +139,22 @@ class SlotTable:
         return self._slots
 
     def workers(self) -> list[LiveWorker]:
-        """The processes that live, by port."""
+        """Live worker processes, by port."""
         with self._lock:
             return sorted(self._workers.values(), key=lambda worker: worker.port)
 
     def restarting(self) -> tuple[int, ...]:
-        """Ports whose worker is being brought back in place."""
+        """Ports whose worker is being restarted in place."""
         return tuple(port for port, slot in self._slots.items() if is_restarting(slot))
 
-    def remember(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
-        """Before the first pass: what was wanted in the slot when the supervisor ended, whether a worker of it
-        had run, and how often in a row one had crashed."""
+    def restore(self, port: int, work: Work, *, ran: bool, crashes: int = 0) -> None:
+        """Restore a slot before the first pass: the work of the last supervisor process, whether a worker of it ran,
+        and its crashes in a row."""
         slot = self._slots.get(port, Slot(port))
         self._slots[port] = replace(slot, ran=work if ran else slot.ran, crashes=crashes, counted=work)
 
     def adopt(self, found: FoundWorker, now: float) -> None:
-        """Take over a worker that runs already. Until the cluster is read, it counts as wanted."""
+        """Adopt a running worker, which counts as wanted until the cluster is read."""
         worker = Worker(found.worker_id, found.work)
         if self._slots.setdefault(found.port, Slot(found.port)).wanted is None:
             self._feed(found.port, Assigned(found.work), now)
@@ -164,7 +163,7 @@ class SlotTable:
         self._watch.add(worker.id, found.process)
 
     def apply(self, claims: DesiredSlots, now: float) -> None:
-        """Tell every slot what the cluster wants of it."""
+        """Apply the desired work to every slot."""
         for port, topologies in claims.contested.items():
             if self._contested.get(port) != topologies:
                 _log.error(
@@ -177,12 +176,12 @@ class SlotTable:
             if port not in claims.contested:
                 self._feed(port, Assigned(claims.work.get(port), lazy=port in claims.lazy), now)
 
-    def look(self, now: float) -> None:
-        """One pass: everything that happened, the workers' beats, and the time."""
-        gap = now - self._looked_at if self._looked_at is not None else 0.0
-        self._looked_at = now
+    def poll(self, now: float) -> None:
+        """Run one pass: events, heartbeats of the workers, time."""
+        gap = now - self._polled_at if self._polled_at is not None else 0.0
+        self._polled_at = now
         if gap > _LONGEST_UNWATCHED:
-            _log.warning("nothing was watched for %.1f s: the workers are given that time", gap)
+            _log.warning("no pass for %.1f s: the deadlines of the workers are extended", gap)
             self._slots = {port: extend_deadline(slot, gap) for port, slot in self._slots.items()}
         for _ in range(self._events.qsize()):
             try:
@@ -201,11 +200,11 @@ class SlotTable:
             self._feed(port, Tick(), now)
 
     def pause(self, now: float, longest: float) -> float:
-        """How long the loop may sleep after ``now`` when nothing wakes it, seconds."""
+        """Seconds that the loop may sleep after ``now``, unless it is woken."""
         pause = longest
         for slot in self._slots.values():
             if slot.state == "waiting-for-start" and slot.worker is not None:
-                # Its first beat is awaited: nobody tells of that, it is looked for.
+                # Its first heartbeat is found only by polling.
                 pause = min(pause, 0.05)
             elif slot.state in ("killing", "killing-to-relaunch"):
                 pause = min(pause, 0.25)
@@ -214,7 +213,7 @@ class SlotTable:
         return max(pause, 0.01)
 
     def close(self, deadline_secs: float = 2.0) -> None:
-        """Stop watching; processes that are being started are waited for, so that none is lost sight of."""
+        """Stop watching; wait for processes that are being started, so that none is lost."""
         for thread in list(self._starts):
             thread.join(timeout=deadline_secs)
         self._watch.close()
@@ -259,7 +258,7 @@ class SlotTable:
             self._report(instruction.topology_id, port, instruction.text)
 
     def _forget(self, worker_id: str) -> None:
-        """A dead process that its slot never took in (a second one, found at start) leaves no trace either."""
+        """Clean up a dead process that its slot never ran (a second one, found at start)."""
         with self._lock:
             live = self._workers.pop(worker_id, None)
         if live is not None:
@@ -273,7 +272,7 @@ class SlotTable:
             live.process.signal(number)
 
     def _fetch(self, port: int, code_dir: str) -> None:
-        # What is being removed now may still look whole: then the thread waits until it is not.
+        # Code that is being removed may still look complete: then fetch in the thread, which waits for the removal.
         if not self._localizer.removing and self._localizer.local(code_dir) is not None:
             self._events.put((port, CodeReady(code_dir)))
             self._wake()
@@ -311,7 +310,9 @@ class SlotTable:
         try:
             code = self._localizer.local(work.code_dir)
             if code is None:
-                raise Corrupt(f"code {work.code_dir} is not whole on this disk any more: it is fetched again")
+                raise Corrupt(
+                    f"code {work.code_dir} is not complete on this disk any more: it is fetched again"
+                )
             started = self._starter.launch(port, work, code)
         except Corrupt as error:
             self.post(port, LaunchFailed(_text(error), code_missing=True))
@@ -323,7 +324,7 @@ class SlotTable:
                 LiveWorker(port, worker, started.process, started.heartbeat_path, started.log_path)
             )
             self.post(port, Launched(worker))
-            # After Launched, so that the news of its death cannot come first.
+            # After Launched, so that its exit event cannot come first.
             self._watch.add(worker.id, started.process)
         finally:
             self._starts.discard(threading.current_thread())

@@ -1,7 +1,7 @@
-"""A supervisor's part in gray upgrades: what stands below ``/gray_upgrade``, and what it writes about its own workers.
+"""Gray upgrades in a supervisor: it reads ``/gray_upgrade``, and writes the progress of its own workers.
 
-Belongs to the thread of :class:`~storm_dagster.supervisor.cluster_link.ClusterLink`. The slots themselves know
-nothing of upgrades: they are told which code to run, and tell how that went.
+Used by the thread of :class:`~storm_dagster.supervisor.cluster_link.ClusterLink`. The slots know nothing of upgrades: they
+run the code that is desired, and report failures.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _MOST_FAILURES = 100
 
 
 def started_at(start_ticks: int) -> float:
-    """Boot clock, seconds, of a process's start; -1 for one that was dead before it was looked at."""
+    """Start of a process by the boot clock, seconds; -1 if it died before its start time was read."""
     return start_ticks / os.sysconf("SC_CLK_TCK") if start_ticks >= 0 else -1.0
 
 
 class Upgrades:
-    """The upgrades of the topologies that have workers here."""
+    """Upgrades of the topologies that have workers here."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Upgrades:
         boot_now: Callable[[], float],
         launch_secs: float,
     ) -> None:
-        """``runs()``: the processes of this supervisor now, from any thread."""
+        """``runs()``: current processes of this supervisor, from any thread."""
         self._id = supervisor_id
         self._runs = runs
         self._boot_now = boot_now
@@ -49,15 +49,15 @@ class Upgrades:
         self._boot_id = boot_id()
         self._failures: deque[tuple[int, Work, str]] = deque(maxlen=_MOST_FAILURES)
         self.states: dict[str, UpgradeState] = {}
-        """Topology id -> the upgrade that is under way."""
+        """Topology id -> its upgrade in progress."""
 
-    def failed(self, port: int, work: Work, text: str) -> None:
-        """A process of that work ended by itself, or did not come about; from any thread."""
+    def on_failure(self, port: int, work: Work, text: str) -> None:
+        """Queue the failure of a process of that work, or of its start; any thread."""
         self._failures.append((port, work, text))
 
     def read(self, cluster: StormClusterState, topology_id: str, wake: Callable[[], None]) -> None:
-        """Read one upgrade. Before its assignment: the end of an upgrade changes both at once, and who reads the
-        record first never sees the former code without it."""
+        """Read one upgrade. Must precede the read of the assignment: the end of an upgrade changes both at once, and in
+        this order the former code is never read without the record."""
         state = cluster.read_upgrade(topology_id, wake)
         if state.record is None:
             self.states.pop(topology_id, None)
@@ -65,11 +65,11 @@ class Upgrades:
             self.states[topology_id] = state
 
     def forget(self, topology_id: str) -> None:
-        """The topology has no assignment any more."""
+        """Drop a topology without an assignment."""
         self.states.pop(topology_id, None)
 
-    def act(self, cluster: StormClusterState, assignments: Mapping[str, Assignment]) -> set[str]:
-        """Write what is to be written about the workers here; ids of the topologies to be read again."""
+    def advance(self, cluster: StormClusterState, assignments: Mapping[str, Assignment]) -> set[str]:
+        """Write the progress of the workers here, and return the ids of the topologies to read again."""
         if not self.states:
             self._failures.clear()
             return set()
@@ -83,7 +83,7 @@ class Upgrades:
                 now = self._boot_now()
                 move = early_failure(address, state, work.code_dir, text, boot_id=self._boot_id, boot_now=now)
                 if move is not None and not self._write(cluster, work.topology_id, state, move):
-                    # Kept: it is judged again when the upgrade was read again.
+                    # Kept, for the next read of the upgrade.
                     return {work.topology_id}
                 if move is not None:
                     stale.add(work.topology_id)
@@ -104,12 +104,12 @@ class Upgrades:
                 )
                 if move is not None:
                     self._write(cluster, topology_id, state, move)
-                    # One at a time: what comes next is decided from what then stands there.
+                    # One at a time: the next move depends on the new record.
                     stale.add(topology_id)
         return stale
 
     def waiting(self) -> bool:
-        """Whether something may soon have to be written that nobody wakes this thread for."""
+        """Whether an upgrade is in progress, whose moves need polling."""
         return bool(self.states)
 
     def _write(self, cluster: StormClusterState, topology_id: str, state: UpgradeState, move: Move) -> bool:

@@ -1,4 +1,4 @@
-"""What users test their topologies with: a harness in this process, and whole clusters of real daemons."""
+"""Test tools for topologies: a harness in this process, and local clusters of real daemons."""
 
 from __future__ import annotations
 

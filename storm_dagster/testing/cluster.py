@@ -1,4 +1,4 @@
-"""A real local cluster for tests: the daemons that ``storm-dagster dev`` starts, as processes.
+"""Local cluster of real daemons for tests, started by ``storm-dagster dev``.
 
 with LocalCluster(tmp_path) as cluster:
     cluster.cli("submit", "topology.py", "--name", "wc")
@@ -28,7 +28,7 @@ __all__ = ["CommandResult", "LocalCluster", "run_cli"]
 
 
 class CommandResult:
-    """What a call of ``storm-dagster`` left behind."""
+    """Exit code and output of a ``storm-dagster`` call."""
 
     def __init__(self, code: int, out: str, err: str) -> None:
         self.code = code
@@ -41,7 +41,7 @@ class CommandResult:
         return json.loads(self.out)
 
     def check(self) -> CommandResult:
-        """Itself when the exit code is 0; else the typed error that the command printed."""
+        """Return itself if the exit code is 0; else raise the typed error that the command printed."""
         if self.code == 0:
             return self
         try:
@@ -80,7 +80,7 @@ def run_cli(
 
 
 class LocalCluster:
-    """One cluster with free ports in ``home``; a context manager that leaves no process behind."""
+    """A cluster with free ports in ``home``; a context manager that stops all its processes."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class LocalCluster:
         self._cluster: ClusterFile | None = None
 
     def start(self) -> LocalCluster:
-        """Start it and wait until everything is ready; the typed error of what failed."""
+        """Start the cluster and wait until it is ready; raises a typed error if that fails."""
         supervisors, slots, nimbuses, zookeepers = self._size
         pairs = [part for key, value in self._conf.items() for part in ("-c", f"{key}={json.dumps(value)}")]
         done = run_cli(
@@ -112,7 +112,7 @@ class LocalCluster:
         )  # fmt: skip
         done.check()
         self._cluster = ClusterFile.read(self.home)
-        # What is tested and measured here is not how it starts.
+        # Tests and measurements begin with a warm cluster.
         eventually(self._warm, self._timeout, "a warm Spark server and warm runs", interval=0.2)
         return self
 
@@ -123,7 +123,7 @@ class LocalCluster:
         return (self.home / "run" / "warm-runs.sock").exists()
 
     def stop(self) -> None:
-        """End every process of it."""
+        """Stop all its processes."""
         run_cli("stop", "--json", "--home", str(self.home), timeout=120).check()
 
     def __enter__(self) -> LocalCluster:
@@ -136,10 +136,10 @@ class LocalCluster:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # -- where it is --------------------------------------------------------------------------------------
+    # -- endpoints ----------------------------------------------------------------------------------------
     @property
     def endpoints(self) -> ClusterFile:
-        """``HOME/cluster.json`` as it is now; :class:`Unavailable` when the cluster does not run."""
+        """Current ``HOME/cluster.json``; :class:`Unavailable` if the cluster does not run."""
         found = ClusterFile.read(self.home)
         if found is None:
             raise Unavailable(f"no cluster runs in {self.home}: start() it")
@@ -147,18 +147,18 @@ class LocalCluster:
 
     @property
     def conf(self) -> ClusterConf:
-        """The conf with which its clients reach it."""
+        """Conf of its clients."""
         return cluster_conf(self.home)
 
     def nimbus(self, patience: float = 30.0) -> NimbusClient:
         """A client of its HTTP service; the caller closes it."""
         return NimbusClient.of_cluster(self.conf, self.home, patience=patience)
 
-    # -- using it -----------------------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------------------
     def cli(
         self, verb: str, *args: str, cwd: Path | None = None, check: bool = True, timeout: float = 330.0
     ) -> Any:
-        """The JSON document of a verb; its typed error unless ``check`` is off (then a CommandResult)."""
+        """Run a verb and return its JSON document, or raise its typed error; without ``check``, a CommandResult."""
         # Right after the verb: what follows a `--` belongs to the target.
         done = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
         return done.check().document if check else done
@@ -187,7 +187,7 @@ class LocalCluster:
         assert found is not None
         return found
 
-    # -- harming it ---------------------------------------------------------------------------------------
+    # -- faults -------------------------------------------------------------------------------------------
     def processes(self, role: str | None = None) -> list[RunFile]:
         """The live processes that its run files name."""
         return [

@@ -1,9 +1,8 @@
-"""Run a topology in this process on given tuples, deterministically: for tests of components.
+"""Harness that runs a topology in this process on given tuples, deterministically, for tests of components.
 
-Everything is the worker's own code (groupings, acking, replay, batching, windows, state) except sockets and
-ZooKeeper. All tasks run in the calling thread, in the same order every time; components that block keep their
-threads. With ``simulated=True`` time stands still until :meth:`TopologyHarness.advance` moves it, so that
-ticks, windows, checkpoints and message timeouts happen exactly when the test says.
+It is the worker's own code (groupings, acking, replay, batching, windows, state) without sockets and ZooKeeper. All tasks
+run in the calling thread, always in the same order; blocking components keep their threads. With ``simulated=True`` only
+:meth:`TopologyHarness.advance` moves time, so that the test controls ticks, windows, checkpoints and timeouts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, TopologySpec
-from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.tasks.runner import TICK_DUE, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
@@ -33,11 +32,11 @@ __all__ = ["GivenSpout", "HarnessResult", "Recorder", "TopologyHarness", "run_to
 
 _RECORDER = "harness.recorder"
 _STEP_SECS = 0.1
-"""The worker looks at ticks, windows and timeouts this often."""
+"""The worker's interval for ticks, windows and timeouts."""
 
 
 class SimulatedClock:
-    """Seconds that move only when told to."""
+    """Clock that moves only when ``secs`` is set."""
 
     def __init__(self) -> None:
         self.secs: float = 0.0
@@ -47,7 +46,7 @@ class SimulatedClock:
 
 
 class GivenSpout(Spout):
-    """Emits the given tuples once each, with their index as id; failed ones are emitted again ``replays`` times."""
+    """Spout that emits each given tuple, with its index as id, and replays failed ones up to ``replays`` times."""
 
     def __init__(self, tuples: Sequence[Any], stream: str = "default", replays: int = 0) -> None:
         self.waiting: list[tuple[int, Any]] = list(enumerate(tuples))[::-1]
@@ -58,54 +57,54 @@ class GivenSpout(Spout):
         self.failed: list[int] = []
 
     def add(self, tuples: Sequence[Any]) -> None:
-        """Emit these too."""
+        """Queue more tuples."""
         first = len(self.tuples)
         self.tuples += tuples
         self.waiting[:0] = list(enumerate(tuples, first))[::-1]
 
     def next_tuple(self) -> None:
-        """Emit the next one."""
+        """Emit the next tuple."""
         if self.waiting:
             index, values = self.waiting.pop()
             self.emit(values, tup_id=index, stream=self.stream)
 
     def ack(self, tup_id: int) -> None:
-        """Remember it."""
+        """Record the id."""
         self.acked.append(tup_id)
 
     def fail(self, tup_id: int) -> None:
-        """Remember it, and emit it again when it may be."""
+        """Record the id, and replay the tuple if allowed."""
         self.failed.append(tup_id)
         if self.failed.count(tup_id) <= self.replays:
             self.waiting.append((tup_id, self.tuples[tup_id]))
 
 
 class Recorder(Bolt):
-    """Keeps everything that it receives."""
+    """Bolt that records all received tuples."""
 
     def initialize(self, conf: Any, context: Any) -> None:
-        """Start with nothing."""
+        """Start with an empty record."""
         self.tuples: list[Tuple] = []
 
     def process(self, tup: Tuple) -> None:
-        """Keep it."""
+        """Record the tuple."""
         self.tuples.append(tup)
 
 
 @dataclass
 class HarnessResult:
-    """What came of a run."""
+    """Result of a run."""
 
     tuples: list[Tuple]
     """Every tuple of every component, in order of arrival (direct streams excepted)."""
     acked: dict[str, list[int]] = field(default_factory=dict)
-    """Spout -> indices of the given tuples that completed."""
+    """Spout -> indices of the acked tuples."""
     failed: dict[str, list[int]] = field(default_factory=dict)
     errors: list[tuple[str, BaseException]] = field(default_factory=list)
-    """(component, exception) of everything that was raised or reported."""
+    """(component, exception) of all raised or reported errors."""
 
     def values(self, component: str, stream: str = "default") -> list[Any]:
-        """Values that a component emitted on a stream, in order."""
+        """Values emitted by a component on a stream, in order."""
         return [tup.values for tup in self.tuples if tup.component == component and tup.stream == stream]
 
 
@@ -126,13 +125,13 @@ class TopologyHarness:
     ) -> None:
         """``given``: spout -> tuples, which replace the spout. ``state_dir``: where components keep state.
 
-        ``simulated`` makes time stand still, beginning at ``start_ms`` (milliseconds since 1970; just after the
-        end of a window, so that what comes at once is in the first whole one).
+        ``simulated`` time starts at ``start_ms`` (milliseconds since 1970; just after the end of a window, so that the
+        first tuples are in the first complete one).
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
         merged = {**default_conf(), **spec.conf, **(conf or {})}
-        spec = _prepared(spec, given or {}, replays)
+        spec = _with_recorder(spec, given or {}, replays)
         components: dict[int, str] = {}
         for component, _, part in spec.components():
             for _ in range(part.conf.get("topology.tasks") or part.parallelism):
@@ -144,7 +143,7 @@ class TopologyHarness:
             shells = [name for name, _, part in spec.components() if part.object.shell is not None]
             if shells:
                 raise InvalidRequest(
-                    f"component {shells[0]!r} is a program, which lives in real time: run without simulated=True"
+                    f"component {shells[0]!r} is a program, which runs in real time: run without simulated=True"
                 )
         self.shared: Shared = Shared(
             conf=merged,
@@ -156,9 +155,9 @@ class TopologyHarness:
         )
         self.shared.sliced = False
         self.dagster_events: list[DagsterEvent] = []
-        """What bolts told Dagster (``self.dagster``), in order."""
+        """Events reported by bolts (``self.dagster``), in order."""
         self.dagster_up: bool = True
-        """Whether there is a Dagster that stores it; without one the tuples of events wait."""
+        """Whether a simulated Dagster stores events; otherwise their tuples wait."""
         self.shared.events.send = self._store
         self.engine: NativeEngine = NativeEngine(
             topology_id=f"{spec.name or 'harness'}-1-0",
@@ -182,9 +181,9 @@ class TopologyHarness:
     def _store(self, batch: list[DagsterEvent]) -> None:
         if self.dagster_up:
             self.dagster_events += batch
-            self.shared.events.answer(ReportResponse(frozenset(event.id for event in batch)))
+            self.shared.events.on_response(ReportResponse(frozenset(event.id for event in batch)))
         else:
-            self.shared.events.answer(ReportResponse(trouble="dagster_up is False"))
+            self.shared.events.on_response(ReportResponse(trouble="dagster_up is False"))
 
     def tasks(self, component: str) -> list[Any]:
         """The component instances of the tasks of ``component``, by task id."""
@@ -194,22 +193,22 @@ class TopologyHarness:
         return [runner.instance for runner in sorted(found, key=lambda runner: runner.task_id)]
 
     def tick(self, component: str) -> None:
-        """Give every task of ``component`` a tick, whatever its conf says."""
+        """Send every task of ``component`` a tick, regardless of its conf."""
         for runner in self.engine.runners.values():
             if runner.component == component:
                 runner.ticks |= TICK_DUE
 
     def give(self, spout: str, *tuples: Sequence[Any]) -> None:
-        """More tuples for a spout that was ``given`` some (an empty list will do); the next run emits them."""
+        """Add tuples to a spout in ``given`` (an empty list is enough); the next run emits them."""
         for instance in self.tasks(spout):
             if not isinstance(instance, GivenSpout):
                 raise InvalidRequest(
-                    f"spout {spout!r} is its own: name it in given={{...}} to give it tuples"
+                    f"spout {spout!r} is the topology's own: name it in given={{...}} to give it tuples"
                 )
             instance.add(tuples)
 
     def advance(self, secs: float, *, timeout: float = 30.0) -> HarnessResult:
-        """Let simulated time pass, in steps of a tenth of a second, everything processed at each of them."""
+        """Advance simulated time in steps of 0.1 s, and run at each step."""
         if self.clock is None:
             raise InvalidRequest("this harness runs in real time: make it with simulated=True")
         until = self.clock.secs + secs
@@ -221,9 +220,9 @@ class TopologyHarness:
         return self._result()
 
     def run(self, *, timeout: float = 10.0) -> HarnessResult:
-        """Run until nothing moves any more; ``TimeoutError`` after ``timeout`` (real) seconds.
+        """Run until the topology is idle; ``TimeoutError`` after ``timeout`` (real) seconds.
 
-        Tuples that bolts keep without acking (batches, windows) do not hold it up.
+        Tuples that bolts keep without acking (batches, windows) do not count.
         """
         deadline = time.monotonic() + timeout
         quiet = 0
@@ -236,7 +235,7 @@ class TopologyHarness:
                 )
             for runner in self.engine.runners.values():
                 if isinstance(runner, SpoutBase):
-                    runner.ask_now()
+                    runner.poll_now()
             worked = self.engine.run(now)
             starting = "starting" in self.engine.statuses().values()
             if worked or starting or not self.engine.drained():
@@ -244,7 +243,7 @@ class TopologyHarness:
                 if starting or any(runner.busy_elsewhere() for runner in self.engine.runners.values()):
                     time.sleep(0.001)
                     if starting and not worked and self.clock is not None:
-                        # Or a component that is to be tried again later would never be.
+                        # Otherwise the retry of a failed component would never be due.
                         self.clock.secs = round(self.clock.secs + _STEP_SECS, 6)
             else:
                 quiet += 1
@@ -260,7 +259,7 @@ class TopologyHarness:
         return result
 
     def close(self) -> None:
-        """End all tasks."""
+        """Close all tasks."""
         self.engine.close()
 
     def __enter__(self) -> TopologyHarness:
@@ -270,7 +269,7 @@ class TopologyHarness:
         self.close()
 
 
-def _prepared(spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int) -> TopologySpec:
+def _with_recorder(spec: TopologySpec, given: Mapping[str, Sequence[Any]], replays: int) -> TopologySpec:
     spouts = dict(spec.spouts)
     for name, tuples in given.items():
         if name not in spouts:
@@ -298,9 +297,9 @@ def run_topology(
     state_dir: Path | None = None,
     ticks: Sequence[str] = (),
 ) -> HarnessResult:
-    """Run ``topology`` with the spouts in ``given`` replaced by fixed tuples, and return what came of it.
+    """Run ``topology`` with the spouts in ``given`` replaced by fixed tuples, and return the result.
 
-    After everything is processed, the components in ``ticks`` get a tick each, and the rest is processed too.
+    When it is idle, the components in ``ticks`` get a tick each, and it runs again.
     """
     with TopologyHarness(topology, given, conf=conf, replays=replays, state_dir=state_dir) as harness:
         result = harness.run(timeout=timeout)

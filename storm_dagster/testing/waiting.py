@@ -1,4 +1,4 @@
-"""Waiting on conditions with a deadline, instead of sleeping for a guessed time."""
+"""Wait for conditions with a deadline, instead of a sleep."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ def eventually(
     interval: float = 0.05,
     ignore: tuple[type[BaseException], ...] = (),
 ) -> T:
-    """The first truthy value of ``predicate``; ``AssertionError`` naming ``what`` after ``timeout`` seconds.
+    """Wait for a truthy value of ``predicate``, and return it; ``AssertionError`` with ``what`` after ``timeout`` seconds.
 
-    Exceptions in ``ignore`` count as "not yet". The last value or exception stands in the message. The
-    predicate is always tried once more after the deadline, so that a stalled machine fails no test whose
-    condition holds.
+    Exceptions in ``ignore`` count as "not yet". The message contains the last value or exception. The predicate is
+    always tried once more after the deadline, so that a slow machine fails no test whose condition holds.
     """
     deadline = time.monotonic() + timeout
     last: object = None

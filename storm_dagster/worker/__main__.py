@@ -1,4 +1,4 @@
-"""``python -m storm_dagster.worker SPEC.json``."""
+"""Entry point of a worker: ``python -m storm_dagster.worker SPEC.json``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 
 _PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
-# Our own models need none, and to look for them in everything installed is a tenth of a worker's start. Users' may.
+# Pydantic would search all installed packages for plugins: a tenth of a worker's start. Users' models get theirs back.
 _wanted = os.environ.get(_PLUGINS)
 os.environ[_PLUGINS] = "__all__"
 from storm_dagster.model.errors import MissingPart, StormDagsterError  # noqa: E402
 from storm_dagster.model.host import needs  # noqa: E402
+from storm_dagster.model.worker_spec import EXIT_SUPERSEDED  # noqa: E402
 
 try:
     with needs("a worker"):
@@ -35,7 +36,8 @@ def main() -> int:
         return run_worker(Path(sys.argv[1]))
     except StormDagsterError as error:
         sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
-        return error.exit_code if error.exit_code != 3 else 1
+        # EXIT_SUPERSEDED tells the supervisor "no crash"; a Conflict, which has the same code on the command line, is one.
+        return error.exit_code if error.exit_code != EXIT_SUPERSEDED else 1
     except Exception:
         logging.getLogger(__name__).exception("the worker failed")
         raise
@@ -44,5 +46,5 @@ def main() -> int:
 if __name__ == "__main__":
     code: int = main()
     logging.shutdown()
-    # Threads of components that block must not keep a worker alive that has ended.
+    # Threads of blocking components must not keep a finished worker alive.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""Joins over windows against SQL, whose word this is."""
+"""Joins over windows, compared with SQL."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def test_a_tuple_is_acked_only_after_its_checkpoint(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(stateful, "_PAUSE_SECS", 3600.0)
     with TopologyHarness(counting(1), {"words": [["a"], ["b"]]}, state_dir=tmp_path) as harness:
         driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
-        while driver is None or not driver.held:
+        while driver is None or not driver.pending_acks:
             harness.engine.run(harness.shared.clock())
             driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
         assert harness.tasks("words")[0].acked == []
@@ -243,7 +243,7 @@ def test_a_checkpoint_that_cannot_be_written_fails_its_tuples_and_the_task_start
         harness.run()
         driver = next(one for one in harness.engine.runners.values() if one.component == "count").state
         assert driver is not None
-        # As if the tasks had been divided anew by a worker that knows more.
+        # As if a worker with a newer assignment had redistributed the tasks.
         folder = tmp_path / "counting" / "count.state"
         (folder / "000002.json").write_text('{"tasks": 1, "by_key": true, "stamp": [0, 0]}')
         harness.give("words", ["a"])

@@ -1,4 +1,4 @@
-"""What authors write, and what they are told when it is wrong."""
+"""Topologies as authors write them, and the errors for mistakes."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def _builder() -> TopologyBuilder:
         ({"par": 0}, "par"),
         ({"par": True}, "par"),
         ({"args": {"x": object()}}, "JSON"),
-        ({"config": {1: 2}}, "texts"),
+        ({"config": {1: 2}}, "strings"),
         ({"component_id": "__acker"}, "__"),
         ({"component_id": "a b"}, "a b"),
         ({"component_id": "words"}, "twice"),

@@ -16,9 +16,9 @@ from dagster._core.test_utils import create_run_for_test
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 
-from storm_dagster.launcher.compatibility import dagster_inside
+from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.run_launcher import STOCK_TAG, WarmRunLauncher
-from storm_dagster.launcher.wire import RUN_ROLE, WARM_TAG, Peer
+from storm_dagster.launcher.wire import RUN_ROLE, WARM_TAG, LineConnection
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 
@@ -66,7 +66,7 @@ telemetry: {enabled: false}
 
 
 class Place:
-    """A Dagster whose runs can start warm, and what a test does to it."""
+    """A Dagster with warm runs, and the actions of a test."""
 
     module: str = MODULE
 
@@ -104,33 +104,33 @@ class Place:
 
         def ready() -> bool:
             assert process.poll() is None, self.log()
-            Peer.connect(self.home).close()
+            LineConnection.connect(self.home).close()
             return True
 
         eventually(ready, 120, "the warm process", ignore=(OSError,))
         return process
 
     def kill_warm(self, number: int = signal.SIGKILL) -> None:
-        """End it, and nothing else."""
+        """Kill the warm process only."""
         if self._warm is not None:
             self._warm.send_signal(number)
             self._warm.wait(60)
 
     def log(self) -> str:
-        """What it logged."""
+        """Log of the warm process."""
         path = self.home / "logs" / "warm-runs-0.log"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     # -- runs ---------------------------------------------------------------------------------------------
     @property
     def launcher(self) -> WarmRunLauncher:
-        """As Dagster's webserver has it."""
+        """The launcher of Dagster's webserver."""
         found = self.instance.run_launcher
         assert isinstance(found, WarmRunLauncher)
         return found
 
     def create(self, how: str = "well") -> str:
-        """A run that nobody has launched yet."""
+        """Create a run without launching it."""
         context = self._workspace.create_request_context()
         repository = next(iter(context.code_locations[0].get_repositories().values()))
         job = repository.get_full_job("job")
@@ -143,17 +143,17 @@ class Place:
         ).run_id
 
     def launch(self, how: str = "well", run_id: str | None = None) -> str:
-        """As the webserver launches a run."""
+        """Launch a run as the webserver does."""
         run_id = run_id or self.create(how)
         self.instance.launch_run(run_id, self._workspace.create_request_context())
         return run_id
 
     def request(self, run_id: str) -> dict[str, Any]:
-        """What a launcher asks the warm process for."""
-        inside, origin = dagster_inside(), self.run(run_id).job_code_origin
-        assert inside is not None and origin is not None
+        """A launcher's request to the warm process."""
+        internals, origin = dagster_internals(), self.run(run_id).job_code_origin
+        assert internals is not None and origin is not None
         pointer: Any = origin.repository_origin.code_pointer
-        arguments = inside.ExecuteRunArgs(
+        arguments = internals.ExecuteRunArgs(
             job_origin=origin, run_id=run_id, instance_ref=self.instance.get_ref()
         ).get_command_args()
         return {
@@ -177,7 +177,7 @@ class Place:
         return self.run(run_id).status.value
 
     def works(self, run_id: str) -> RunFile:
-        """The process of a run that is in the middle of its step."""
+        """Process of a run, once it executes its step."""
         eventually(lambda: self._stepping(run_id), 60, "the run's step")
         found = RunFile.read(RunFile.path_of(self.home, RUN_ROLE, run_id))
         assert found is not None
@@ -190,7 +190,7 @@ class Place:
         tags = self.run(run_id).tags
         return WARM_TAG in tags and STOCK_TAG not in tags
 
-    def said(self, run_id: str) -> str:
+    def messages(self, run_id: str) -> str:
         """Every message of the run."""
         entries = self.instance.all_logs(run_id)
         return "\n".join(

@@ -11,8 +11,8 @@ import dagster as dg
 import pytest
 
 from storm_dagster.launcher import run_launcher
-from storm_dagster.launcher.compatibility import dagster_inside
-from storm_dagster.launcher.wire import SOCKET, WARM_TAG, Peer, here, listen, run_records
+from storm_dagster.launcher.compatibility import dagster_internals
+from storm_dagster.launcher.wire import SOCKET, WARM_TAG, LineConnection, here, listen, run_records
 from storm_dagster.model.run_file import run_dir
 from storm_dagster.testing.waiting import eventually
 
@@ -35,17 +35,17 @@ def test_a_run_that_fails_is_a_failed_run(place: Any) -> None:
     assert place.warm
     run_id = place.launch("badly")
     assert place.ended(run_id) == "FAILURE"
-    assert "Steps failed" in place.said(run_id)
+    assert "Steps failed" in place.messages(run_id)
 
 
 @pytest.mark.parametrize(
-    ("how", "said"), [("killed", "was killed by SIGKILL"), ("gone", "ended with exit status 0")]
+    ("how", "message"), [("killed", "was killed by SIGKILL"), ("gone", "ended with exit status 0")]
 )
-def test_a_run_whose_process_dies_is_failed_with_the_reason(place: Any, how: str, said: str) -> None:
+def test_a_run_whose_process_dies_is_failed_with_the_reason(place: Any, how: str, message: str) -> None:
     assert place.warm
     run_id = place.launch(how)
     assert place.ended(run_id) == "FAILURE"
-    assert said in place.said(run_id)
+    assert message in place.messages(run_id)
     eventually(lambda: not run_records(place.home), 20, "the file of the dead process to go")
 
 
@@ -89,7 +89,7 @@ def test_only_what_can_be_known_of_a_runs_process_is_judged(place: Any) -> None:
 def test_a_launcher_that_gives_up_leaves_a_run_that_was_not_started(place: Any) -> None:
     assert place.warm
     run_id = place.create()
-    peer = Peer.connect(place.home)
+    peer = LineConnection.connect(place.home)
     peer.send(place.request(run_id))
     answer = peer.receive(30)
     assert answer is not None and "ready" in answer
@@ -105,7 +105,7 @@ def test_the_socket_is_this_users_alone_and_refuses_what_it_has_not_loaded(place
     assert place.warm
     assert (run_dir(place.home) / SOCKET).stat().st_mode & 0o077 == 0
     for request in ({"module": "somebody.elses"}, {"module": place.module, "image": "registry/image"}):
-        peer = Peer.connect(place.home)
+        peer = LineConnection.connect(place.home)
         peer.send(request)
         answer = peer.receive(30)
         assert answer is not None and "refused" in answer
@@ -182,7 +182,7 @@ def test_another_dagster_starts_runs_the_stock_way_and_says_so_once(
 ) -> None:
     place.kill_warm()
     monkeypatch.setattr(dg, "__version__", "2.0.0")
-    dagster_inside.cache_clear()
+    dagster_internals.cache_clear()
     with caplog.at_level(logging.WARNING), listen(place.home) as listener:
         listener.settimeout(0.1)
         try:
@@ -192,7 +192,7 @@ def test_another_dagster_starts_runs_the_stock_way_and_says_so_once(
                 listener.accept()
             assert place.ended(run_id) == "SUCCESS"
         finally:
-            dagster_inside.cache_clear()
+            dagster_internals.cache_clear()
             (run_dir(place.home) / SOCKET).unlink()
     assert len([record for record in caplog.records if "2.0.0" in record.message]) == 1
 

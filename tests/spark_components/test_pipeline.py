@@ -64,7 +64,7 @@ class Recorder:
     def joint(self, tups: Any) -> Tuple:
         return Tuple(0, "", "", 0, ())
 
-    def tell(self, task: int, values: Any) -> None:
+    def send_to_peer(self, task: int, values: Any) -> None:
         self.told.append((task, list(values)))
 
 

@@ -63,7 +63,7 @@ STAND_IN = '''\
 
 @dataclass
 class BlobServer:
-    """Serves blobs as a nimbus does, counts what was asked, and misbehaves on request."""
+    """Serves blobs as a nimbus does, records requests, and fails on demand."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)
     lies: dict[str, str] = field(default_factory=dict)

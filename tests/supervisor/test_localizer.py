@@ -100,7 +100,7 @@ def test_what_fails_leaves_nothing(make: Any, blob_server: Any, tmp_path: Path) 
     with pytest.raises(InvalidTopology, match="larger than 10 bytes"):
         make(max_bytes=10).fetch(CODE)
     blob_server.blobs[f"{CODE}-stormconf.ser"] = b"[1]"
-    with pytest.raises(Corrupt, match="no JSON object"):
+    with pytest.raises(Corrupt, match="not a JSON object"):
         make().fetch(CODE)
     assert os.listdir(tmp_path / "stormdist") == []
     assert os.listdir(tmp_path / "tmp") == []

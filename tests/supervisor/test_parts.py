@@ -99,7 +99,7 @@ def test_local_state_is_written_when_it_changed_and_read_back(tmp_path: Path) ->
         json.dumps({"v": 2, "sha256": "", "state": {}}).encode(),
     ],
 )
-def test_a_broken_state_is_put_aside(tmp_path: Path, raw: bytes) -> None:
+def test_a_broken_state_is_quarantined(tmp_path: Path, raw: bytes) -> None:
     file = LocalStateFile(tmp_path)
     (tmp_path / "state.json").write_bytes(raw)
     assert file.read() is None

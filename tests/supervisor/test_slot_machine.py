@@ -41,7 +41,7 @@ B = Work("b-2-1", "b-2-1")
 
 @dataclass
 class Driver:
-    """Feeds one slot and remembers what it ordered."""
+    """Feeds one slot with events and records its instructions."""
 
     slot: Slot = field(default_factory=lambda: Slot(6900))
     now: float = 1000.0
@@ -270,7 +270,7 @@ def test_a_superseded_worker_is_no_crash() -> None:
     assert driver.send(Exited(worker, 3)) == (Clean(worker),)
     assert driver.slot.crashes == 0
     assert driver.send(Tick(), after=0.5) == ()
-    assert driver.send(Tick(), after=0.6) == (Launch(A),)  # still named: the next one reads anew
+    assert driver.send(Tick(), after=0.6) == (Launch(A),)  # still named: the next one reads again
 
 
 def test_a_worker_stopped_by_someone_else_comes_back_after_a_pause() -> None:
@@ -323,7 +323,7 @@ WORKS = st.sampled_from([None, A, A2, B])
 
 
 class AnyEvents(RuleBasedStateMachine):
-    """An honest world that is slow and unlucky: answers come late, processes die whenever they like."""
+    """Random events of a correct but slow system: late responses, processes that die at any time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -415,7 +415,7 @@ class AnyEvents(RuleBasedStateMachine):
             assert slot.wanted is not None
 
     def teardown(self) -> None:
-        """From wherever it is: given a world that works, what is wanted runs, and nothing else."""
+        """From any state, without further faults, the desired worker runs, and no other."""
         for wanted in (self.slot.wanted, None):
             self.feed(Assigned(wanted))
             for _ in range(40):

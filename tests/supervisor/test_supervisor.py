@@ -40,7 +40,7 @@ sys.exit(run(load_cluster_conf(None, json.loads(conf)), Path(home), name, stop, 
 
 @dataclass
 class Rig:
-    """A HOME, a cluster, a blob server, and supervisors that are ended with the test."""
+    """A HOME, a cluster, a blob server, and supervisors that end with the test."""
 
     home: Path
     conf: dict[str, Any]
@@ -322,7 +322,7 @@ def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "altered", "removed"])
-def test_a_damaged_local_state_is_put_aside_and_rebuilt(rig: Rig, damage: str) -> None:
+def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: Rig, damage: str) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     first = rig.supervisor()
@@ -439,7 +439,7 @@ def test_absence_of_the_root_is_no_order(rig: Rig) -> None:
     assert not rig.cluster.state.exists(paths.supervisor("s1"))
     assert rig.running() == after
     assert rig.log().count("holds no cluster") == count
-    # a supervisor that starts anew remembers its cluster as well
+    # a restarted supervisor remembers its cluster as well
     first.kill()
     first.wait(timeout=10)
     said = rig.log().count("belongs to cluster another")
@@ -511,7 +511,7 @@ def test_workers_outlive_a_suspension_of_the_supervisor(rig: Rig) -> None:
     assert rig.running() == before and len(rig.starts()) == 1
 
 
-def test_an_unfit_host_ends_its_workers_and_offers_no_slot(rig: Rig) -> None:
+def test_an_unhealthy_host_ends_its_workers_and_offers_no_slot(rig: Rig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     scripts = rig.home / "health"

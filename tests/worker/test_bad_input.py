@@ -1,4 +1,4 @@
-"""What components do wrong: reported with component, task and remedy; tuples replayed; workers alive."""
+"""Mistakes of components: reported with component, task and remedy; tuples replayed; workers alive."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ REMEDIES = {
     "emits 0 values on stream 'default', which has 1 fields (word): emit a value for each": "component 'wrong'",
     "emits 2 values on stream 'default', which has 1 fields (word)": "component 'wrong'",
     "wrap it in [ ]": "str 'text'",
-    "emit numbers, texts, bytes, lists, maps": "cannot travel to another worker",
+    "emit numbers, strings, bytes, lists, maps": "cannot travel to another worker",
     "send a reference to it (a path, a key)": f"over the limit of {MAX_FRAME_BYTES}",
     "no such customer": "KeyError",
     "set blocking = True on its class": "component 'wrong' has not returned for",
@@ -179,7 +179,7 @@ def test_receivers_that_do_not_exist_and_values_that_could_not_travel() -> None:
 
 
 class Mistaken(Bolt):
-    """Makes each mistake once, and does right when the tuple is replayed."""
+    """Makes each mistake once, and none when the tuple is replayed."""
 
     outputs = ["word"]
 
@@ -338,7 +338,7 @@ def test_values_of_typed_streams_are_checked() -> None:
             f"component '{component}' emits '2' (str) as field 'count' of stream 'default', which is declared int: "
             "convert it, or declare another type"
         ) in texts
-    with pytest.raises(InvalidTopology, match="no type of a field"):
+    with pytest.raises(InvalidTopology, match="not a field type"):
         Stream({"word": complex})
 
 
@@ -361,7 +361,9 @@ class WrongGrouping(Topology):
     takes = Takes.spec(inputs={emits: Grouping.custom("bad_groupings:wrong_grouping")})
 
 
-def test_custom_groupings_that_cannot_be_made_or_choose_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_custom_groupings_that_cannot_be_made_or_choose_unknown_tasks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     module = types.ModuleType("bad_groupings")
     module.__dict__.update(broken_grouping=broken_grouping, wrong_grouping=wrong_grouping)
     monkeypatch.setitem(sys.modules, "bad_groupings", module)

@@ -1,4 +1,4 @@
-"""What holds between two tasks in different workers: order, flat memory, even load."""
+"""Guarantees between two tasks in different workers: order, flat memory, even load."""
 
 from __future__ import annotations
 

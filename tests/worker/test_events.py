@@ -1,4 +1,4 @@
-"""What bolts tell Dagster, in the harness: whose ack waits for it, and what is said of what is wrong."""
+"""Reports of bolts to Dagster, in the harness: the acks that wait for them, and the errors of wrong ones."""
 
 from __future__ import annotations
 

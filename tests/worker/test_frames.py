@@ -1,4 +1,4 @@
-"""What a pass of the loop has for a peer becomes frames: all of it, once, in order."""
+"""Frames of a pass of the loop for a peer: complete, once, in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from storm_dagster.model.wire import decode_frame
 from storm_dagster.worker.dataplane.routes import RemoteLink
-from storm_dagster.worker.dataplane.sending import remote
+from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.transport import Peer
 from storm_dagster.worker.dataplane.tree import Tree
 
@@ -25,7 +25,7 @@ def test_every_tuple_is_in_exactly_one_frame_whatever_fills_them(sizes: list[int
     for task, size in enumerate(sizes, 1):
         link = RemoteLink(task, 99, "default", peer)
         for number in range(size):
-            remote(link, Tree(1, task * 100 + number + 1, 0), [task, number])
+            send_remote(link, Tree(1, task * 100 + number + 1, 0), [task, number])
     frames = [decode_frame(raw) for raw in peer.frames("token", most, unexpected)]
     received: dict[int, list[int]] = {}
     for frame in frames:

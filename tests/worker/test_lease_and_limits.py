@@ -11,8 +11,8 @@ import pytest
 from storm_dagster.api import TaskState
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.worker.runtime.errors import ErrorReporter
-from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.lease import WorkerLease
+from storm_dagster.worker.runtime.process import ErrorReporter
 
 
 class Session:
@@ -27,7 +27,7 @@ class Session:
 
 def test_a_lease_that_ended_stays_ended_until_it_is_granted() -> None:
     session = Session()
-    lease = Lease(session)
+    lease = WorkerLease(session)
     assert not lease.valid()
     session.ends[1] = boot_clock() + 100
     lease.grant(1)
@@ -45,7 +45,7 @@ def test_a_lease_that_ended_stays_ended_until_it_is_granted() -> None:
 def test_a_new_session_does_not_renew_the_lease_of_the_old_one() -> None:
     session = Session()
     session.ends[1] = boot_clock() + 100
-    lease = Lease(session)
+    lease = WorkerLease(session)
     lease.grant(1)
     session.ends = {2: boot_clock() + 1000}
     lease._until = boot_clock() - 1

@@ -1,4 +1,4 @@
-"""Levels of loggers, changed while a worker runs."""
+"""Log levels, changed while a worker runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_what_was_changed_before_the_worker_began_is_changed_in_it(logger: loggi
     )
     levels = LogLevels()
     levels.apply({f"{logger.name}.asked": LevelChange(level="WARN")}, now=50.0)
-    levels.recall(kept, now_ms=1_000_000, now=50.0)
+    levels.restore(kept, now_ms=1_000_000, now=50.0)
     assert {name: change.level for name, change in levels.document(50.0).items()} == {
         logger.name: "DEBUG",
         f"{logger.name}.asked": "WARN",

@@ -1,4 +1,4 @@
-"""Shell components: programs written with pystorm, and programs that misbehave."""
+"""Shell components: pystorm programs, and programs that violate the protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Components whose number of tasks changes: all input is read and counted once, with real workers."""
+"""Changes of the number of tasks with real workers: all input is read and counted once."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_all_input_is_read_with_another_number_of_tasks(
     eventually(lambda: names(done) >= everything, timeout=60, what="all of the input is read")
     assert names(done) == names(counted) == everything
     closed = (rig.folder / "closed").read_text().split()
-    assert closed == ["0"] * len(closed), "the closed ones were told of all that was pending"
+    assert closed == ["0"] * len(closed), "the closed ones were notified of all pending tuples"
     # Tuples under way meanwhile may reach a task that they are not for any more: those fail, and come again.
     shown = [error.error for error in rig.cluster.errors(rig.topology_id)]
     assert [text for text in shown if "cannot be sent to task" in text] == []

@@ -1,4 +1,4 @@
-"""State of a component in real workers: killed in the middle, moved, divided over more tasks."""
+"""State of a component in real workers: killed, moved, redistributed over more tasks."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def acked(rig: WorkerRig) -> set[int]:
 
 
 def counted(rig: WorkerRig) -> Counter[str]:
-    """What the checkpoints of the newest division hold."""
+    """Counts in the checkpoints of the newest division."""
     folder = rig.folder / "state" / "wc" / "count.state"
     newest = sorted(folder.glob("*.json"))[-1].stem
     total: Counter[str] = Counter()
@@ -205,7 +205,7 @@ def test_state_is_read_page_by_page_and_by_key(make_rig: Callable[..., WorkerRig
     (found,) = read(key="w7")["entries"]
     assert (found["key"], found["value"]) == ("w7", TOTAL // 50)
     assert read(key="nothing") == {"id": rig.topology_id, "component": "count", "entries": [], "next": None}
-    with pytest.raises(InvalidRequest, match="keeps no keyed state"):
+    with pytest.raises(InvalidRequest, match="has no keyed state"):
         read("words")
     with pytest.raises(KeyNotFound, match="it has count, words"):
         read("cuont")

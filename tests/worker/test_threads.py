@@ -1,4 +1,4 @@
-"""Components that block, and async ones."""
+"""Blocking and async components."""
 
 from __future__ import annotations
 

@@ -208,7 +208,9 @@ def test_a_killed_topology_ends_its_workers(make_rig: Callable[..., WorkerRig], 
     assert [process.wait(20) for process in rig.processes.values()] == [EXIT_SUPERSEDED, EXIT_SUPERSEDED]
 
 
-def test_frames_and_requests_of_strangers_are_dropped(make_rig: Callable[..., WorkerRig], slots) -> None:
+def test_frames_and_requests_of_unknown_senders_are_dropped(
+    make_rig: Callable[..., WorkerRig], slots
+) -> None:
     import zmq
 
     from storm_dagster.model.wire import Frame, encode_frame
@@ -226,7 +228,7 @@ def test_frames_and_requests_of_strangers_are_dropped(make_rig: Callable[..., Wo
         b"\x80\x04\x95pickle",
         b'{"op": "stats", "token": "wrong"}',
         b"{" * 5000,
-        encode_frame(Frame("stranger", [(3, 1, "default", [(0, 0, [["x", 1, 1]])])])),
+        encode_frame(Frame("unknown", [(3, 1, "default", [(0, 0, [["x", 1, 1]])])])),
     ):
         socket.send(payload)
     try:

@@ -44,13 +44,12 @@ from storm_dagster.core.slots.model import (
     Terminate,
     Work,
 )
+from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 
-__all__ = ["SUPERSEDED", "crash_delay", "extend_deadline", "is_restarting", "step"]
+__all__ = ["crash_delay", "extend_deadline", "is_restarting", "step"]
 
 _Result: TypeAlias = "tuple[Slot, tuple[Instruction, ...]]"
 _KILL_AGAIN = 5.0
-SUPERSEDED = 3
-"""Exit code of a worker whose assignment names it no more: not a crash."""
 
 
 def crash_delay(crashes: int, limits: SlotLimits) -> float:
@@ -258,7 +257,7 @@ def _exited(slot: Slot, event: Exited, now: float, limits: SlotLimits) -> _Resul
     ordered = slot.state in ("killing", "killing-to-relaunch")
     report: tuple[Instruction, ...] = ()
     if not ordered and slot.wanted is not None:
-        if event.status == SUPERSEDED:
+        if event.status == EXIT_SUPERSEDED:
             # It read an assignment that does not name it: the next refresh decides.
             slot = replace(slot, not_before=now + limits.stopped_delay, reason="its worker was superseded")
         else:

@@ -1,4 +1,4 @@
-"""Where the tuples of a task's streams go: resolved once for each assignment, cheap for each tuple."""
+"""Routes of a task's output streams, resolved once per assignment so that each tuple is cheap."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def resolve(name: str) -> Any:
 
 
 class LocalLink:
-    """To a task of this worker: ``append`` puts a tuple into its queue."""
+    """Link to a task of this worker: ``append`` puts a tuple into its queue."""
 
     __slots__ = ("append", "task")
 
@@ -48,10 +48,10 @@ class LocalLink:
 
 
 class RemoteLink:
-    """To a task of another worker: bundles wait here until the pass ends.
+    """Link to a task of another worker: buffers bundles until the pass ends.
 
-    Consecutive tuples of one tree make one bundle with one edge, which saves a random number, an XOR and a
-    tree on the other side for each of them.
+    Consecutive tuples of one tree are one bundle with one edge, which saves a random number, an XOR and a tree at
+    the receiver for each tuple.
     """
 
     __slots__ = ("append", "bundle", "items", "last", "peer", "source", "stream", "task")
@@ -67,7 +67,7 @@ class RemoteLink:
         self.bundle: list[Any] = []
 
     def take(self) -> list[Any]:
-        """The waiting bundles; none wait afterwards."""
+        """Remove and return the buffered bundles."""
         items, self.items, self.last = self.items, [], _NEVER
         return items
 
@@ -96,7 +96,7 @@ class Route:
         self.component: str = component
         self.width: int = len(fields)
         self.shuffles: list[LoadAwareShuffle[Any]] = []
-        """Those of the choosers that want to know of loads."""
+        """Load-aware choosers."""
         self.only: Callable[[Sequence[Any]], Any] | None = None
         """The chooser, when there is exactly one subscription and it gives one target."""
         self.fans: list[Callable[[Sequence[Any]], Any]] = []
@@ -104,7 +104,7 @@ class Route:
         self.many: list[Callable[[Sequence[Any]], Sequence[Any]]] = []
         """Choosers that give several targets."""
         self.direct: dict[int, Any] | None = None
-        """Tasks that may be named as receiver, when the stream is direct or read with direct grouping."""
+        """Tasks that ``direct_task`` may name, if the stream is direct or read with direct grouping."""
         self.copies: int = 0
         self.emitted = 0
         self.extra: int = 0
@@ -115,12 +115,12 @@ class Route:
         return self.emitted * self.copies + self.extra
 
     def adopt(self, other: Route) -> None:
-        """Take the counts of the route that this one replaces."""
+        """Continue the counts of the route that this one replaces."""
         self.emitted: int = other.emitted
         self.extra = other.transferred - self.emitted * self.copies
 
     def links(self, values: Sequence[Any]) -> list[Any]:
-        """The targets of one tuple that names no receiver."""
+        """The targets of a tuple without ``direct_task``."""
         found = [choose(values) for choose in self.fans]
         for choose_many in self.many:
             chosen = choose_many(values)
@@ -129,13 +129,13 @@ class Route:
         return found
 
     def link_to(self, task: int) -> Any:
-        """The target that an emit names; ``InvalidRequest`` when it does not read the stream directly."""
+        """The target ``direct_task``; ``InvalidRequest`` if it does not read the stream with direct grouping."""
         link = self.direct.get(task) if self.direct else None
         if link is None:
             raise InvalidRequest(
                 f"stream {self.stream!r} cannot be sent to task {task}: no task of that id reads it with direct grouping"
             )
-        # A named receiver is the only one: undo what `copies` counts for this tuple.
+        # A direct tuple has one receiver: correct what `copies` counts for it.
         self.extra += 1 - self.copies
         return link
 
@@ -148,9 +148,9 @@ def build_routes(
     link: Callable[[int, str], Any],
     context: Any = None,
 ) -> dict[str, Route]:
-    """Routes of all streams of ``task``. ``link(target task, stream)`` gives its links.
+    """Routes of all streams of ``task``; ``link(target task, stream)`` creates links.
 
-    Subscriptions of components without tasks are left out.
+    Subscribers without tasks are skipped.
     """
     part = spec.component(component)
     routes: dict[str, Route] = {}

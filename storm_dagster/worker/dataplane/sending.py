@@ -1,4 +1,4 @@
-"""Handing a tuple to its targets: the hottest code of the worker outside of the components themselves."""
+"""Sending of tuples to their targets: the hot path of a worker."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ __all__ = [
     "check_types",
     "check_values",
     "deliver",
-    "guarded",
-    "remote",
+    "encoding_error",
     "route_of",
-    "spread",
-    "why_not",
+    "send_remote",
+    "send_to_targets",
+    "wrap_emit",
 ]
 
 _log = logging.getLogger("storm_dagster.component")
@@ -58,11 +58,11 @@ def check_values(values: Any, route: Route) -> None:
 
 
 def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
-    """``InvalidRequest`` unless the values could go to another worker."""
+    """``InvalidRequest`` unless the values can be sent to another worker."""
     try:
         size = len(_encode(values))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"component {component!r}, stream {stream!r}: {why_not(error)}") from None
+        raise InvalidRequest(f"component {component!r}, stream {stream!r}: {encoding_error(error)}") from None
     if size > MAX_FRAME_BYTES:
         raise InvalidRequest(
             f"component {component!r} emits a tuple of {size} bytes on stream {stream!r}, the limit is "
@@ -70,10 +70,10 @@ def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
         )
 
 
-def why_not(error: Exception) -> str:
-    """Why a tuple cannot be encoded, and what to do about it."""
+def encoding_error(error: Exception) -> str:
+    """Error message for a tuple that cannot be encoded, with the remedy."""
     return (
-        f"a value cannot travel to another worker ({error}): emit numbers, texts, bytes, lists, maps, None, booleans or "
+        f"a value cannot travel to another worker ({error}): emit numbers, strings, bytes, lists, maps, None, booleans or "
         "datetimes"
     )
 
@@ -101,7 +101,7 @@ def check_types(values: Sequence[Any], stream: StreamSpec, name: str, component:
             )
 
 
-def guarded(
+def wrap_emit(
     emit: Callable[..., Any],
     conf: Mapping[str, Any],
     part: ComponentSpec,
@@ -109,14 +109,14 @@ def guarded(
     task: int,
     stream_at: int,
 ) -> Callable[..., Any]:
-    """``emit``, or what also logs (``topology.debug``), checks the types of typed streams, and that values could
-    travel, when the conf or the component asks. ``stream_at``: place of the stream among its arguments."""
+    """Wrap ``emit`` with the log of ``topology.debug``, the types of typed streams and a test encoding, if the conf or
+    the component asks for any of them. ``stream_at``: index of the stream among the positional arguments."""
     debug, check = conf.get("topology.debug"), conf.get("topology.testing.always.try.serialize")
     typed = {name: stream for name, stream in part.outputs.items() if stream.types}
     if not (debug or check or typed):
         return emit
 
-    def careful(tup: Any, *rest: Any, **named: Any) -> Any:
+    def emit_checked(tup: Any, *rest: Any, **named: Any) -> Any:
         given = rest[stream_at - 1] if len(rest) >= stream_at else named.get("stream")
         stream = str(given or "default")
         if stream in typed:
@@ -128,11 +128,11 @@ def guarded(
             _log.info("%s-%d emits %r %s", component, task, tup, {**dict(enumerate(rest)), **named} or "")
         return sent
 
-    return careful
+    return emit_checked
 
 
-def remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
-    """Add a tuple to the bundles that wait for another worker."""
+def send_remote(link: Any, tree: Tree | None, values: Sequence[Any]) -> None:
+    """Buffer a tuple for another worker."""
     if link.last is tree:
         link.bundle.append(values)
         return
@@ -166,17 +166,17 @@ def deliver(
     task: int,
     values: Sequence[Any],
 ) -> None:
-    """Hand one tuple to one target."""
+    """Send a tuple to one target."""
     append = link.append
     if append is None:
-        remote(link, tree, values)
+        send_remote(link, tree, values)
         return
     if tree is not None:
         ledger.add(tree)
     append(Tuple(next_tuple_id(), component, stream, task, values, tree))
 
 
-def spread(
+def send_to_targets(
     route: Route,
     values: Sequence[Any],
     tree: Tree | None,
@@ -185,7 +185,7 @@ def spread(
     task: int,
     direct_task: int | None,
 ) -> list[Any]:
-    """Hand one tuple to all its targets, which are returned. ``route.emitted`` is counted by the caller."""
+    """Send a tuple to all its targets, and return their links. The caller counts ``route.emitted``."""
     if direct_task:
         links = [route.link_to(direct_task)]
     elif route.direct is not None and not route.fans and not route.many:

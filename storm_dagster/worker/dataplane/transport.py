@@ -1,7 +1,7 @@
-"""Frames between workers over ZeroMQ: one ROUTER socket for what comes, one DEALER for each peer.
+"""Transport of frames between workers over ZeroMQ: one ROUTER socket to receive, one DEALER per peer to send.
 
-A socket's queue is short, so that a slow receiver is felt by its senders through TCP: what cannot be sent
-waits in the peer's backlog, and a backlog stops the spouts of this worker.
+Socket queues are short, so that a slow receiver blocks its senders through TCP: unsent frames go to the peer's
+backlog, and a backlog pauses the spouts of this worker.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _log = logging.getLogger(__name__)
 _SEND_FRAMES = 64
 _RECEIVE_FRAMES = 64
 _SOCKET_BYTES = 256 * 1024
-"""Kernel buffers on either side. By default they grow to several megabytes: tens of thousands of tuples that a receiver
-takes on without having read, or felt, one of them."""
+"""Kernel buffers on either side. The default grows to several megabytes: tens of thousands of tuples that a receiver
+accepts before back pressure starts."""
 _BUSY_FRAMES = 4
-"""Frames in a backlog from which on spouts wait."""
+"""Frames in a backlog that pause the spouts."""
 _DROP_FRAMES = 2048
 """Frames kept for a peer that cannot be reached; older ones are dropped (their tuples are replayed)."""
 
 Backlog = deque[bytes]
 Broken = Callable[[Any, Any, Exception], None]
-"""(link, bundle, error): a tuple that cannot travel."""
+"""(link, bundle, error) of a tuple that cannot be encoded."""
 
 
 class Peer:
-    """Another worker: what this pass has for it, and what could not be sent yet."""
+    """Another worker: output of this pass for it, and its backlog."""
 
     def __init__(self, slot: tuple[str, int], address: str, socket: zmq.Socket[bytes]) -> None:
         self.slot = slot
@@ -49,7 +49,7 @@ class Peer:
         self.alive = False
         """Whether its node exists in ZooKeeper."""
         self.dirty: list[Any] = []
-        """Links with waiting bundles."""
+        """Links with buffered bundles."""
         self.acks: dict[int, list[int]] = {}
         self.inits: dict[int, list[int]] = {}
         self.fails: dict[int, list[int]] = {}
@@ -62,7 +62,7 @@ class Peer:
         self.dropped = 0
 
     def has_news(self) -> bool:
-        """Whether there is anything for the next frame."""
+        """Whether there is content for the next frame."""
         return bool(
             self.dirty
             or self.acks
@@ -76,7 +76,7 @@ class Peer:
         )
 
     def frames(self, token: str, most: int, broken: Broken) -> Iterator[bytes]:
-        """Everything for the peer as encoded frames of at most ``most`` bundles; it is then forgotten here."""
+        """Encode and clear the output for the peer, in frames of at most ``most`` bundles."""
         dirty, self.dirty = self.dirty, []
         taken = [(link, link.take()) for link in dirty]
         rest = Frame(
@@ -96,7 +96,7 @@ class Peer:
         groups: list[Any] = []
         room = most
         for link, items in taken:
-            # What fills the frame exactly ends it, below: the next link must find room.
+            # Not <=: what fills the frame exactly must end it, below.
             if len(items) < room:
                 groups.append((link.task, link.source, link.stream, items))
                 room -= len(items)
@@ -120,7 +120,7 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
             return
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         pass
-    # Rare: find the tuples that cannot travel, and send the others one bundle at a time.
+    # Rare: find the tuples that cannot be encoded, and send the others one bundle at a time.
     groups = frame.groups
     frame.groups = []
     yield encode_frame(frame)
@@ -141,9 +141,9 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
 
 
 class Transport:
-    """The sockets of a worker. Loop's thread only, but for :meth:`wake`.
+    """Sockets of a worker. Used only by the loop, except :meth:`wake`.
 
-    With a ``link_key`` (the cluster has a secret) only who knows it can speak to the worker.
+    With a ``link_key`` (the cluster has a secret), connections without it are refused.
     """
 
     def __init__(self, host: str, port: int, token: str, batch: int, link_key: str = "") -> None:
@@ -169,7 +169,7 @@ class Transport:
             ) from None
         endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self.port: int = int(endpoint.rpartition(":")[2])
-        """The port that is bound (the one asked for, or any free one for 0)."""
+        """The bound port (any free one if 0 was requested)."""
         self._poller = zmq.Poller()
         self._poller.register(self._router, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
@@ -177,7 +177,7 @@ class Transport:
     # -- peers ------------------------------------------------------------------------------------------
 
     def set_peers(self, addresses: dict[tuple[str, int], str], alive: Iterable[tuple[str, int]]) -> None:
-        """Connect to these slots, and forget all others with what waits for them."""
+        """Connect to these slots, and drop all others with their backlogs."""
         living = set(alive)
         for slot, peer in list(self.peers.items()):
             if addresses.get(slot) != peer.address:
@@ -199,7 +199,7 @@ class Transport:
             peer.alive = slot in living
 
     def flush(self, broken: Broken) -> None:
-        """Send what this pass has for others; what does not go out now waits in order."""
+        """Send this pass's output; the backlog keeps in order what cannot be sent now."""
         for peer in self.peers.values():
             if peer.has_news():
                 peer.backlog.extend(peer.frames(self.token, self.batch, broken))
@@ -217,7 +217,7 @@ class Transport:
                         peer.dropped += 1
 
     def busy(self) -> bool:
-        """Whether a living peer takes frames more slowly than they are made."""
+        """Whether a live peer receives more slowly than this worker sends."""
         return any(peer.alive and len(peer.backlog) > _BUSY_FRAMES for peer in self.peers.values())
 
     def waiting(self) -> bool:
@@ -228,10 +228,10 @@ class Transport:
         """Frames dropped because their peer could not be reached."""
         return sum(peer.dropped for peer in self.peers.values())
 
-    # -- what comes -------------------------------------------------------------------------------------
+    # -- receiving --------------------------------------------------------------------------------------
 
     def receive(self, most: int) -> list[list[bytes]]:
-        """At most ``most`` waiting messages, each as [sender, ..., payload]."""
+        """At most ``most`` messages, each as [sender, ..., payload]."""
         found: list[list[bytes]] = []
         receive = self._router.recv_multipart
         while len(found) < most:
@@ -242,14 +242,14 @@ class Transport:
         return found
 
     def reply(self, envelope: list[bytes], payload: bytes) -> None:
-        """Answer a request; a client that is gone, or slow, misses it."""
+        """Respond to a request; a client that is gone or slow misses it."""
         try:
             self._router.send_multipart([*envelope, payload], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             _log.debug("a reply could not be sent: %s", error)
 
     def wait(self, secs: float | None) -> None:
-        """Sleep until something comes, :meth:`wake` is called, or ``secs`` have passed."""
+        """Sleep until a message arrives, :meth:`wake` is called, or ``secs`` have passed."""
         millis = None if secs is None else max(1, int(secs * 1000 + 0.5))
         if any(ready == self._wakeup for ready, _ in self._poller.poll(millis)):
             try:
@@ -262,11 +262,11 @@ class Transport:
         try:
             os.eventfd_write(self._wakeup, 1)
         except (BlockingIOError, OSError):
-            # Full means that it is awake; closed, that nobody sleeps.
+            # A full counter wakes it anyway; a closed one has no sleeper.
             pass
 
     def close(self) -> None:
-        """Close all sockets; what waits is dropped."""
+        """Close all sockets and drop the backlogs."""
         for peer in self.peers.values():
             peer.socket.close()
         self.peers.clear()

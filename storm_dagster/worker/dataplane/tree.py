@@ -1,10 +1,9 @@
-"""Tuple trees inside one worker, and what a pass of the loop owes to the ackers.
+"""Tuple trees inside one worker, and the acks and fails of a pass of the loop.
 
-Between workers every edge is a random number that is XORed (``core.acking``). Inside a worker nothing is
-lost without the process itself, so that edges there are merely counted: a :class:`Tree` stands for the part
-of a tuple tree that hangs below one edge into this worker. When its count reaches zero, one number tells the
-acker that the edge is done and which edges to other workers were added below it. Nothing of a tree that
-never left its worker reaches an acker.
+Between workers every edge is a random number that is XORed (``core.acking``). Inside a worker no tuple is lost
+unless the process dies, so edges are only counted: a :class:`Tree` is the part of a tuple tree below one edge into
+this worker. When its count reaches zero, one number acks that edge and adds the edges to other workers below it. A
+tree that never left its worker sends nothing to an acker.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ class Tree(msgspec.Struct, eq=False, gc=False):
     """Tuples here that are neither acked nor failed."""
     root: int
     val: int
-    """XOR of the edge that it hangs on (0 at the spout) and of all edges to other workers below it."""
+    """XOR of its own edge (0 at the spout) and of all edges to other workers below it."""
     origin: Any = None
-    """The spout's runner when the root is a tuple of a spout of this worker."""
+    """The spout's runner, if the root is a tuple of a spout of this worker."""
     parents: Any = None
-    """The trees (a tuple of them) that this one keeps open, when tuples are anchored to several."""
+    """The trees (a tuple of them) that this joint tree keeps open, if its tuples have several anchors."""
     failed: bool = False
 
 
 def leaves(tree: Tree) -> Iterator[Tree]:
-    """The trees with roots that ``tree`` stands for: itself, or those of its parents."""
+    """The trees with roots that ``tree`` joins: itself, or those of its parents."""
     if tree.parents is None:
         yield tree
     else:
@@ -74,31 +73,31 @@ def anchor_tree(anchors: Any) -> Tree | None:
 
 
 def joint_anchor(tups: Sequence[Tuple]) -> Tuple:
-    """A stand-in for all of these tuples as an anchor, valid as long as none of them is acked or failed."""
+    """One anchor for all of these tuples, valid until one of them is acked or failed."""
     return Tuple(0, "", "", 0, (), anchor_tree(tups))
 
 
 class Ledger:
-    """What is owed to ackers since the last flush. Belongs to the loop's thread."""
+    """Acks, inits and fails since the last flush. Used only by the loop."""
 
     __slots__ = ("acks", "fails", "inits")
 
     def __init__(self) -> None:
         self.acks: dict[int, int] = {}
-        """Root -> XOR of everything there is to say about it."""
+        """Root -> XOR of its acked and added edges."""
         self.inits: list[tuple[int, int, int]] = []
         """(root, value, spout task)."""
         self.fails: list[int] = []
 
     def add(self, tree: Tree, tuples: int = 1) -> None:
-        """``tuples`` more tuples of ``tree`` exist here; a joint tree opens its parents with the first."""
+        """Count ``tuples`` more tuples of ``tree``; the first one of a joint tree opens its parents."""
         if not tree.count and tree.parents is not None:
             for parent in tree.parents:
                 self.add(parent)
         tree.count += tuples
 
     def done(self, tree: Tree) -> None:
-        """``tree.count`` has just become zero."""
+        """Ack a tree whose count has become zero."""
         if tree.parents is not None:
             for parent in tree.parents:
                 left = parent.count = parent.count - 1
@@ -116,8 +115,8 @@ class Ledger:
         else:
             tree.origin.acked.append(tree.root)
 
-    def settle(self, tup: Any) -> bool:
-        """Ack a received tuple; ``False`` when it was acked or failed before (then nothing happens)."""
+    def ack(self, tup: Any) -> bool:
+        """Ack a received tuple; ``False``, without effect, if it was acked or failed before."""
         tree = tup._tree
         if tree is None:
             return False
@@ -127,8 +126,8 @@ class Ledger:
             self.done(tree)
         return True
 
-    def reject(self, tup: Any) -> bool:
-        """Fail a received tuple: all spouts whose tuples it descends from hear it; ``False`` as above."""
+    def fail(self, tup: Any) -> bool:
+        """Fail a received tuple and its roots at all spouts; ``False`` as :meth:`ack`."""
         tree = tup._tree
         if tree is None:
             return False
@@ -140,7 +139,7 @@ class Ledger:
         return True
 
     def fail_tree(self, tree: Tree) -> None:
-        """Fail everything that ``tree`` belongs to, once."""
+        """Fail all roots of ``tree``, once."""
         for leaf in leaves(tree):
             if leaf.failed:
                 continue
@@ -151,5 +150,5 @@ class Ledger:
                 self.fails.append(leaf.root)
 
     def empty(self) -> bool:
-        """Whether nothing is owed."""
+        """Whether there is nothing to flush."""
         return not (self.acks or self.inits or self.fails)

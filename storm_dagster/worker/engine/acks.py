@@ -1,4 +1,4 @@
-"""What tasks, ackers and spouts of several workers tell each other about tuple trees."""
+"""Exchange of acks, fails and their results between tasks, ackers and spouts of all workers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from storm_dagster.core.acking import AckerResult
 from storm_dagster.model.wire import Frame
-from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.system import Acker
 from storm_dagster.worker.tasks.runner import Runner, Shared
@@ -16,21 +16,21 @@ __all__ = ["AckExchange"]
 
 
 class AckExchange:
-    """Moves acks to ackers and verdicts to spouts, in this worker directly and to others by their frames."""
+    """Routes acks to ackers and results to spouts: directly in this worker, to others in the next frame."""
 
     def __init__(self, shared: Shared, transport: Transport | None, runners: dict[int, Runner]) -> None:
         self._shared = shared
         self._transport = transport
         self.runners = runners
-        """The engine's own map, which it changes."""
+        """The engine's own map; the engine changes it."""
         self.ackers: dict[int, Acker] = {}
         self.spouts: list[SpoutBase] = []
         self.placement: Placement | None = None
         self.misdirected: int = 0
-        """Tuples that came for tasks which are not here; they were failed at once."""
+        """Tuples received for tasks that are not here; they failed at once."""
 
-    def refuse(self, bundles: Any) -> None:
-        """Fail the trees of tuples that came for a task which is not here."""
+    def fail_misdirected(self, bundles: Any) -> None:
+        """Fail the trees of tuples received for a task that is not here."""
         for root, _, many in bundles:
             self.misdirected += len(many)
             if root.__class__ is int:
@@ -39,14 +39,14 @@ class AckExchange:
             else:
                 self._shared.ledger.fails.extend(root[::2])
 
-    def take(self, frame: Frame) -> None:
-        """What a peer has for ackers of this worker, and the verdicts for its spouts."""
+    def on_frame(self, frame: Frame) -> None:
+        """Apply a peer's acks to the ackers here, and its results to the spouts here."""
         for task, roots in frame.acked:
             runner = self.runners.get(task)
             if isinstance(runner, SpoutBase):
                 runner.acked.extend(roots)
         for task, roots in frame.failed:
-            self.tell_failed(task, roots)
+            self.notify_failed(task, roots)
         if not (frame.acks or frame.inits or frame.fails):
             return
         result = AckerResult()
@@ -62,10 +62,10 @@ class AckExchange:
         for task, flat in frame.fails:
             if task in self.ackers:
                 self.ackers[task].table.apply(now, fails=flat, into=result)
-        self.hand_out(result)
+        self.deliver_results(result)
 
-    def hand_out(self, result: AckerResult) -> None:
-        """Tell spouts, here and elsewhere."""
+    def deliver_results(self, result: AckerResult) -> None:
+        """Notify spouts, here and in other workers."""
         placement = self.placement
         assert placement is not None
         for task, roots in result.acked.items():
@@ -78,13 +78,13 @@ class AckExchange:
                     peer.acked.setdefault(task, []).extend(roots)
         for task, roots in result.failed.items():
             if task in self.runners:
-                self.tell_failed(task, roots)
+                self.notify_failed(task, roots)
             else:
                 peer = self._peer_of(task)
                 if peer is not None:
                     peer.failed.setdefault(task, []).extend(roots)
         if result.unrouted:
-            self.tell_failed(0, result.unrouted)
+            self.notify_failed(0, result.unrouted)
             if self._transport is not None:
                 for peer in self._transport.peers.values():
                     peer.failed.setdefault(0, []).extend(result.unrouted)
@@ -94,15 +94,15 @@ class AckExchange:
         slot = self.placement.slots.get(task)
         return self._transport.peers.get(slot) if self._transport is not None and slot is not None else None
 
-    def tell_failed(self, task: int, roots: list[int]) -> None:
-        """Trees of a spout task (0: of any) failed."""
+    def notify_failed(self, task: int, roots: list[int]) -> None:
+        """Fail trees of a spout task (0: of any)."""
         for runner in self.spouts:
             if task in (0, runner.task_id):
                 entries = runner.pending.entries
                 runner.failed.extend(root for root in roots if root in entries)
 
     def flush(self, now: float) -> bool:
-        """Hand what the pass owes to the ackers over; whether spouts of this worker got verdicts from it."""
+        """Send the acks of this pass to the ackers. Whether spouts of this worker got results from it."""
         ledger, ackers = self._shared.ledger, self._shared.acker_tasks
         if ledger.empty():
             return False
@@ -111,7 +111,7 @@ class AckExchange:
         fails, ledger.fails = ledger.fails, []
         count = len(ackers)
         if not count:
-            # No ackers any more: whoever waits is told by the timeout.
+            # No ackers any more: pending tuples time out.
             return False
         ack_lists: list[list[int]] = [[] for _ in ackers]
         for root, value in acks.items():
@@ -145,5 +145,5 @@ class AckExchange:
                 peer.inits.setdefault(task, []).extend(flat_inits)
             if flat_fails:
                 peer.fails.setdefault(task, []).extend(flat_fails)
-        self.hand_out(result)
+        self.deliver_results(result)
         return bool(result.acked or result.failed or result.unrouted)

@@ -1,4 +1,4 @@
-"""How busy tasks are, here and at the peers, for load-aware shuffling."""
+"""Loads of tasks, here and in other workers, for load-aware shuffling."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from storm_dagster.worker.tasks.runner import Runner
 
 __all__ = ["Loads"]
 
-_LOOK_SECS = 1.0
+_REFRESH_SECS = 1.0
 _VALID_SECS = 4.0
-"""A peer repeats itself while its task is busy; it may have died, or the task moved."""
-_WORTH_TELLING = 0.05
+"""A peer repeats a load while its task is busy; without that it has died, or the task has moved."""
+_LEAST_REPORTED = 0.05
 
 
 class Loads:
-    """Loads of all tasks that are known to be busy. A task's load is the time that what waits for it will
-    take, in seconds, at most 1."""
+    """Loads of all busy tasks. A load is the estimated time to process a task's queue, in seconds, at most 1."""
 
     def __init__(self, conf: Mapping[str, Any], transport: Transport | None) -> None:
         self._transport = transport
@@ -26,29 +25,29 @@ class Loads:
         self._next = 0.0
         self._mine: dict[int, float] = {}
         self._theirs: dict[int, tuple[float, float]] = {}
-        """Task -> (load, until when that is believed)."""
+        """Task -> (load, its expiry)."""
 
-    def hear(self, loads: Iterable[tuple[int, float]], now: float) -> None:
-        """The loads of a peer's tasks, as far as they have changed."""
+    def on_report(self, loads: Iterable[tuple[int, float]], now: float) -> None:
+        """Store the changed loads of a peer's tasks."""
         self._theirs.update((task, (load, now + _VALID_SECS)) for task, load in loads)
 
-    def look(self, now: float, runners: Iterable[Runner]) -> None:
-        """Once a second: measure, tell the peers, and let the shuffles of all tasks take notice."""
+    def refresh(self, now: float, runners: Iterable[Runner]) -> None:
+        """Once a second: measure, publish to the peers, and update the shuffles of all tasks."""
         if not self._enabled or now < self._next:
             return
-        self._next = now + _LOOK_SECS
+        self._next = now + _REFRESH_SECS
         runners = list(runners)
         before, self._mine = self._mine, {}
         for runner in runners:
             load = min(1.0, runner.backlog_secs())
-            if load > _WORTH_TELLING:
+            if load > _LEAST_REPORTED:
                 self._mine[runner.task_id] = round(load, 3)
         if self._transport is not None and (self._mine or before):
-            # A task that is not busy any more is told once.
-            told = [*self._mine.items(), *((task, 0.0) for task in before.keys() - self._mine.keys())]
+            # The end of a load is sent once.
+            sent = [*self._mine.items(), *((task, 0.0) for task in before.keys() - self._mine.keys())]
             for peer in self._transport.peers.values():
-                peer.loads = told
-        self._theirs = {task: told for task, told in self._theirs.items() if told[1] > now}
+                peer.loads = sent
+        self._theirs = {task: sent for task, sent in self._theirs.items() if sent[1] > now}
         known = {**{task: load for task, (load, _) in self._theirs.items()}, **self._mine}
         for runner in runners:
             for route in runner.routes.values():

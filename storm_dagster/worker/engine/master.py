@@ -1,4 +1,4 @@
-"""What the topology master knows of its topology's workers."""
+"""The topology master's table of worker reports, and the task heartbeats made from it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["ListeningClock", "TopologyMasterTable"]
 
 
 class ListeningClock:
-    """Seconds in which this worker could hear the others: a silence counts only while somebody listens.
+    """Clock that counts only seconds in which this worker could receive reports.
 
-    It stands still while the worker is paused (an outage of ZooKeeper pauses the others as well, and none of them
-    is dead for that) or frozen. For one thread that ticks; any may read.
+    It stops while the worker is paused or frozen: an outage of ZooKeeper pauses all workers, and must not make them
+    count as dead. One thread ticks; any may read.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class ListeningClock:
         self._ticked: float | None = None
 
     def tick(self, now: float, most: float) -> None:
-        """Listening now; since the last tick too, unless that is longer ago than ``most`` seconds."""
+        """Count the time since the last tick, unless that is more than ``most`` seconds."""
         if self._ticked is not None:
             passed = now - self._ticked
             self.now += passed if passed <= most else 0.0
@@ -35,7 +35,7 @@ class ListeningClock:
 
 
 class TopologyMasterTable:
-    """The newest report of each worker. Thread-safe: the loop fills it, the keeper and requests read it."""
+    """The newest report of each worker. Thread-safe: the loop fills it, ``ClusterSync`` and requests read it."""
 
     def __init__(self, topology_id: str, task: int) -> None:
         self.topology_id = topology_id
@@ -44,11 +44,10 @@ class TopologyMasterTable:
         self._reports: dict[str, tuple[WorkerReport, float, int]] = {}
         """``node:port`` -> (report, time of receipt, beats of that process)."""
         self._awaited: dict[int, float] = {}
-        """Task that no report has named yet -> when it was first missed."""
+        """Task without a report -> when it was first missed."""
 
     def receive(self, report: WorkerReport, now: float) -> None:
-        """Keep a report; a new process of a slot begins to count at 1. Times are of any clock that stands still
-        while nothing can be heard (:class:`ListeningClock`)."""
+        """Store a report; a new process of a slot starts to count at 1. ``now`` is of a :class:`ListeningClock`."""
         key = f"{report.node}:{report.port}"
         with self._lock:
             known = self._reports.get(key)
@@ -56,7 +55,7 @@ class TopologyMasterTable:
             self._reports[key] = (report, now, count)
 
     def keep_only(self, slots: Iterable[str]) -> None:
-        """Forget the workers that the assignment names no more."""
+        """Drop the workers that are not assigned any more."""
         wanted = set(slots)
         with self._lock:
             for key in [key for key in self._reports if key not in wanted]:
@@ -65,8 +64,8 @@ class TopologyMasterTable:
     def beats(self, now: float, timeout: float, tasks: Iterable[int], launch: float = 120.0) -> TaskBeats:
         """The liveness record.
 
-        Tasks of a worker that is silent for ``timeout`` seconds count as dead, and so do those that nobody
-        has reported for ``launch`` seconds since they were first missed.
+        Dead are tasks of a worker without a report for ``timeout`` seconds, and tasks that no worker has reported
+        ``launch`` seconds after they were first missed.
         """
         known = set(tasks)
         dead: set[int] = set()
@@ -94,13 +93,13 @@ class TopologyMasterTable:
         )
 
     def metric_names(self) -> list[str]:
-        """``component:metric`` of everything that the topology's components report."""
+        """``component:metric`` of all reported metrics."""
         with self._lock:
             tasks = [task for report, _, _ in self._reports.values() for task in report.tasks.values()]
         return sorted({f"{task.component}:{name}" for task in tasks for name in task.metrics})
 
     def document(self) -> dict[str, Any]:
-        """Tasks and workers of the whole topology, for a stats request."""
+        """Statistics of all tasks and workers, for a stats request."""
         with self._lock:
             reports = dict(self._reports)
         tasks: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The engine of this project: Python components and multilang programs, on the worker's loop."""
+"""Engine of a worker: runs Python components and multilang programs on the worker's loop."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.wire import Frame, TaskReport
-from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes
-from storm_dagster.worker.dataplane.sending import why_not
+from storm_dagster.worker.dataplane.sending import encoding_error
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
 from storm_dagster.worker.engine.acks import AckExchange
@@ -32,16 +32,14 @@ __all__ = ["NativeEngine"]
 _log = logging.getLogger(__name__)
 
 _CLOCK_SECS = 0.1
-"""Pause between two looks at ticks and timeouts."""
+"""Pause between two checks of ticks and timeouts."""
 _MOST_HELD = 10_000
-"""Tuples kept for a task that is assigned here but still open elsewhere."""
+"""Tuples buffered for a task that is assigned here but still open in another worker."""
 _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"))
 
 
 class NativeEngine:
-    """Runs the tasks of a worker. The loop owns process, lease, sockets and clock; this owns tasks and tuples.
-
-    All methods are called from the loop's thread."""
+    """Tasks and tuples of a worker. Used only by the loop, which owns process, lease, sockets and clock."""
 
     def __init__(
         self,
@@ -74,7 +72,7 @@ class NativeEngine:
         self._next_clock = 0.0
         self._starting = False
         self._released = False
-        """Whether spouts may start: every worker was ready once, or the wait was over."""
+        """Whether spouts may start: every worker was ready once, or the wait timed out."""
         self._release_at = shared.clock() + 10.0
         self._pressure = Pressure(conf, transport)
         self._loads = Loads(conf, transport)
@@ -82,12 +80,12 @@ class NativeEngine:
     # -- placement --------------------------------------------------------------------------------------
 
     def place(self, placement: Placement) -> None:
-        """Open the tasks in ``placement.open`` that are not, close all others, send to the new places."""
+        """Apply a placement: open the tasks in ``placement.open``, close all others, rebuild the routes."""
         previous, self.placement = self.placement, placement
         self.exchange.placement = placement
         self.shared.hosts = frozenset(address.rpartition(":")[0] for address in placement.addresses.values())
         self.close_tasks(self.runners.keys() - placement.open)
-        self.close_tasks(self._divided_anew(previous, placement), again=True)
+        self.close_tasks(self._tasks_to_reopen(previous, placement), reopen=True)
         same_places = (
             previous is not None
             and previous.slots == placement.slots
@@ -114,14 +112,14 @@ class NativeEngine:
                 self._held[task] = held
             else:
                 for tup in held:
-                    self.shared.ledger.reject(tup)
+                    self.shared.ledger.fail(tup)
         if self.master is not None:
             self.master.table.keep_only(f"{node}:{port}" for node, port in set(placement.slots.values()))
         self._update_spouts(self.shared.clock())
 
-    def _divided_anew(self, previous: Placement | None, placement: Placement) -> list[int]:
-        # Input, state and keys are divided over the tasks of a component, and whoever sends directly names tasks of
-        # its readers: what `initialize` made of the context does not hold with other tasks.
+    def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
+        # A component divides input, state and keys over its tasks, and direct senders name tasks of their readers:
+        # with other tasks, what `initialize` derived from the context is wrong.
         now, before = _tasks_of(placement.components), _tasks_of(previous.components if previous else {})
         changed = {component for component in {*now, *before} if now.get(component) != before.get(component)}
         changed |= {
@@ -170,14 +168,14 @@ class NativeEngine:
         self._starting = True
         if isinstance(runner, SpoutBase):
             self.exchange.spouts.append(runner)
-        # Bolts come first: in one pass of the loop tuples go as far down the topology as they can.
+        # Bolts first: in one pass, tuples go as far down the topology as possible.
         self._order = sorted(self.runners.values(), key=lambda one: (isinstance(one, SpoutBase), one.task_id))
 
-    def close_tasks(self, tasks: Collection[int], again: bool = False) -> None:
-        """End these tasks: afterwards nothing of theirs is executed, emitted or acked.
+    def close_tasks(self, tasks: Collection[int], reopen: bool = False) -> None:
+        """Close tasks: afterwards they execute, emit and ack nothing.
 
-        Tuples that wait for them fail, and their spouts send them again. With ``again`` the tasks are opened at once,
-        and get those that nobody would send again."""
+        Queued tuples fail, and their spouts replay them. With ``reopen`` the tasks open again at once, and get the
+        queued tuples that are not tracked, since nobody would replay those."""
         for task in list(tasks):
             runner = self.runners.pop(task, None)
             if runner is None:
@@ -185,10 +183,10 @@ class NativeEngine:
             _log.info("closing task %d (%s)", task, runner.component)
             runner.retire()
             self.shared.events.close(task)
-            if again:
+            if reopen:
                 self._held.setdefault(task, []).extend(tup for tup in runner.queue if tup._tree is None)
             for tup in runner.queue:
-                self.shared.ledger.reject(tup)
+                self.shared.ledger.fail(tup)
             runner.queue.clear()
             self._order.remove(runner)
             if isinstance(runner, SpoutBase):
@@ -221,12 +219,12 @@ class NativeEngine:
                     runner.context,
                 )
             except Exception as error:
-                # A custom grouping that cannot be made: the task must not run half wired.
+                # A custom grouping cannot be created: the task must not run with some of its routes.
                 runner.report(error, "groupings")
                 runner.wired = False
                 continue
             runner.wire(routes)
-            if runner.hears_peers:
+            if runner.takes_peer_messages:
                 link = self._linker(runner.task_id, {})
                 others = set(tasks_of.get(runner.component, ())) - {runner.task_id}
                 runner.peers = {task: link(task, "__peers") for task in others}
@@ -255,7 +253,7 @@ class NativeEngine:
     # -- frames -----------------------------------------------------------------------------------------
 
     def deliver(self, frame: Frame) -> None:
-        """Take the tuples and acks that a peer sent."""
+        """Queue a peer's tuples, and apply its acks, load and back pressure."""
         placement = self.placement
         assert placement is not None
         components = placement.components
@@ -264,7 +262,7 @@ class NativeEngine:
             if runner is None:
                 held = self._held.setdefault(target, []) if target in placement.mine else None
                 if held is None or len(held) > _MOST_HELD:
-                    self.exchange.refuse(bundles)
+                    self.exchange.fail_misdirected(bundles)
                     continue
                 append = held.append
             else:
@@ -281,31 +279,31 @@ class NativeEngine:
                     tree = Tree(len(many), 0, 0, None, parents)
                 for values in many:
                     append(Tuple(next_tuple_id(), component, stream, source, values, tree))
-        self.exchange.take(frame)
+        self.exchange.on_frame(frame)
         if frame.report is not None and self.master is not None:
             self.master.receive(frame.report)
         if frame.loads is not None:
-            self._loads.hear(frame.loads, self.shared.clock())
+            self._loads.on_report(frame.loads, self.shared.clock())
         if frame.pressure is not None:
             slot = placement.tokens.get(frame.token)
             if slot is not None:
-                self._pressure.hear(slot, frame.pressure)
+                self._pressure.on_request(slot, frame.pressure)
                 self._update_spouts(self.shared.clock())
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
-        """A bundle could not be encoded: its tuples fail, and the sender's task gets the error."""
+        """Fail a bundle that cannot be encoded, and report the error of the sending task."""
         root, _, many = bundle
-        self.exchange.refuse([(root, 0, many)])
+        self.exchange.fail_misdirected([(root, 0, many)])
         runner = self.runners.get(link.source)
         if runner is not None:
             if not isinstance(error, ValueError):
-                error = InvalidRequest(why_not(error))
+                error = InvalidRequest(encoding_error(error))
             runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
 
     # -- running ----------------------------------------------------------------------------------------
 
     def activate(self, active: bool) -> None:
-        """Let spouts emit, or stop them; tuples under way are processed in any case."""
+        """Start or pause spouts; tuples in flight are processed in any case."""
         if active == self.shared.active:
             return
         self.shared.active = active
@@ -315,11 +313,11 @@ class NativeEngine:
         self._update_spouts(self.shared.clock())
 
     def run(self, now: float) -> bool:
-        """One pass: process what is there, ask spouts for more, hand results over. Whether anything was done."""
+        """One pass: run bolts and spouts, flush acks, apply back pressure. Whether anything was done."""
         if self._starting:
             self._start_tasks(now)
         if now >= self._next_clock - 1e-6:
-            self._look_at_clock(now)
+            self._on_clock(now)
         worked = False
         shared = self.shared
         for runner in self._order:
@@ -329,10 +327,10 @@ class NativeEngine:
         shared.at = None
         if shared.events.pending and shared.events.run(now):
             worked = True
-        self._loads.look(now, self._order)
+        self._loads.refresh(now, self._order)
         if self.exchange.flush(now):
             worked = True
-        if self._pressure.watch(now, self._order):
+        if self._pressure.update(now, self._order):
             self._update_spouts(now)
         return worked
 
@@ -344,14 +342,14 @@ class NativeEngine:
         self._starting = missing
         self._update_spouts(now)
 
-    def _look_at_clock(self, now: float) -> None:
+    def _on_clock(self, now: float) -> None:
         self._next_clock = now + _CLOCK_SECS
         for runner in self._order:
-            runner.look_at_clock(now)
+            runner.on_clock(now)
             runner.stats.snapshot(now)
             if runner.status == "starting":
                 self._starting = True
-        self._pressure.forget_old(now)
+        self._pressure.expire(now)
         self._update_spouts(now)
 
     def _update_spouts(self, now: float) -> None:
@@ -361,11 +359,11 @@ class NativeEngine:
             mine_ready = all(runner.status == "running" for runner in self._order)
             self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
         shared.spouts_run = (
-            shared.active and self._released and not self._pressure.holds() and not shared.closing
+            shared.active and self._released and not self._pressure.active() and not shared.closing
         )
 
     def idle_secs(self, now: float) -> float | None:
-        """How long nothing needs to be run unless something arrives."""
+        """Seconds until the next pass is due, unless something arrives."""
         least = max(0.0, self._next_clock - now)
         for runner in self._order:
             secs = runner.idle_secs(now)
@@ -374,20 +372,20 @@ class NativeEngine:
         return least
 
     def open_trees(self) -> int:
-        """How many tuples of the spouts here are neither acked nor failed yet."""
+        """Number of pending tuples of the spouts here."""
         return sum(len(spout.pending) for spout in self.exchange.spouts)
 
     def drained(self) -> bool:
-        """Whether no tuple waits or is under way in this worker."""
+        """Whether no tuple is queued or in flight in this worker."""
         return self.shared.ledger.empty() and not any(
-            runner.waiting() or runner.owes() for runner in self._order
+            runner.waiting() or runner.has_pending_acks() for runner in self._order
         )
 
-    # -- looking ----------------------------------------------------------------------------------------
+    # -- state ------------------------------------------------------------------------------------------
 
     def statuses(self) -> dict[int, str]:
         """Task id -> ``starting`` or ``running``."""
-        # The keeper's thread asks too: list() takes the items in one step.
+        # Also called by ClusterSync's thread: list() copies the items atomically.
         return {
             task: runner.status if runner.wired else "starting" for task, runner in list(self.runners.items())
         }
@@ -411,7 +409,7 @@ class NativeEngine:
         }
 
     def close(self) -> None:
-        """End all tasks in good order."""
+        """Close all tasks gracefully."""
         self.shared.closing = True
         self._update_spouts(self.shared.clock())
         for runner in list(self._order):

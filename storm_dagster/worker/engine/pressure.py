@@ -1,4 +1,4 @@
-"""Back pressure: when spouts of the whole topology have to wait."""
+"""Back pressure: full queues pause the spouts of the whole topology."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["Pressure"]
 
 _REPEAT_SECS = 1.0
 _VALID_SECS = 4.0
-"""Back pressure that a peer does not repeat is over: the peer may have died."""
+"""A request expires unless the peer repeats it: the peer may have died."""
 _BACKLOG_SECS = 1.0
-"""Work waiting for one task, in seconds, that stops the spouts: long before tuples time out in a queue."""
+"""Queued work of one task, in seconds, that pauses the spouts, long before tuples time out in the queue."""
 _FEW_TUPLES = 16
 
 
 class Pressure:
-    """Knows of the queues of this worker, and of the peers that asked to wait."""
+    """Back pressure of this worker's queues, and that requested by peers."""
 
     def __init__(self, conf: Mapping[str, Any], transport: Transport | None) -> None:
         self._transport = transport
@@ -29,29 +29,29 @@ class Pressure:
         self._own = False
         self._sent = 0.0
         self._peers: dict[tuple[str, int], float] = {}
-        """Slot -> until when its request to wait is valid."""
+        """Slot -> expiry of its request."""
 
-    def holds(self) -> bool:
-        """Whether spouts have to wait."""
+    def active(self) -> bool:
+        """Whether spouts must pause."""
         return self._own or bool(self._peers)
 
-    def hear(self, slot: tuple[str, int], wait: bool) -> None:
-        """A peer asks all spouts to wait, or says that they need not for its sake."""
+    def on_request(self, slot: tuple[str, int], wait: bool) -> None:
+        """Start or end the back pressure of a peer."""
         if wait:
             self._peers[slot] = time.monotonic() + _VALID_SECS
         else:
             self._peers.pop(slot, None)
 
-    def forget_old(self, now: float) -> None:
-        """Drop the requests that were not repeated."""
+    def expire(self, now: float) -> None:
+        """Drop requests that were not repeated."""
         if self._peers:
             self._peers = {slot: until for slot, until in self._peers.items() if until > now}
 
-    def watch(self, now: float, runners: Iterable[Runner]) -> bool:
-        """Look at the queues, and tell the peers; whether that changed what holds here."""
+    def update(self, now: float, runners: Iterable[Runner]) -> bool:
+        """Measure the queues, and notify the peers. Whether this worker's own state changed."""
         if not self._enabled:
             return False
-        # Between the two marks the state stays, so that it does not flutter.
+        # Hysteresis: between the two marks the state stays.
         share = 0.5 if self._own else 1.0
         mark, secs = self._high * share, _BACKLOG_SECS * share
         full = any(

@@ -1,4 +1,4 @@
-"""The tasks that the system adds to a topology: ackers and the topology master."""
+"""System tasks of a topology: ackers and the topology master."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ __all__ = ["Acker", "TopologyMaster"]
 
 
 class Acker(Runner):
-    """One ``__acker`` task. Its messages travel beside tuples, in batches; see ``Frame`` and ``Ledger``."""
+    """One ``__acker`` task. Its messages are batched beside tuples; see ``Frame`` and ``Ledger``."""
 
     kind = "system"
 
     def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
         super().__init__(shared, context, part)
         timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
-        # Twice: the spout's own clock decides, and it may have started later.
+        # Twice the timeout: the spout's own clock decides, and it may have started later.
         self.table = AckTracker(2 * timeout)
         self.sent = Route("__ack_ack", ("id",))
         self.tick_secs = None
         self._expire_at = 0.0
 
     def wire(self, routes: dict[str, Route]) -> None:
-        """An acker has no routes; what it sends is counted."""
+        """Count sent messages as one stream; an acker has no routes."""
         self.routes["__ack_ack"] = self.sent
 
-    def look_at_clock(self, now: float) -> None:
-        """Forget the trees that nobody waits for any longer."""
+    def on_clock(self, now: float) -> None:
+        """Drop trees that have timed out."""
         if now >= self._expire_at:
             self.table.expire(now)
             self._expire_at = now + max(1.0, self.table_timeout / 20)
@@ -41,15 +41,13 @@ class Acker(Runner):
 
     @property
     def table_timeout(self) -> float:
-        """Seconds that an incomplete tree is kept."""
+        """Seconds after which an incomplete tree is dropped."""
         return 2 * float(self.conf.get("topology.message.timeout.secs") or 30)
 
 
 class TopologyMaster(Runner):
-    """The ``__topology_master`` task: collects the reports of all workers and writes ``/taskbeats/<id>``.
-
-    Writing is the keeper's: it asks :meth:`TopologyMasterTable.beats` when an interval is over.
-    """
+    """The ``__topology_master`` task: collects the reports of all workers, which ``ClusterSync`` writes to
+    ``/taskbeats/<id>``."""
 
     kind = "system"
 
@@ -60,10 +58,10 @@ class TopologyMaster(Runner):
         self.listening = ListeningClock()
 
     def wire(self, routes: dict[str, Route]) -> None:
-        """A topology master sends no tuples."""
+        """Nothing to wire: a topology master sends no tuples."""
 
     def receive(self, report: Any) -> None:
-        """Take a worker's report."""
+        """Store a worker's report."""
         self.stats.executed += 1
         self.stats.acked += 1
         self.table.receive(report, self.listening.now)

@@ -1,24 +1,29 @@
-"""The local heartbeat: a file for the supervisor, from a thread that does nothing else."""
+"""Local heartbeat file of a worker, and detection of components that block its loop."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.daemon_folder import write_atomically
+from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.worker.tasks.runner import Runner, Shared
 
-__all__ = ["HeartbeatThread"]
+__all__ = ["BlockedLoop", "HeartbeatThread", "Watchdog"]
 
 _log = logging.getLogger(__name__)
 
 
 class HeartbeatThread:
-    """Replaces the file every ``secs`` seconds, but only if the loop has advanced: a hung loop does not beat."""
+    """Thread that replaces the heartbeat file every ``secs`` seconds, if the loop has advanced since."""
 
     def __init__(
         self,
@@ -28,7 +33,7 @@ class HeartbeatThread:
         status: Callable[[], str],
         watch: Callable[[], None] = lambda: None,
     ) -> None:
-        """``watch`` is called before each beat that is due."""
+        """``watch`` is called every ``secs`` seconds, before the beat."""
         self._watch = watch
         self._path = path
         self._secs = secs
@@ -68,3 +73,40 @@ class HeartbeatThread:
             write_atomically(self._path, json.dumps(document))
         except OSError as error:
             _log.warning("the heartbeat file %s cannot be written: %s", self._path, error)
+
+
+class BlockedLoop(StormDagsterError):
+    """A component does not return, and blocks all tasks on its worker's loop."""
+
+
+class Watchdog:
+    """Detector of a blocked loop, called by another thread; reports each blockage once."""
+
+    def __init__(self, shared: Shared, passes: Callable[[], int], secs: float) -> None:
+        self._shared = shared
+        self._passes = passes
+        self._secs = secs
+        self._seen: tuple[int, Runner | None] = (-1, None)
+        self._since = 0.0
+        self._reported = False
+        self._loop = threading.get_ident()
+
+    def check(self) -> None:
+        """Report the task that has occupied the loop for ``secs`` seconds."""
+        now = time.monotonic()
+        seen = (self._passes(), self._shared.at)
+        if seen != self._seen:
+            self._seen, self._since, self._reported = seen, now, False
+            return
+        runner = seen[1]
+        if self._reported or runner is None or now - self._since < self._secs:
+            return
+        self._reported = True
+        frame = sys._current_frames().get(self._loop)
+        where = "".join(traceback.format_stack(frame, limit=6)) if frame is not None else ""
+        error = BlockedLoop(
+            f"component {runner.component!r} has not returned for {now - self._since:.0f} s, and all other tasks of "
+            f"its worker wait for it: set blocking = True on its class (it then has a thread of its own), or make "
+            f"process async. It is at:\n{where}"
+        )
+        self._shared.report(runner.task_id, runner.component, error, "blocked")

@@ -1,7 +1,7 @@
-"""The worker's right to run its tasks, while its ZooKeeper session certainly lives (``docs/decisions.md#one-owner``).
+"""Lease of a worker: it may run tasks while its ZooKeeper session is certainly alive (``docs/decisions.md#one-owner``).
 
-Once it has been seen to end it stays ended until the keeper has read the assignment again and grants it anew,
-even when the session survived: a worker that was cut off or frozen looks before it goes on.
+An expired lease stays expired, even if the session survived, until ``ClusterSync`` has read the assignment again:
+a worker that was cut off or frozen must not continue with a stale one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Protocol
 
 from storm_dagster.model.clock import boot_clock
 
-__all__ = ["Lease", "SessionClock"]
+__all__ = ["SessionClock", "WorkerLease"]
 
 
 class SessionClock(Protocol):
@@ -19,8 +19,8 @@ class SessionClock(Protocol):
     def lease_end(self, session_id: int | None = None) -> float: ...
 
 
-class Lease:
-    """Whether the worker may run. Reading is cheap and safe from any thread; granting is the keeper's."""
+class WorkerLease:
+    """Permission to run tasks. Reading is cheap and safe from any thread; only ``ClusterSync`` grants."""
 
     def __init__(self, session: SessionClock) -> None:
         self._session = session
@@ -28,10 +28,10 @@ class Lease:
         """Session that the worker's node was written under; 0: not granted."""
         self._until = 0.0
         self.pauses: int = 0
-        """How often the lease ended while it was held."""
+        """How often the lease expired."""
 
     def grant(self, session_id: int) -> None:
-        """The worker's node stands, owned by this session, and its assignment names it."""
+        """Start the lease: this session owns the worker's node, and the assignment names the worker."""
         self._until = self._session.lease_end(session_id)
         self._owner = session_id
 
@@ -41,19 +41,19 @@ class Lease:
 
     @property
     def granted(self) -> bool:
-        """Whether the lease was granted and has not been seen to end."""
+        """Whether the lease was granted and not found expired since."""
         return self._owner != 0
 
     def valid(self) -> bool:
-        """Whether tasks may be run at this moment. The first look after its end revokes it."""
+        """Whether tasks may run now. The first call after the expiry revokes the lease."""
         owner = self._owner
         if not owner:
             return False
         now = boot_clock()
         if now < self._until:
             return True
-        # The session may have been heard of since. As long as it is the same one, its node has stood all the
-        # time, and nobody else can have opened the tasks.
+        # The server may have confirmed the session since. If it is still the same session, the worker's node has
+        # existed all the time, and no other worker can have opened the tasks.
         self._until = end = self._session.lease_end(owner)
         if now < end:
             return True

@@ -1,4 +1,4 @@
-"""Levels of this worker's loggers, changed while it runs (Storm's dynamic log levels)."""
+"""Dynamic log levels of a worker (as Storm's)."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _MOST = 200
 class _Changed:
     level: LevelName
     back: int
-    """What the logger returns to: the level that was asked for, or the one that it had."""
+    """Level to return to: the requested one, or the one before the change."""
     until: float | None
 
 
 class LogLevels:
-    """What was changed, and what it was before. For one thread: the worker's loop."""
+    """Changed levels, and those to return to. Used only by the worker's loop."""
 
     def __init__(self) -> None:
         self._changed: dict[str, _Changed] = {}
 
     def apply(self, changes: Mapping[str, LevelChange], now: float) -> None:
-        """Set the levels, for ``secs`` when that is not 0; a change without a level takes an earlier one back."""
+        """Set levels, for ``secs`` unless that is 0; a change without a level reverts an earlier one."""
         for name, change in changes.items():
             earlier = self._changed.pop(name, None)
             if change.level is None:
@@ -47,8 +47,8 @@ class LogLevels:
             self._changed[name] = _Changed(change.level, back, until)
             self._set(name, LEVELS[change.level])
 
-    def recall(self, kept: KeptLevels, now_ms: int, now: float) -> None:
-        """Set what the cluster keeps for the topology, unless a request was faster."""
+    def restore(self, kept: KeptLevels, now_ms: int, now: float) -> None:
+        """Set the levels that are stored for the topology, except where a request was faster."""
         found = {name: level_in_force(level, now_ms) for name, level in kept.loggers.items()}
         self.apply(
             {
@@ -60,14 +60,14 @@ class LogLevels:
         )
 
     def expire(self, now: float) -> None:
-        """Take back what was changed for a time that is over."""
+        """Revert the changes whose time is over."""
         for name, changed in list(self._changed.items()):
             if changed.until is not None and now >= changed.until:
                 del self._changed[name]
                 self._set(name, changed.back)
 
     def document(self, now: float) -> dict[str, LevelChange]:
-        """What differs from the conf now; ``secs`` is what is left."""
+        """The changed levels; ``secs`` is the remaining time."""
         return {
             name: LevelChange(
                 level=changed.level,

@@ -1,4 +1,4 @@
-"""The worker's one loop: frames in, tasks run, frames out."""
+"""Main loop of a worker: receive frames, run tasks, send frames."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavai
 from storm_dagster.model.records import KeptLevels, TaskBeats
 from storm_dagster.model.wire import Frame, StateQuestion, WorkerReport, decode_frame, decode_request
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
-from storm_dagster.worker.dataplane.contract import Placement
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
-from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
 
 __all__ = ["Loop"]
@@ -30,22 +30,22 @@ __all__ = ["Loop"]
 _log = logging.getLogger(__name__)
 
 _FRAMES = 32
-"""Frames taken in by one pass."""
+"""Frames received in one pass."""
 _PAUSED_SECS = 0.05
 _HOLD_SECS = 2.0
-"""How long frames with an unknown token wait for the list of workers to be read again."""
+"""How long frames with an unknown token wait for a refresh of the live workers."""
 _MOST_HELD = 1000
 
 
 class Loop:
-    """Runs the engine until told to stop. :meth:`run` in the main thread; all else says which thread."""
+    """Main loop; :meth:`run` belongs to the main thread."""
 
     def __init__(
         self,
         spec: WorkerSpec,
         conf: Mapping[str, Any],
         transport: Transport,
-        lease: Lease,
+        lease: WorkerLease,
         engine: NativeEngine,
     ) -> None:
         self.spec = spec
@@ -55,10 +55,10 @@ class Loop:
         self.passes = 0
         self.paused = True
         self.exit_code: int | None = None
-        self.look_again: Callable[[], None] = lambda: None
-        """Set by the process: makes the keeper read everything again."""
+        self.request_refresh: Callable[[], None] = lambda: None
+        """Set by the process: makes ``ClusterSync`` read everything again."""
         self.unknown_frames = 0
-        """Frames dropped because their sender is no live worker of the topology."""
+        """Frames dropped because their sender is not a live worker of the topology."""
         self.bad_frames = 0
         self.log_levels = LogLevels()
         self._actions: deque[Callable[[], Any]] = deque()
@@ -73,7 +73,7 @@ class Loop:
     # -- from other threads -----------------------------------------------------------------------------
 
     def post(self, action: Callable[[], Any]) -> None:
-        """Have the loop carry out ``action`` in its next pass."""
+        """Run ``action`` in the loop's next pass."""
         self._actions.append(action)
         self.transport.wake()
 
@@ -81,26 +81,26 @@ class Loop:
         """As :meth:`post`, and wait for the result."""
         future: Future[Any] = Future()
 
-        def carry_out() -> None:
+        def run() -> None:
             try:
                 future.set_result(action())
             except BaseException as error:
                 future.set_exception(error)
 
-        self.post(carry_out)
+        self.post(run)
         return future.result(timeout)
 
     def stop(self) -> None:
-        """End in good order (SIGTERM); also from a signal handler."""
+        """Stop gracefully (SIGTERM); safe in a signal handler."""
         self._stop_requested = True
         self.transport.wake()
 
-    def recall_levels(self, kept: KeptLevels) -> None:
-        """Levels of loggers that were changed before this worker began."""
-        self.log_levels.recall(kept, int(time.time() * 1000), time.monotonic())
+    def restore_levels(self, kept: KeptLevels) -> None:
+        """Set log levels that were changed before this worker started."""
+        self.log_levels.restore(kept, int(time.time() * 1000), time.monotonic())
 
-    def superseded(self, reason: str) -> None:
-        """End: the slot belongs to somebody else."""
+    def supersede(self, reason: str) -> None:
+        """Exit, because another worker owns the slot."""
         self.exit_code = EXIT_SUPERSEDED
         self.transport.wake()
 
@@ -109,7 +109,7 @@ class Loop:
         return dict(self.engine.statuses())
 
     def beats(self, tasks: frozenset[int]) -> TaskBeats | None:
-        """What the topology master knows, when it runs here."""
+        """Heartbeats of ``tasks``, if the topology master runs here."""
         master = self.engine.master
         if master is None or master.status != "running":
             return None
@@ -118,7 +118,7 @@ class Loop:
         return master.table.beats(master.listening.now, timeout, tasks, launch)
 
     def metric_names(self) -> list[str]:
-        """What the topology's components report, when the topology master runs here."""
+        """Names of the topology's metrics, if the topology master runs here."""
         master = self.engine.master
         return [] if master is None else master.table.metric_names()
 
@@ -129,14 +129,14 @@ class Loop:
         running = all(status == "running" for status in self.statuses().values())
         return "running" if running else "starting"
 
-    # -- the keeper's orders, in the loop's thread ------------------------------------------------------
+    # -- calls of ClusterSync, in the loop's thread -----------------------------------------------------
 
     def close_tasks(self, tasks: frozenset[int]) -> None:
-        """Close tasks and let go of what they still owe."""
+        """Close tasks; their pending tuples fail."""
         self.engine.close_tasks(tasks)
 
     def place(self, placement: Placement, active: bool) -> None:
-        """Take a new placement."""
+        """Apply a placement."""
         previous = self.engine.placement
         self.engine.place(placement)
         self.engine.activate(active)
@@ -152,7 +152,7 @@ class Loop:
     # -- the loop ---------------------------------------------------------------------------------------
 
     def run(self) -> int:
-        """Run until stopped or superseded; the exit code."""
+        """Run until stopped or superseded, and return the exit code."""
         transport, engine, lease = self.transport, self.engine, self.lease
         while self.exit_code is None and not self._stop_requested:
             self.passes += 1
@@ -162,7 +162,7 @@ class Loop:
                 if not self.paused:
                     self.paused = True
                     _log.warning("the lease ended: paused until ZooKeeper confirms the assignment")
-                    self.look_again()
+                    self.request_refresh()
                 transport.wait(_PAUSED_SECS)
                 continue
             if self.paused:
@@ -170,15 +170,15 @@ class Loop:
                 _log.info("running")
             received = transport.receive(_FRAMES)
             for message in received:
-                self._take(message)
+                self._on_message(message)
             if self._held:
-                self._look_at_held()
+                self._retry_held()
             now = time.monotonic()
             worked = engine.run(now)
             if now >= self._next_report or engine.statuses() != self._reported:
                 self._report(now)
             if not lease.valid():
-                # What this pass made stays here; it goes out when the lease is renewed, or never.
+                # Output of this pass is sent when the lease is renewed, or never.
                 continue
             transport.flush(engine.cannot_travel)
             if not worked and not received and not self._actions:
@@ -194,8 +194,8 @@ class Loop:
         return self.exit_code
 
     def _finish(self) -> None:
-        """SIGTERM: stop the spouts, process what is here for a moment, close the tasks."""
-        _log.info("told to stop")
+        """Stop the spouts, drain for up to half a second, close the tasks."""
+        _log.info("stopping (SIGTERM)")
         engine = self.engine
         engine.activate(False)
         deadline = time.monotonic() + 0.5
@@ -207,10 +207,10 @@ class Loop:
                 break
         engine.close()
 
-    def _take(self, message: list[bytes]) -> None:
+    def _on_message(self, message: list[bytes]) -> None:
         payload = message[-1]
         if payload[:1] == b"{":
-            self._answer(message[:-1], payload)
+            self._on_request(message[:-1], payload)
             return
         try:
             frame = decode_frame(payload)
@@ -225,18 +225,18 @@ class Loop:
             self.unknown_frames += 1
             return
         if not self._held:
-            self.look_again()
+            self.request_refresh()
         self._held.append((time.monotonic() + _HOLD_SECS, frame))
 
     def _deliver(self, frame: Frame) -> None:
         try:
             self.engine.deliver(frame)
         except (ValueError, TypeError):
-            # A frame of the right form with impossible contents: nobody of ours sends it.
+            # Well-formed with impossible contents: not sent by this project.
             self.bad_frames += 1
-            _log.exception("a frame could not be taken in")
+            _log.exception("a frame was dropped: its contents are not valid")
 
-    def _look_at_held(self) -> None:
+    def _retry_held(self) -> None:
         placement = self.engine.placement
         assert placement is not None
         held, self._held = self._held, deque()
@@ -252,7 +252,7 @@ class Loop:
     # -- reports and requests ---------------------------------------------------------------------------
 
     def report(self) -> WorkerReport:
-        """What this worker tells the topology master."""
+        """The report to the topology master."""
         spec, placement = self.spec, self.engine.placement
         return WorkerReport(
             node=spec.node,
@@ -280,14 +280,14 @@ class Loop:
         assert placement is not None
         statuses = dict(engine.statuses())
         if statuses != self._reported:
-            # The keeper shows in ZooKeeper when all tasks run.
+            # ClusterSync writes to ZooKeeper when all tasks run.
             self._reported = statuses
-            self.look_again()
+            self.request_refresh()
         self._next_report = now + self._report_secs
         self._count += 1
         self.log_levels.expire(time.monotonic())
         if engine.master is not None:
-            # More than two intervals without a report of its own: it was paused, frozen, or as good as deaf.
+            # More than two intervals without a report of its own: this worker was paused or frozen.
             engine.master.listening.tick(now, 2 * self._report_secs + 1)
             engine.master.receive(self.report())
             return
@@ -297,7 +297,7 @@ class Loop:
                 if peer is not None:
                     peer.report = self.report()
 
-    def _answer(self, envelope: list[bytes], payload: bytes) -> None:
+    def _on_request(self, envelope: list[bytes], payload: bytes) -> None:
         try:
             request = decode_request(payload)
         except msgspec.MsgspecError:
@@ -310,7 +310,7 @@ class Loop:
         if request.op == "stats":
             document: Any = self._stats_document()
         elif request.op == "stacks":
-            document = {"stacks": stacks()}
+            document = {"stacks": thread_stacks()}
         elif request.op == "log_levels":
             self.log_levels.apply(request.levels, time.monotonic())
             document = {"levels": self.log_levels.document(time.monotonic())}
@@ -323,15 +323,13 @@ class Loop:
             document = {"pid": os.getpid(), "status": self.status()}
         self.transport.reply(envelope, msgspec.json.encode(document))
 
-    def _state_page(self, asked: StateQuestion) -> dict[str, Any]:
-        runner = self.engine.runners.get(asked.task)
+    def _state_page(self, query: StateQuestion) -> dict[str, Any]:
+        runner = self.engine.runners.get(query.task)
         if runner is None or runner.status != "running":
-            raise Unavailable(f"task {asked.task} is not open in this worker now: ask again in a moment")
+            raise Unavailable(f"task {query.task} is not open in this worker now: ask again in a moment")
         if runner.state is None:
-            raise InvalidRequest(
-                f"component {runner.component!r} keeps no keyed state: that is for a StatefulBolt"
-            )
-        return runner.state.page(asked)
+            raise InvalidRequest(f"component {runner.component!r} has no keyed state: make it a StatefulBolt")
+        return runner.state.page(query)
 
     def _stats_document(self) -> dict[str, Any]:
         master = self.engine.master
@@ -345,8 +343,8 @@ class Loop:
         return alone.document()
 
 
-def stacks() -> dict[str, list[str]]:
-    """Where each thread of this process is."""
+def thread_stacks() -> dict[str, list[str]]:
+    """Stack of each thread of this process."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     return {
         f"{names.get(ident, '?')}-{ident}": traceback.format_stack(frame)

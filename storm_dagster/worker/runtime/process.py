@@ -7,7 +7,10 @@ import json
 import logging
 import signal
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +22,16 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.engine.native import NativeEngine
-from storm_dagster.worker.runtime.errors import ErrorReporter
-from storm_dagster.worker.runtime.heartbeat import HeartbeatThread
-from storm_dagster.worker.runtime.keeper import Keeper
-from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.cluster_sync import ClusterSync
+from storm_dagster.worker.runtime.heartbeat import HeartbeatThread, Watchdog
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.loop import Loop
-from storm_dagster.worker.runtime.watchdog import Watchdog
 from storm_dagster.worker.tasks.events import EventSender
 from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.zk.quorum_lease import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["run_worker"]
+__all__ = ["ErrorReporter", "run_worker"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
             f"{spec.conf_path} cannot be read ({error}): the supervisor must fetch it again"
         ) from None
     if not isinstance(topology_conf, dict):
-        raise Corrupt(f"{spec.conf_path} holds no map: the supervisor must fetch it again")
+        raise Corrupt(f"{spec.conf_path} is not a JSON object: the supervisor must fetch it again")
     topology = decode_topology(spec.topology_path.read_bytes())
-    # The cluster's own keys are the daemon's to say; what the topology says of itself lies over its defaults.
+    # The topology's conf overrides the cluster's, except for the keys that say where ZooKeeper is.
     conf = {**default_conf(), **spec.conf, **{k: v for k, v in topology_conf.items() if v is not None}}
     conf.update({key: value for key, value in spec.conf.items() if key.startswith("storm.zookeeper.")})
     users = {
@@ -68,7 +69,7 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
 
 
 def _bind(spec: WorkerSpec, batch: int) -> Transport:
-    """The slot's port. Holding it proves that no other process of this slot lives on this host."""
+    """Bind the slot's port, which proves that no other process of this slot runs on this host."""
     deadline = time.monotonic() + _BIND_SECS
     while True:
         try:
@@ -80,7 +81,7 @@ def _bind(spec: WorkerSpec, batch: int) -> Transport:
 
 
 def run_worker(path: Path) -> int:
-    """Run the worker that ``path`` describes; its exit code (``model.worker_spec``)."""
+    """Run the worker that the spec ``path`` describes, and return its exit code (``model.worker_spec``)."""
     require_linux("a worker")
     spec = WorkerSpec.read(path)
     conf, topology = _load(spec)
@@ -91,7 +92,7 @@ def run_worker(path: Path) -> int:
         sys.path.insert(0, archive)
     # Measured: default thresholds make decoding of big batches three times slower.
     gc.set_threshold(int(conf.get("worker.gc.threshold") or 100_000), 50, 100)
-    # The loop shares the interpreter with the keeper and kazoo; 5 ms is too long a turn for its latency.
+    # The loop shares the interpreter with ClusterSync and kazoo; the default of 5 ms would delay tuples.
     sys.setswitchinterval(0.001)
     transport = _bind(spec, int(conf.get("topology.transfer.batch.size") or 100))
     run_file = RunFile.write(Path(spec.home), "worker", f"{spec.node}-{spec.port}", {"data": spec.port})
@@ -101,7 +102,7 @@ def run_worker(path: Path) -> int:
         _log.error("%s", error)
         run_file.remove(Path(spec.home))
         raise
-    lease = Lease(lease_of(cluster.session))
+    lease = WorkerLease(lease_of(cluster.session))
     code = EXIT_SUPERSEDED
     try:
         code = _run(spec, conf, topology, transport, cluster, lease)
@@ -118,11 +119,11 @@ def _run(
     topology: TopologySpec,
     transport: Transport,
     cluster: StormClusterState,
-    lease: Lease,
+    lease: WorkerLease,
 ) -> int:
-    reporter = ErrorReporter(conf, lambda *error: keeper.report_error(*error), time.monotonic)
+    reporter = ErrorReporter(conf, lambda *error: sync.report_error(*error), time.monotonic)
     shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
-    shared.events.send = EventSender(spec, cluster, shared.events.answer).send
+    shared.events.send = EventSender(spec, cluster, shared.events.on_response).send
     state_dir = Path(
         conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state"
     )
@@ -138,8 +139,8 @@ def _run(
         state_dir=state_dir,
     )
     loop = Loop(spec, conf, transport, lease, engine)
-    keeper = Keeper(spec, conf, cluster, lease, loop)
-    loop.look_again = keeper.look_again
+    sync = ClusterSync(spec, conf, cluster, lease, loop)
+    loop.request_refresh = sync.request_refresh
     signal.signal(signal.SIGTERM, lambda *_: loop.stop())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     heartbeat = HeartbeatThread(
@@ -147,14 +148,59 @@ def _run(
         float(conf.get("worker.heartbeat.frequency.secs") or 1),
         lambda: loop.passes,
         loop.status,
-        Watchdog(shared, lambda: loop.passes, float(conf.get("worker.blocked.report.secs") or 5)).look,
+        Watchdog(shared, lambda: loop.passes, float(conf.get("worker.blocked.report.secs") or 5)).check,
     )
     heartbeat.start()
-    keeper.start()
+    sync.start()
     gc.collect()
     gc.freeze()
     try:
         return loop.run()
     finally:
         heartbeat.stop()
-        keeper.stop()
+        sync.stop()
+
+
+class ErrorReporter:
+    """Log of all task errors, which writes only some to ZooKeeper. Thread-safe.
+
+    At most ``topology.max.error.report.per.interval`` of a task in ``topology.error.throttle.interval.secs``.
+    """
+
+    def __init__(
+        self,
+        conf: Mapping[str, Any],
+        record: Callable[[int, str, str, int], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._interval = float(conf.get("topology.error.throttle.interval.secs") or 10)
+        self._most = int(conf.get("topology.max.error.report.per.interval") or 5)
+        self._record = record
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._windows: dict[int, tuple[float, int]] = {}
+        """Task -> (start of the window, errors in it)."""
+
+    def __call__(self, task: int, component: str, error: BaseException, where: str) -> None:
+        """Log the error, and record it unless the task has reached its limit."""
+        now = self._clock()
+        with self._lock:
+            start, number = self._windows.get(task, (now, 0))
+            if now - start > self._interval:
+                start, number = now, 0
+            number += 1
+            self._windows[task] = (start, number)
+        if number > self._most:
+            # The log of a bolt that fails for every tuple must stay readable.
+            if number == self._most + 1:
+                _log.error(
+                    "task %d (%s): more than %d errors in %g s, more are only counted",
+                    task,
+                    component,
+                    self._most,
+                    self._interval,
+                )
+            return
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        _log.error("task %d (%s): %s: %s", task, component, where, text)
+        self._record(task, component, f"{where}: {text}", int(time.time()))

@@ -1,4 +1,4 @@
-"""The topology master's part in a gray upgrade: it picks each batch, as JStorm's GrayUpgradeHandler does."""
+"""Gray upgrades in the topology master: it picks each batch, as JStorm's GrayUpgradeHandler does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from storm_dagster.core.gray_upgrade import pick
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import Assignment
-from storm_dagster.worker.runtime.lease import Lease
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.zk.gray_upgrades import write_pick
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -20,9 +20,9 @@ _READ_SECS = 15.0
 
 
 class UpgradeDriver:
-    """Looks at ``/gray_upgrade/<id>`` every 15 s and when it changes. Used by the keeper's thread alone."""
+    """Reader of ``/gray_upgrade/<id>``, every 15 s and when it changes. Used by the thread of ``ClusterSync`` only."""
 
-    def __init__(self, topology_id: str, cluster: StormClusterState, lease: Lease) -> None:
+    def __init__(self, topology_id: str, cluster: StormClusterState, lease: WorkerLease) -> None:
         self._id = topology_id
         self._cluster = cluster
         self._lease = lease
@@ -31,10 +31,10 @@ class UpgradeDriver:
         self._read_at = 0.0
 
     def drive(self, assignment: Assignment, version: int, wake: threading.Event) -> None:
-        """Pick the batch that was asked for, if one was. ``version`` is that of the assignment.
+        """Pick the requested batch, if there is one. ``version`` is the assignment's.
 
         Call it only in the worker that runs the topology master. The write checks the leadership epoch and the
-        assignment's version, so that neither a deposed leader's wish nor an old placement is acted on.
+        assignment's version, so that a deposed leader's request or an old assignment has no effect.
         """
         now = time.monotonic()
         if not self._changed.is_set() and now - self._read_at < _READ_SECS:
@@ -56,7 +56,7 @@ class UpgradeDriver:
             write_pick(
                 self._cluster.state, self._id, state, batch, epoch=epoch[0], assignment_version=version
             )
-            chosen = ", ".join(batch.workers) or "none, what was asked for is not there"
+            chosen = ", ".join(batch.workers) or "empty, the requested workers do not exist"
             _log.info("gray upgrade: the next batch is %s", chosen)
         except Conflict as error:
             _log.info("gray upgrade: read again (%s)", error)

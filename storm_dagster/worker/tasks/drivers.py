@@ -1,4 +1,4 @@
-"""What the worker adds to bolts that gather: windows and checkpointed state."""
+"""Window and state drivers, which the worker attaches to bolts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["acks_itself", "attach_drivers"]
 
 
 def acks_itself(bolt: Any) -> bool:
-    """Whether the runner leaves acking to the bolt: it gathers tuples, or its acks wait for checkpoints."""
+    """Whether the bolt acks instead of the runner: it gathers tuples, or defers acks to checkpoints."""
     return bool(getattr(bolt, "_gathers", False)) or hasattr(type(bolt), "process_again")
 
 
 def attach_drivers(bolt: Any, runner: Runner) -> None:
-    """Give a windowed or stateful bolt what runs it. Called when its emit works, before ``initialize``.
+    """Attach the drivers of a windowed or stateful bolt. Called when its emit works, before ``initialize``.
 
-    Raises what is wrong with its conf, or that its state cannot be opened.
+    Raises if its conf is not valid, or its state cannot be opened.
     """
     cls = type(bolt)
     windows = state = None
@@ -33,8 +33,8 @@ def attach_drivers(bolt: Any, runner: Runner) -> None:
 
         if runner.is_async:
             raise InvalidTopology(
-                f"bolt {runner.component!r} has state and an async process: what one tuple does to the state could not "
-                "be told from what another does; make process a plain method"
+                f"bolt {runner.component!r} has state and an async process: changes of the state could not "
+                "be attributed to one tuple; make process a plain method"
             )
         bolt._state_driver = state = StateDriver(bolt, runner)
     runner.state = state

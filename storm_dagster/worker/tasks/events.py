@@ -1,4 +1,4 @@
-"""Handing the events of a worker's tasks to Dagster, through the leading nimbus, beside the loop."""
+"""Delivery of a worker's Dagster events through the leading nimbus, in its own thread."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _EXPIRE_SECS = 5.0
 
 
 class EventDelivery:
-    """The outbox of a worker. Belongs to the loop's thread but for :meth:`answer`.
+    """Event outbox of a worker. Used only by the loop, except :meth:`on_response`.
 
-    An event is like one more tuple that hangs on the one in process: it keeps its tree open until Dagster has stored
-    it, so that a worker that dies leaves the tuple to be replayed, whatever its bolt acks and when.
+    An event is like a tuple anchored to the current one: it keeps the tree open until Dagster has stored it, so that
+    the tuple is replayed if the worker dies, whenever the bolt acks it.
     """
 
     def __init__(self, shared: Shared) -> None:
@@ -47,24 +47,24 @@ class EventDelivery:
         self.outbox: EventOutbox[Tuple] = EventOutbox(
             2 * float(shared.conf.get("topology.message.timeout.secs") or 30)
         )
-        self._answers: deque[ReportResponse] = deque()
+        self._responses: deque[ReportResponse] = deque()
         self._expire_at = 0.0
         self._troubled = False
         self.send: Callable[[list[DagsterEvent]], None] | None = None
-        """Takes a batch, and has :meth:`answer` called with what became of it."""
+        """Sends a batch, and calls :meth:`on_response` with the result."""
 
     @property
     def pending(self) -> bool:
         """Whether :meth:`run` is to be called."""
-        return bool(self._answers) or len(self.outbox) > 0
+        return bool(self._responses) or len(self.outbox) > 0
 
-    def answer(self, answer: ReportResponse) -> None:
-        """What became of the batch under way; any thread."""
-        self._answers.append(answer)
+    def on_response(self, response: ReportResponse) -> None:
+        """Receive the result of the batch in flight; any thread."""
+        self._responses.append(response)
         self._shared.wake()
 
     def add(self, runner: Runner, event: DagsterEvent, tree: Tree | None) -> None:
-        """Keep an event of a task. With no room for it the tuple that it hangs on fails, or it is dropped; both are
+        """Add an event of a task. If the outbox is full, its tuple fails, or without one it is dropped; both are
         reported."""
         self._runners[runner.task_id] = runner
         ledger, now = self._shared.ledger, self._shared.clock()
@@ -75,58 +75,58 @@ class EventDelivery:
         if self.outbox.add(runner.task_id, event, holder, now):
             return
         if holder is not None:
-            ledger.reject(holder)
+            ledger.fail(holder)
         self._report(
             runner,
             Unavailable(
-                f"the {event.kind} of {event.asset!r} was not taken, too many events of this task wait for Dagster: "
+                f"the {event.kind} of {event.asset!r} was refused, too many events of this task wait for Dagster: "
                 + ("its tuple fails" if holder is not None else "it is dropped")
             ),
         )
 
     def run(self, now: float) -> bool:
-        """Carry out what became of events, and send the next ones; whether there was anything to do."""
+        """Ack or fail the tuples of sent events, and send the next batch. Whether there was anything to do."""
         ledger, outbox = self._shared.ledger, self.outbox
-        worked = bool(self._answers)
-        while self._answers:
-            answer = self._answers.popleft()
-            outcome = outbox.handle_response(answer, now)
+        worked = bool(self._responses)
+        while self._responses:
+            response = self._responses.popleft()
+            outcome = outbox.handle_response(response, now)
             for holder in outcome.ack:
-                ledger.settle(holder)
+                ledger.ack(holder)
             for entry, reason in outcome.refused:
                 for holder, _ in entry.holders:
-                    ledger.reject(holder)
+                    ledger.fail(holder)
                 error = InvalidRequest(
                     f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}"
                 )
                 self._report(self._runners[entry.task], error)
             waiting = outbox.entries()
-            if answer.trouble is not None and waiting and not self._troubled:
+            if response.trouble is not None and waiting and not self._troubled:
                 error = Unavailable(
-                    f"{len(waiting)} events wait for Dagster, and their tuples with them: {answer.trouble}"
+                    f"{len(waiting)} events wait for Dagster, and their tuples with them: {response.trouble}"
                 )
                 self._report(self._runners[waiting[0].task], error)
-            self._troubled = answer.trouble is not None
+            self._troubled = response.trouble is not None
         if now >= self._expire_at:
             self._expire_at = now + _EXPIRE_SECS
             for holder in outbox.expire(now):
-                ledger.reject(holder)
+                ledger.fail(holder)
         if self.send is not None and (batch := outbox.next_batch(now)):
             self.send(batch)
             return True
         return worked
 
     def close(self, task: int) -> None:
-        """A task ends here."""
+        """Drop the events of a task that closes here."""
         for holder in self.outbox.close(task):
-            self._shared.ledger.reject(holder)
+            self._shared.ledger.fail(holder)
 
     def drop(self) -> None:
-        """The worker ends: report what nobody will report again."""
+        """Report the events that are lost when the worker ends, since no replay repeats them."""
         for entry in self.outbox.entries():
             if entry.alone:
                 error = Unavailable(
-                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: it hung on no tuple, and the worker ends"
+                    f"the {entry.event.kind} of {entry.event.asset!r} is lost: it has no tuple to be replayed, and the worker ends"
                 )
                 self._report(self._runners[entry.task], error)
 
@@ -135,27 +135,27 @@ class EventDelivery:
 
 
 class EventSender:
-    """Posts batches to the leading nimbus, from a thread that begins with the first one."""
+    """Thread that posts batches to the leading nimbus; it starts with the first one."""
 
     def __init__(
-        self, spec: WorkerSpec, cluster: StormClusterState, answer: Callable[[ReportResponse], None]
+        self, spec: WorkerSpec, cluster: StormClusterState, on_response: Callable[[ReportResponse], None]
     ) -> None:
         self._spec = spec
         self._cluster = cluster
-        self._answer = answer
+        self._on_response = on_response
         self._batches: queue.SimpleQueue[list[DagsterEvent]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._trouble: str | None = None
 
     def send(self, batch: list[DagsterEvent]) -> None:
-        """Have a batch sent."""
+        """Queue a batch."""
         self._batches.put(batch)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="dagster-events", daemon=True)
             self._thread.start()
 
     def _run(self) -> None:
-        # Most workers report nothing: they need no HTTP client.
+        # Most workers report no events, and need no HTTP client.
         import httpx
 
         options = Security.of(self._spec.conf).client_options()
@@ -163,13 +163,13 @@ class EventSender:
             while True:
                 batch = self._batches.get()
                 try:
-                    answer = self._post(http, batch)
+                    response = self._post(http, batch)
                 except (httpx.HTTPError, StormDagsterError, ValueError, KeyError, TypeError) as error:
-                    answer = ReportResponse(trouble=f"{type(error).__name__}: {error}")
-                if answer.trouble != self._trouble:
-                    self._trouble = answer.trouble
-                    _log.warning("events for Dagster: %s", answer.trouble or "they are stored again")
-                self._answer(answer)
+                    response = ReportResponse(trouble=f"{type(error).__name__}: {error}")
+                if response.trouble != self._trouble:
+                    self._trouble = response.trouble
+                    _log.warning("events for Dagster: %s", response.trouble or "they are stored again")
+                self._on_response(response)
 
     def _post(self, http: httpx.Client, batch: list[DagsterEvent]) -> ReportResponse:
         epoch = self._cluster.epoch()

@@ -1,4 +1,4 @@
-"""Which kind of runner a component needs."""
+"""Factory of runners."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["make_runner"]
 
 
 def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:
-    """The runner of one task of a user's component.
+    """Create the runner of one task of a user's component.
 
-    A class that cannot be imported gets an ordinary runner, which reports that when it is started.
+    A class that cannot be imported gets a plain runner, which reports the error when it starts.
     """
     if part.object.shell is not None:
         from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
 
         return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
-    blocking = concurrent = talks = False
+    blocking = concurrent = takes_messages = False
     try:
         code = resolve(part.object.python or "")
         blocking = bool(getattr(code, "blocking", False))
-        talks = is_spout and bool(getattr(code, "_hears_peers", False))
+        takes_messages = is_spout and bool(getattr(code, "_takes_peer_messages", False))
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
     except Exception:
-        # Reported, with the same reason, by the first start.
+        # The first start reports the same error.
         blocking = False
     if blocking or concurrent:
         from storm_dagster.worker.tasks.thread_bolts import AsyncBoltRunner, BlockingBoltRunner
@@ -38,7 +38,7 @@ def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *
 
         if is_spout:
             spout = BlockingSpoutRunner(shared, context, part)
-            spout.hears_peers = talks
+            spout.takes_peer_messages = takes_messages
             return spout
         return (AsyncBoltRunner if concurrent else BlockingBoltRunner)(shared, context, part)
     return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)

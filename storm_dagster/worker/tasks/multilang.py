@@ -1,7 +1,7 @@
 """Storm's multilang protocol: one program, its pipes, its messages.
 
-Each message is JSON text, a newline, ``end``, a newline. Reading and writing have threads of their own, so
-that a program that neither reads nor writes can hold up nobody.
+Each message is JSON, a newline, ``end``, a newline. Reading and writing have their own threads, so that a program that
+neither reads nor writes blocks nothing.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ __all__ = ["LOG_LEVELS", "ShellProcess", "handshake", "read_message"]
 _log = logging.getLogger("storm_dagster.component")
 
 LOG_LEVELS = {0: 5, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
-"""Level numbers of the protocol; what has none is INFO."""
+"""Level numbers of the protocol; the default is INFO."""
 MOST_MESSAGE_BYTES = 64 * 1024 * 1024
 
-# A group of its own, to be killed whole, but the worker's session: a supervisor finds it there when the
-# worker was killed. (Python 3.10 cannot do that without running code between fork and exec.)
+# A process group, to be killed as a whole, in the worker's session, where the supervisor finds it if the worker was
+# killed. (Python 3.10 cannot do that without running code between fork and exec.)
 _GROUP: dict[str, Any] = {"process_group": 0} if sys.version_info >= (3, 11) else {}
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _decode = msgspec.json.Decoder().decode
 
 
 def read_message(stream: IO[bytes]) -> Any:
-    """The next message; ``EOFError`` at the end, ``ValueError`` for what is none."""
+    """Read a message; ``EOFError`` at the end, ``ValueError`` if it is not valid."""
     lines: list[bytes] = []
     size = 0
     while True:
@@ -57,7 +57,7 @@ def read_message(stream: IO[bytes]) -> Any:
     try:
         return _decode(text)
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{text[:200]!r} is no JSON: {error}") from None
+        raise ValueError(f"{text[:200]!r} is not valid JSON: {error}") from None
 
 
 def handshake(context: TopologyContext, conf: Mapping[str, Any], pid_dir: Path) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _grouping(grouping: Any) -> dict[str, Any]:
 
 
 def _program(name: str) -> str:
-    """The program itself; one that PATH does not have is looked for beside the worker's interpreter, where a virtual
-    environment that nobody activated has its programs (``streamparse_run``)."""
+    """Path of a program; one that is not on PATH may be beside the worker's interpreter, in a virtual environment that
+    is not activated (``streamparse_run``)."""
     if "/" in name or shutil.which(name) is not None:
         return name
     beside = Path(sys.executable).with_name(name)
@@ -103,8 +103,8 @@ def _program(name: str) -> str:
 
 
 class ShellProcess:
-    """One run of a program. ``heard`` is called by the reader's thread with each message, ``ended`` with the
-    reason when nothing more will come."""
+    """One run of a program. The reader's thread calls ``on_message`` with each message, and ``on_end`` with the reason
+    of the end."""
 
     def __init__(
         self,
@@ -112,18 +112,18 @@ class ShellProcess:
         folder: Path,
         pid_dir: Path,
         first: Mapping[str, Any],
-        heard: Callable[[ShellProcess, Any], None],
-        ended: Callable[[ShellProcess, str], None],
+        on_message: Callable[[ShellProcess, Any], None],
+        on_end: Callable[[ShellProcess, str], None],
         name: str,
     ) -> None:
         pid_dir.mkdir(parents=True, exist_ok=True)
         self.pid_dir = pid_dir
         self.name = name
-        self._heard = heard
-        self._ended = ended
+        self._on_output = on_message
+        self._on_end = on_end
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._task_ids: deque[bytes] = deque()
-        """Answers to emits, which go out before any tuple that waits."""
+        """Responses to emits, which are sent before any queued tuple."""
         try:
             self.process = subprocess.Popen(
                 [_program(command[0]), *command[1:]],
@@ -135,7 +135,7 @@ class ShellProcess:
             )
         except OSError as error:
             raise InvalidRequest(f"shell component: {command[0]!r} cannot be started: {error}") from None
-        self.said_pid: int | None = None
+        self.reported_pid: int | None = None
         self.send(first)
         for role, target in (("in", self._read), ("out", self._write), ("log", self._log_errors)):
             threading.Thread(target=target, name=f"{name}-{role}", daemon=True).start()
@@ -145,12 +145,12 @@ class ShellProcess:
         self._outgoing.put(_encode(message) + b"\nend\n")
 
     def send_task_ids(self, tasks: list[int]) -> None:
-        """Answer an emit; any thread."""
+        """Queue the response to an emit; any thread."""
         self._task_ids.append(_encode(tasks) + b"\nend\n")
         self._outgoing.put(b"")
 
     def end(self) -> None:
-        """Kill the program with everything that it started."""
+        """Kill the program and its process group."""
         self._outgoing.put(None)
         if self.process.poll() is None:
             try:
@@ -162,7 +162,7 @@ class ShellProcess:
                 pass
         self.process.wait()
         try:
-            (self.pid_dir / str(self.said_pid or self.process.pid)).unlink(missing_ok=True)
+            (self.pid_dir / str(self.reported_pid or self.process.pid)).unlink(missing_ok=True)
         except OSError as error:
             _log.debug("%s: %s", self.name, error)
 
@@ -173,16 +173,16 @@ class ShellProcess:
         try:
             while True:
                 message = read_message(stream)
-                if isinstance(message, dict) and "pid" in message and self.said_pid is None:
-                    self.said_pid = int(message["pid"])
+                if isinstance(message, dict) and "pid" in message and self.reported_pid is None:
+                    self.reported_pid = int(message["pid"])
                     continue
-                self._heard(self, message)
+                self._on_output(self, message)
         except EOFError as error:
             code = self.process.poll()
             reason = f"{error} (exit code {code})" if code is not None else str(error)
         except (OSError, ValueError, TypeError) as error:
             reason = str(error)
-        self._ended(self, reason)
+        self._on_end(self, reason)
 
     def _write(self) -> None:
         stream = self.process.stdin
@@ -195,7 +195,7 @@ class ShellProcess:
                 if self._outgoing.empty():
                     stream.flush()
         except OSError as error:
-            # The reader sees the end of the program too, and reports it.
+            # The reader notices and reports the end of the program too.
             _log.debug("%s: writing: %s", self.name, error)
         finally:
             try:

@@ -1,4 +1,4 @@
-"""What all kinds of tasks have in common inside a worker."""
+"""Base class of tasks in a worker, and what all tasks share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route, resolve
-from storm_dagster.worker.dataplane.sending import remote
+from storm_dagster.worker.dataplane.sending import send_remote
 from storm_dagster.worker.dataplane.tree import Ledger, next_tuple_id
 from storm_dagster.worker.tasks.events import EventDelivery
 from storm_dagster.worker.tasks.stats import TaskStats
@@ -26,15 +26,15 @@ _log = logging.getLogger(__name__)
 
 TICK_DUE, PULSE_DUE = 1, 2
 _PEERS = "__peers"
-"""Stream of the messages that tasks of one component send each other."""
+"""Stream of the messages between tasks of one component."""
 _EXACT_SECS = 1e-6
-"""Sums of times are off by less than that: what is due at ten is due when the clock says ten."""
+"""Rounding error of summed times: a deadline counts as reached this much earlier."""
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
 
 
 class Shared:
-    """What the tasks of one worker share. All of it belongs to the loop's thread unless said otherwise."""
+    """State shared by the tasks of a worker. Used only by the loop, unless noted."""
 
     def __init__(
         self,
@@ -48,29 +48,29 @@ class Shared:
     ) -> None:
         self.conf = conf
         self.clock = clock
-        """Seconds that never go back; a test's clock may be another one. Any thread."""
+        """Monotonic seconds; tests may use another clock. Any thread."""
         self._epoch = time.time() - clock() if epoch is None else epoch
         self.owns = owns
         """Whether the worker's lease is valid now; cheap, any thread."""
         self.wake = wake
-        """Make the loop look again; any thread."""
+        """Wake the loop; any thread."""
         self.report = report
         """(task, component, error, context text): log and record an error; any thread."""
         self.ledger = Ledger()
         self.events = EventDelivery(self)
-        """What the tasks report to Dagster."""
+        """The tasks' reports to Dagster."""
         self.spouts_run = False
-        """Whether spouts may emit: active, everybody ready, no back pressure. Read by any thread."""
+        """Whether spouts may emit: active, all workers ready, no back pressure. Read by any thread."""
         self.active = False
         self.acker_tasks: tuple[int, ...] = ()
         self.home_ackers: tuple[int, ...] = ()
-        """Indices in ``acker_tasks`` of those in this worker: roots are chosen to belong to them."""
+        """Indices in ``acker_tasks`` of those in this worker, which spouts here prefer."""
         self.closing = False
         self.sliced = True
-        """Whether a task's turn ends after some time, so that the others have theirs. The order in which tuples
-        are processed depends on how fast the machine is then, which the test harness does not want."""
+        """Whether a pass limits the time of each task. The test harness sets ``False``, so that the order of tuples
+        does not depend on the machine's speed."""
         self.at: Runner | None = None
-        """The task that the loop is in; read by the watchdog."""
+        """The task that occupies the loop; read by the watchdog."""
         self.hosts: frozenset[str] = frozenset()
         """Hosts that run workers of the topology."""
 
@@ -91,8 +91,8 @@ class Runner:
 
     kind: Literal["spout", "bolt", "system"] = "bolt"
     is_async = False
-    hears_peers = False
-    """Whether its tasks send each other messages (:meth:`tell`)."""
+    takes_peer_messages = False
+    """Whether tasks of the component send each other messages (:meth:`send_to_peer`)."""
 
     def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
         self.shared = shared
@@ -110,16 +110,16 @@ class Runner:
         self.stats.routes = self.routes
         self.status: Literal["starting", "running"] = "starting"
         self.wired = False
-        """Whether it is known where its tuples go; it does not run before."""
+        """Whether its routes are built; it does not run before."""
         self.peers: dict[int, Any] = {}
         """Other task of the component -> the link to it."""
         self.ticks = 0
-        """What is due: ``TICK_DUE`` and ``PULSE_DUE``."""
+        """Due events: ``TICK_DUE`` and ``PULSE_DUE``."""
         self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None
         self.next_tick = 0.0
         self.next_pulse = 0.0
         self.instance: Any = None
-        """The component. One with ``_pulse_secs`` has its ``_pulse`` called that often (windows, checkpoints)."""
+        """The component. ``_pulse`` is called every ``_pulse_secs``, if set (windows, checkpoints)."""
         self.state: StateDriver | None = None
         """Of a stateful bolt."""
         self._retry_at = 0.0
@@ -128,7 +128,7 @@ class Runner:
     # -- life -------------------------------------------------------------------------------------------
 
     def wire(self, routes: dict[str, Route]) -> None:
-        """Take new routes; counts go on from the old ones."""
+        """Replace the routes; their counts continue."""
         for stream, route in routes.items():
             if stream in self.routes:
                 route.adopt(self.routes[stream])
@@ -136,7 +136,7 @@ class Runner:
         self.routes.update(routes)
 
     def start(self, now: float) -> bool:
-        """Try to make and initialize the component if that is due; whether the task runs now."""
+        """Create and initialize the component, if that is due. Whether the task runs now."""
         if self.status == "running":
             return True
         if now < self._retry_at:
@@ -153,47 +153,47 @@ class Runner:
         return True
 
     def open(self) -> None:
-        """Make and initialize the component."""
+        """Create and initialize the component."""
 
     def run(self, now: float) -> bool:
-        """Do what there is to do; whether that was anything."""
+        """Process queued work. Whether there was any."""
         return False
 
     def idle_secs(self, now: float) -> float | None:
-        """How long the loop may sleep as far as this task is concerned; ``None``: until something comes."""
+        """Seconds until this task needs the loop; ``None``: until something arrives."""
         return None
 
     def waiting(self) -> int:
-        """Tuples that wait for this task, in whatever queue."""
+        """Number of tuples queued for this task, in any queue."""
         return len(self.queue)
 
     def backlog_secs(self) -> float:
-        """How long the tuples that wait will take, as far as one can tell."""
+        """Estimated seconds to process the queue."""
         stats = self.stats
         return self.waiting() * stats.execute_ns / stats.timed / 1e9 if stats.timed else 0.0
 
     def busy_elsewhere(self) -> bool:
-        """Whether a thread or process of the task is at work, so that the loop may wait for it."""
+        """Whether a thread or process of the task has work, so that the loop may wait for it."""
         return False
 
     def deactivate(self) -> None:
-        """The topology became inactive."""
+        """Notify the component that the topology is inactive."""
 
     def activate(self) -> None:
-        """The topology became active."""
+        """Notify the component that the topology is active."""
 
     def retire(self) -> None:
-        """End the task in good order while the topology goes on: here no more, or with another context."""
+        """Close the task gracefully while the topology continues: it moves, or reopens with another context."""
         self.close()
 
     def close(self) -> None:
-        """End the task in good order."""
+        """Close the task gracefully."""
         if self.instance is not None and self.status == "running":
             self.close_instance()
         self.context.close()
 
     def close_instance(self) -> None:
-        """Save the component's state, and tell it that this is the end. In the thread that runs it."""
+        """Checkpoint and close the component. In the thread that runs it."""
         for what, close in (
             ("checkpoint", self.state.close if self.state is not None else None),
             ("close", self.instance.close),
@@ -205,20 +205,20 @@ class Runner:
                 self.report(error, what)
         self.state = None
 
-    def start_again(self) -> None:
-        """Make the component anew, a second from now. Any thread that runs the task."""
+    def restart(self) -> None:
+        """Recreate the component in a second. Any thread that runs the task."""
         self._retry_at = self.shared.clock() + 1.0
         self.status = "starting"
         self.close_instance()
 
-    def owes(self) -> bool:
-        """Whether acks wait for something else than a tuple."""
-        return self.state is not None and self.state.owes()
+    def has_pending_acks(self) -> bool:
+        """Whether acks wait for a checkpoint."""
+        return self.state is not None and self.state.has_pending_acks()
 
     # -- services ---------------------------------------------------------------------------------------
 
     def report(self, error: BaseException, where: str) -> None:
-        """Count an error, log it, and show it among the topology's errors."""
+        """Count and log an error, and record it among the topology's errors."""
         self.stats.errors += 1
         self.shared.report(self.task_id, self.component, error, where)
 
@@ -228,22 +228,22 @@ class Runner:
         if name in metrics or len(metrics) < 100:
             metrics[str(name)[:200]] = value
 
-    def tell(self, task: int, values: Sequence[Any]) -> None:
+    def send_to_peer(self, task: int, values: Sequence[Any]) -> None:
         """Send a message to another task of the component. It may be lost, as an untracked tuple may."""
         link = self.peers.get(task)
         if link is None:
             return
         if link.append is None:
-            remote(link, None, [*values])
+            send_remote(link, None, [*values])
         else:
             link.append(Tuple(next_tuple_id(), self.component, _PEERS, self.task_id, [*values], None))
 
     def tick_tuple(self) -> Tuple:
-        """A tick as components see it."""
+        """A tick tuple for the component."""
         return Tuple(next_tuple_id(), SYSTEM, TICK_STREAM, SYSTEM_TASK, [self.tick_secs])
 
-    def look_at_clock(self, now: float) -> None:
-        """Raise :attr:`ticks` when a tick is due; ticks that were missed are not made up for."""
+    def on_clock(self, now: float) -> None:
+        """Set :attr:`ticks` to what is due; missed ticks are skipped."""
         if self.tick_secs is not None and now >= self.next_tick - _EXACT_SECS and self.status == "running":
             self.ticks |= TICK_DUE
             self.next_tick = max(self.next_tick + self.tick_secs, now)

@@ -1,4 +1,4 @@
-"""Tasks that are multilang programs. A program that dies, hangs or breaks the protocol is replaced."""
+"""Runners of multilang programs. A program that dies, hangs or violates the protocol is replaced."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
-from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, spread
+from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, handshake
@@ -27,23 +27,23 @@ _starts = itertools.count(1)
 
 
 class ShellFailure(StormDagsterError):
-    """A program of a shell component died, hung, or broke the protocol. It is replaced."""
+    """A program of a shell component died, hung, or violated the protocol, and is replaced."""
 
 
 class ShellRunner(Runner):
-    """What shell bolts and shell spouts have in common; the loop's thread does all the thinking."""
+    """Base of shell bolts and shell spouts. Used only by the loop, except :meth:`_on_output`."""
 
     process: ShellProcess | None = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.inbound: deque[tuple[ShellProcess, Any]] = deque()
-        """Messages from the program, or a reason (text) for its end."""
+        """Messages of the program, or the reason of its end as a string."""
         timeout = self.conf.get("topology.subprocess.timeout.secs") or self.conf.get(
             "supervisor.worker.timeout.secs"
         )
         self.timeout = float(timeout or 30)
-        self.last_life = self.last_start = 0.0
+        self.last_seen = self.last_start = 0.0
         self._restart_at = 0.0
         self._restart_pause = 0.1
 
@@ -60,26 +60,26 @@ class ShellRunner(Runner):
             resources,
             pid_dir.absolute(),
             handshake(self.context, self.conf, pid_dir.absolute()),
-            self._heard,
-            self._heard,
+            self._on_output,
+            self._on_output,
             f"{self.component}-{self.task_id}",
         )
-        self.last_life = self.last_start = time.monotonic()
+        self.last_seen = self.last_start = time.monotonic()
 
-    def _heard(self, process: ShellProcess, message: Any) -> None:
-        # The reader's thread: only hand it over.
+    def _on_output(self, process: ShellProcess, message: Any) -> None:
+        # In the reader's thread.
         self.inbound.append((process, message))
         self.shared.wake()
 
-    def take_messages(self) -> bool:
-        """Act on what the program said; whether it said anything."""
+    def process_messages(self) -> bool:
+        """Handle the program's messages. Whether there were any."""
         worked = False
         while self.inbound:
             process, message = self.inbound.popleft()
             if process is not self.process:
                 continue
             worked = True
-            self.last_life = time.monotonic()
+            self.last_seen = time.monotonic()
             if isinstance(message, str):
                 self.replace(message)
                 continue
@@ -90,9 +90,9 @@ class ShellRunner(Runner):
         return worked
 
     def on_message(self, message: Any) -> None:
-        """Act on one message; whatever it raises makes the program be replaced."""
+        """Handle one message; the program is replaced if this raises."""
         if not isinstance(message, dict):
-            raise ShellFailure(f"{message!r:.100} is no command")
+            raise ShellFailure(f"{message!r:.100} is not a command")
         command = message.get("command")
         if command == "log":
             level = LOG_LEVELS.get(message.get("level", 2), logging.INFO)
@@ -109,19 +109,19 @@ class ShellRunner(Runner):
             self.on_other(str(command), message)
 
     def on_emit(self, message: dict[str, Any]) -> None:
-        """The program emits."""
+        """Emit a tuple for the program."""
 
     def on_sync(self) -> None:
-        """The program has answered."""
+        """Handle the end of a command."""
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
-        """Commands of one kind of component."""
+        """Handle a command of one kind of component."""
 
     def drop_tuples(self) -> None:
-        """Everything that the program had is failed."""
+        """Fail or drop the program's tuples."""
 
     def replace(self, reason: str) -> None:
-        """Kill the program; a new one is started after a short pause, longer each time it dies soon."""
+        """Kill the program; a new one starts after a pause, longer each time it dies soon."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -134,7 +134,7 @@ class ShellRunner(Runner):
         self._restart_at = now + self._restart_pause
 
     def keep_alive(self, now: float) -> bool:
-        """Start the program again when it is due; whether there is one."""
+        """Restart the program when that is due. Whether it runs."""
         if self.process is None:
             if now < self._restart_at:
                 return False
@@ -155,49 +155,49 @@ class ShellRunner(Runner):
 
 
 class ShellBoltRunner(ShellRunner):
-    """A bolt that is a program."""
+    """Runner of a bolt that is a program."""
 
     kind = "bolt"
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.most = int(self.conf.get("topology.shellbolt.max.pending") or 100)
-        self.inside: dict[str, tuple[Tuple, int]] = {}
-        """Id -> (tuple, time sent): what the program has neither acked nor failed."""
+        self.in_flight: dict[str, tuple[Tuple, int]] = {}
+        """Id -> (tuple, time sent) of tuples that the program has neither acked nor failed."""
         self._ids = itertools.count(1)
         self._next_heartbeat = 0.0
 
     def waiting(self) -> int:
-        """Tuples queued and inside the program."""
-        return len(self.queue) + len(self.inside)
+        """Number of tuples queued and in the program."""
+        return len(self.queue) + len(self.in_flight)
 
     def busy_elsewhere(self) -> bool:
         """Whether the program has tuples."""
-        return bool(self.inside) or bool(self.inbound) or (self.process is None and bool(self.queue))
+        return bool(self.in_flight) or bool(self.inbound) or (self.process is None and bool(self.queue))
 
     def run(self, now: float) -> bool:
-        """Hear the program, and give it more."""
-        worked = self.take_messages()
+        """Handle the program's messages, and send it tuples."""
+        worked = self.process_messages()
         if not self.keep_alive(now):
             return worked
         if self.ticks:
             self.ticks = 0
-            self._give(self.tick_tuple())
+            self._send_tuple(self.tick_tuple())
         queue = self.queue
-        room = self.most - len(self.inside)
+        room = self.most - len(self.in_flight)
         if queue and room > 0 and self.shared.owns():
             batch = queue[:room]
             del queue[:room]
             for tup in batch:
-                self._give(tup)
+                self._send_tuple(tup)
             count_inputs(self, batch)
             return True
         return worked
 
-    def _give(self, tup: Tuple) -> None:
+    def _send_tuple(self, tup: Tuple) -> None:
         assert self.process is not None
         name = str(next(self._ids))
-        self.inside[name] = (tup, time.perf_counter_ns())
+        self.in_flight[name] = (tup, time.perf_counter_ns())
         self.process.send(
             {
                 "id": name,
@@ -208,13 +208,13 @@ class ShellBoltRunner(ShellRunner):
             }
         )
 
-    def look_at_clock(self, now: float) -> None:
-        """Heartbeats: a program that has said nothing for the subprocess timeout is replaced."""
-        super().look_at_clock(now)
+    def on_clock(self, now: float) -> None:
+        """Send heartbeats, and replace a program that is silent for the subprocess timeout."""
+        super().on_clock(now)
         if self.process is None or self.status != "running" or now < self._next_heartbeat:
             return
         self._next_heartbeat = now + _HEARTBEAT_SECS
-        if now - self.last_life > self.timeout:
+        if now - self.last_seen > self.timeout:
             self.replace(f"subprocess heartbeat timeout: silent for {self.timeout:g} s")
             return
         self.process.send(
@@ -222,13 +222,13 @@ class ShellBoltRunner(ShellRunner):
         )
 
     def on_emit(self, message: dict[str, Any]) -> None:
-        """Emit anchored to what the program names; it is told the receivers unless it says otherwise."""
+        """Emit with the program's anchors, and return the receivers unless it opts out."""
         given = message.get("anchors") or []
         anchors: list[Tuple] = []
         for name in [given] if isinstance(given, str) else given:
-            found = self.inside.get(str(name))
+            found = self.in_flight.get(str(name))
             if found is None:
-                raise ShellFailure(f"an emit is anchored to {name!r}, which is not known or acked already")
+                raise ShellFailure(f"an emit is anchored to {name!r}, which is unknown or acked already")
             anchors.append(found[0])
         stream = message.get("stream") or "default"
         values, direct = message["tuple"], message.get("task") or None
@@ -239,49 +239,49 @@ class ShellBoltRunner(ShellRunner):
             _log.info("%s-%d emits %r %s", self.component, self.task_id, values, stream)
         route.emitted += 1
         tree = anchor_tree(anchors) if anchors else None
-        links = spread(route, values, tree, self.shared.ledger, self.component, self.task_id, direct)
+        links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct)
         if message.get("need_task_ids", True) and direct is None and self.process is not None:
             self.process.send_task_ids([link.task for link in links])
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
-        """Ack and fail; a bolt's unknown commands are ignored."""
+        """Ack or fail a tuple; other commands are ignored."""
         if command not in ("ack", "fail"):
             return
-        entry = self.inside.pop(str(message["id"]), None)
+        entry = self.in_flight.pop(str(message["id"]), None)
         if entry is None:
-            raise ShellFailure(f"{command} of {message['id']!r}, which is not known or done with already")
+            raise ShellFailure(f"{command} of {message['id']!r}, which is unknown or finished already")
         tup, sent = entry
         stats = self.stats
         nanos = time.perf_counter_ns() - sent
-        if stats.sampled():
+        if stats.take_sample():
             stats.process_ns += nanos
             stats.processed += 1
             stats.execute_ns += nanos
             stats.timed += 1
         if command == "ack":
-            self.shared.ledger.settle(tup)
+            self.shared.ledger.ack(tup)
             stats.acked += 1
         else:
-            self.shared.ledger.reject(tup)
+            self.shared.ledger.fail(tup)
             stats.failed += 1
 
     def drop_tuples(self) -> None:
-        """Fail what the program had; the spouts send it again."""
-        inside, self.inside = self.inside, {}
-        for tup, _ in inside.values():
-            self.shared.ledger.reject(tup)
+        """Fail the program's tuples; the spouts replay them."""
+        in_flight, self.in_flight = self.in_flight, {}
+        for tup, _ in in_flight.values():
+            self.shared.ledger.fail(tup)
             self.stats.failed += 1
 
     def close(self) -> None:
-        """Fail what the program has, and kill it."""
-        for tup, _ in self.inside.values():
-            self.shared.ledger.reject(tup)
-        self.inside.clear()
+        """Fail the program's tuples, and kill it."""
+        for tup, _ in self.in_flight.values():
+            self.shared.ledger.fail(tup)
+        self.in_flight.clear()
         super().close()
 
 
 class ShellSpoutRunner(ShellRunner, SpoutBase):
-    """A spout that is a program: one command at a time, each answered by ``sync``."""
+    """Runner of a spout that is a program: one command at a time, each ends with ``sync``."""
 
     kind = "spout"
 
@@ -289,42 +289,42 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         super().__init__(*args)
         self.commands: deque[dict[str, Any]] = deque()
         self.busy = False
-        """A command is under way: its ``sync`` has not come."""
+        """Whether a command is in progress, until its ``sync``."""
         self._sent_at = 0.0
         self._emitted = False
         self._pause_until = 0.0
-        self.told_active: bool | None = None
+        self.sent_active: bool | None = None
 
     def open(self) -> None:
-        """Start the program, and tell it whether the topology is active."""
+        """Start the program."""
         super().open()
         self.busy = False
         self.commands.clear()
         self.emit = self.make_emit()
-        self.told_active = None
+        self.sent_active = None
 
     def activate(self) -> None:
-        """Told in :meth:`run`, which compares."""
+        """Nothing: :meth:`run` sends the change."""
 
     def deactivate(self) -> None:
-        """Told in :meth:`run`, which compares."""
+        """Nothing: :meth:`run` sends the change."""
 
     def run(self, now: float) -> bool:
-        """Hear the program; when it is free, give it the next command."""
-        worked = self.take_messages()
+        """Handle the program's messages; when it is idle, send the next command."""
+        worked = self.process_messages()
         if not self.keep_alive(now):
             return worked
-        if self.verdicts(now, self._tell):
+        if self.deliver_verdicts(now, self._notify):
             worked = True
         if self.busy:
-            if now - self.last_life > self.timeout and now - self._sent_at > self.timeout:
+            if now - self.last_seen > self.timeout and now - self._sent_at > self.timeout:
                 self.replace(f"subprocess heartbeat timeout: no sync for {self.timeout:g} s")
             return worked
         if not self.shared.owns():
             return worked
-        if self.told_active is not self.shared.active:
-            self.told_active = self.shared.active
-            self.commands.append({"command": "activate" if self.told_active else "deactivate"})
+        if self.sent_active is not self.shared.active:
+            self.sent_active = self.shared.active
+            self.commands.append({"command": "activate" if self.sent_active else "deactivate"})
         if self.commands:
             self._send(self.commands.popleft(), now)
             return True
@@ -343,25 +343,25 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
 
     _last = ""
 
-    def _tell(self, acked: bool, tup_id: Any) -> None:
+    def _notify(self, acked: bool, tup_id: Any) -> None:
         self.commands.append({"command": "ack" if acked else "fail", "id": tup_id})
 
     def idle_secs(self, now: float) -> float | None:
-        """Until the program is to be asked again."""
+        """Seconds until the next ``next`` command."""
         if self.busy or not self.shared.spouts_run:
             return None
         return max(0.0, self._pause_until - now)
 
-    def ask_now(self) -> None:
-        """Forget the pause after an empty answer."""
+    def poll_now(self) -> None:
+        """Skip the pause after an empty response."""
         self._pause_until = 0.0
 
     def busy_elsewhere(self) -> bool:
-        """Whether a command is under way."""
+        """Whether a command is in progress."""
         return self.busy or bool(self.inbound)
 
     def on_emit(self, message: dict[str, Any]) -> None:
-        """Emit; a non-direct one is answered with the receivers at once."""
+        """Emit, and return the receivers of a non-direct tuple."""
         self._emitted = True
         direct = message.get("task") or None
         try:
@@ -374,16 +374,16 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
             self.process.send_task_ids(tasks or [])
 
     def on_sync(self) -> None:
-        """The command is done with."""
+        """End the command in progress."""
         self.busy = False
         if self._last == "next" and not self._emitted:
             self._pause_until = time.monotonic() + 0.001
 
     def on_other(self, command: str, message: dict[str, Any]) -> None:
-        """A spout has no other commands."""
+        """Reject other commands."""
         raise ShellFailure(f"unknown command {command!r} from a spout")
 
     def drop_tuples(self) -> None:
-        """Forget the command under way. What the program emitted stays pending: its verdicts go to the new one."""
+        """Drop the command in progress. Emitted tuples stay pending: their acks and fails go to the new program."""
         self.busy = False
         self.commands.clear()

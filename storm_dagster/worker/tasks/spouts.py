@@ -1,4 +1,4 @@
-"""Spout tasks on the worker's loop, and the pending trees that every kind of spout task has."""
+"""Runner of spouts on the worker's loop, and the pending trees of all kinds of spouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from typing import Any
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
-from storm_dagster.worker.dataplane.sending import check_values, guarded, remote, route_of, spread
+from storm_dagster.worker.dataplane.sending import (
+    check_values,
+    route_of,
+    send_remote,
+    send_to_targets,
+    wrap_emit,
+)
 from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
 from storm_dagster.worker.tasks.bolts import BoltCollector
 from storm_dagster.worker.tasks.runner import Runner, make_component
@@ -18,12 +24,12 @@ __all__ = ["PASS_CALLS", "PASS_SECS", "SpoutBase", "SpoutRunner"]
 PASS_CALLS = 100
 """Most calls of ``next_tuple`` in one pass of the loop."""
 PASS_SECS = 0.002
-"""Time after which a pass goes on to the bolts."""
+"""Time after which a pass continues with the bolts."""
 _QUICK_RETRIES = 500
 
 
 class SpoutBase(Runner):
-    """Pending trees, their timeouts, and how verdicts reach the spout."""
+    """Base of spout runners: pending trees, their timeouts, and acks and fails to the spout."""
 
     kind = "spout"
 
@@ -34,20 +40,20 @@ class SpoutBase(Runner):
         """Root -> tuple id of the spout."""
         self.max_pending: int | None = self.conf.get("topology.max.spout.pending") or None
         self.acked: list[int] = []
-        """Roots whose trees are complete; the next run tells the spout."""
+        """Roots of complete trees; the next run notifies the spout."""
         self.failed: list[int] = []
         self.at_once: list[Any] = []
-        """Tuple ids that are acked without tracking (no ackers)."""
+        """Tuple ids to ack without tracking (no ackers)."""
 
     def full(self) -> bool:
-        """Whether as many trees are open as may be."""
+        """Whether ``topology.max.spout.pending`` is reached."""
         return self.max_pending is not None and len(self.pending) >= self.max_pending
 
-    def ask_now(self) -> None:
-        """Do not wait before the spout is asked again (for the test harness)."""
+    def poll_now(self) -> None:
+        """Skip the pause after an empty call (for the test harness)."""
 
     def make_emit(self) -> Callable[..., list[int] | None]:
-        """The emit of this task; loop's thread only."""
+        """Create this task's ``emit``. Used only by the loop. See ``BoltRunner._bind`` for why it repeats the bolts'."""
         routes, shared = self.routes, self.shared
         ledger = shared.ledger
         component, task_id = self.component, self.task_id
@@ -77,12 +83,12 @@ class SpoutBase(Runner):
                     root = next_edge()
                     homes = shared.home_ackers
                     if homes:
-                        # A root whose acker is in this worker saves two messages for each tree.
+                        # A root whose acker is in this worker saves two messages per tree.
                         count = len(ackers)
                         root = root - root % count + homes[root % len(homes)]
                         if root >= 1 << 64:
                             root -= count
-                    # One more than its tuples, until all of them are sent.
+                    # One extra until all its tuples are sent.
                     tree = Tree(1, root or 1, 0, self)
                     entries[tree.root] = (tup_id, clock())
                 else:
@@ -90,12 +96,12 @@ class SpoutBase(Runner):
             route.emitted += 1
             only = route.only
             if only is None or direct_task:
-                links = spread(route, values, tree, ledger, component, task_id, direct_task)
+                links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task)
                 sent = [link.task for link in links] if need_task_ids else None
             else:
                 link = only(values)
                 if link.append is None:
-                    remote(link, tree, values)
+                    send_remote(link, tree, values)
                 else:
                     if tree is not None:
                         tree.count += 1
@@ -107,10 +113,10 @@ class SpoutBase(Runner):
                     ledger.done(tree)
             return sent
 
-        return guarded(emit, self.conf, self.part, component, task_id, 2)
+        return wrap_emit(emit, self.conf, self.part, component, task_id, 2)
 
-    def verdicts(self, now: float, tell: Callable[[bool, Any], None]) -> bool:
-        """Hand all verdicts to ``tell(acked, tuple id)``; trees that are too old are failed. Whether any were."""
+    def deliver_verdicts(self, now: float, notify: Callable[[bool, Any], None]) -> bool:
+        """Call ``notify(acked, tuple id)`` for every completed or failed tree. Whether there were any."""
         if not (self.acked or self.failed or self.at_once):
             return False
         stats, pop = self.stats, self.pending.entries.pop
@@ -119,33 +125,33 @@ class SpoutBase(Runner):
             entry = pop(root, None)
             if entry is not None:
                 stats.acked += 1
-                if stats.sampled():
+                if stats.take_sample():
                     stats.complete_ns += int((now - entry[1]) * 1e9)
                     stats.completed += 1
-                tell(True, entry[0])
+                notify(True, entry[0])
         failed, self.failed = self.failed, []
         for root in failed:
             entry = pop(root, None)
             if entry is not None:
                 stats.failed += 1
-                tell(False, entry[0])
+                notify(False, entry[0])
         if self.at_once:
             ids = self.at_once.copy()
             self.at_once.clear()
             stats.acked += len(ids)
             for tup_id in ids:
-                tell(True, tup_id)
+                notify(True, tup_id)
         return True
 
     def take_pending(self) -> list[Any]:
-        """The tuple ids that wait for a verdict, of which none will come any more."""
+        """Remove and return the ids of pending tuples, which will be neither acked nor failed."""
         ids = [tup_id for tup_id, _ in self.pending.entries.values()]
         self.pending.entries.clear()
         return ids
 
-    def look_at_clock(self, now: float) -> None:
-        """Fail the trees that did not complete in time."""
-        super().look_at_clock(now)
+    def on_clock(self, now: float) -> None:
+        """Fail the trees that have timed out."""
+        super().on_clock(now)
         late = now - self.pending.timeout
         for root, (_, added) in self.pending.entries.items():
             if added > late:
@@ -154,19 +160,19 @@ class SpoutBase(Runner):
 
 
 class SpoutRunner(SpoutBase):
-    """A spout whose methods return quickly."""
+    """Runner of a spout whose methods return quickly."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._empty = 0
-        """Calls of next_tuple in a row that emitted nothing."""
+        """Empty calls of next_tuple in a row."""
         self._pause_until = 0.0
 
     def open(self) -> None:
-        """Make the spout and connect it."""
+        """Create and connect the spout."""
         spout = make_component(self.part)
         if not isinstance(spout, Spout):
-            raise TypeError(f"{self.part.object.python} is no Spout")
+            raise TypeError(f"{self.part.object.python} is not a Spout")
         emit = self.make_emit()
 
         def fail(tup: Any) -> None:
@@ -182,11 +188,11 @@ class SpoutRunner(SpoutBase):
         spout.initialize(self.conf, self.context)
         self.instance = spout
 
-    def ask_now(self) -> None:
-        """Forget the pause after an empty call."""
+    def poll_now(self) -> None:
+        """Skip the pause after an empty call."""
         self._pause_until = 0.0
 
-    def _tell(self, acked: bool, tup_id: Any) -> None:
+    def _notify(self, acked: bool, tup_id: Any) -> None:
         try:
             if acked:
                 self.instance.ack(tup_id)
@@ -196,8 +202,8 @@ class SpoutRunner(SpoutBase):
             self.report(error, "ack" if acked else "fail")
 
     def run(self, now: float) -> bool:
-        """Tell the spout what became of its tuples, and ask it for more."""
-        worked = self.verdicts(now, self._tell)
+        """Notify the spout of acks and fails, and call ``next_tuple``."""
+        worked = self.deliver_verdicts(now, self._notify)
         shared = self.shared
         if not shared.spouts_run or now < self._pause_until or not shared.owns():
             return worked
@@ -219,7 +225,7 @@ class SpoutRunner(SpoutBase):
                 return True
             if _emitted(routes) == before:
                 self._empty += 1
-                # Polled every millisecond while it may be just between two tuples, less often later.
+                # Polled every millisecond at first, less often later.
                 self._pause_until = clock() + (0.001 if self._empty < _QUICK_RETRIES else 0.005)
                 break
             worked = True
@@ -227,32 +233,32 @@ class SpoutRunner(SpoutBase):
             if clock() > until:
                 break
         if self.at_once:
-            self.verdicts(now, self._tell)
+            self.deliver_verdicts(now, self._notify)
         return worked
 
     def idle_secs(self, now: float) -> float | None:
-        """Until the spout is to be asked again."""
+        """Seconds until the next call of ``next_tuple``."""
         if not self.shared.spouts_run or self.full():
             return None
         return max(0.0, self._pause_until - now)
 
     def activate(self) -> None:
-        """Tell the spout."""
+        """Notify the spout."""
         self._call("activate")
 
     def deactivate(self) -> None:
-        """Tell the spout."""
+        """Notify the spout."""
         self._call("deactivate")
 
     def retire(self) -> None:
-        """Stop the spout, and fail what it waits for: it may give that back to where it read it."""
+        """Deactivate the spout, and fail its pending tuples: it may return them to its source."""
         if self.status == "running":
-            self.verdicts(self.shared.clock(), self._tell)
-            # What it emits in answer would have nobody to hear of its end.
+            self.deliver_verdicts(self.shared.clock(), self._notify)
+            # What it emits in response would never be acked.
             self.instance.emit = self.instance._collector.emit = lambda *_, **__: []
             self.deactivate()
             for tup_id in self.take_pending():
-                self._tell(False, tup_id)
+                self._notify(False, tup_id)
         self.close()
 
     def _call(self, name: str) -> None:

@@ -1,15 +1,14 @@
-"""Where checkpoints of keyed state are kept: one folder for each component, below ``topology.state.dir``.
+"""Checkpoint files of keyed state: one folder per component, below ``topology.state.dir``.
 
 ::
 
     <topology name>/<component>.state/000002.json     the second division: over how many tasks
     <topology name>/<component>.state/000002/1.4.log  state of the task with index 1, as of its fourth opening
 
-A task that opens its state writes all of it into a new file and appends its checkpoints there; so a process
-that lost the task, and does not know it yet, writes where nobody reads. When the number of tasks changes, a
-new division begins, whose first opener makes its ``.json``: from then on no checkpoint of the older one is
-acknowledged. Creating a file that must not exist yet (``link``) is the only thing that this asks of the file
-system, so that a shared one serves several hosts.
+A task that opens its state writes all of it into a new file and appends its checkpoints there, so that a process
+that lost the task without noticing writes to a file that is not read. When the number of tasks changes, the first
+opener creates the ``.json`` of a new division: from then on no checkpoint of the older one is acknowledged. The only
+requirement on the file system is exclusive creation of a file (``link``), so that a shared one works for several hosts.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ Stamp = tuple[int, int]
 
 
 def state_folder(root: Path, topology: str, component: str) -> Path:
-    """The folder of a component's state."""
+    """Folder of a component's state."""
     return root / topology / f"{quote(component, safe='').replace('.', '%2E')}.state"
 
 
 class StateLog:
-    """The state of one task while it is open.
+    """Open state of one task.
 
-    ``stamp`` orders assignments (when the topology was submitted, version of the assignment): a worker that
-    has not heard of a new number of tasks yet must not bring the old one back.
+    ``stamp`` orders assignments (number of the submission, version of the assignment): a worker with a stale
+    assignment must not restore the old number of tasks.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class StateLog:
                 int(found["stamp"][1]),
             )
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise Corrupt(f"{path} does not say how state is divided ({error}): restore it") from None
+            raise Corrupt(f"{path} is not a valid division of state ({error}): restore it") from None
 
     def _enter(self, stamp: Stamp) -> int:
         numbers = self._numbers()
@@ -96,7 +95,7 @@ class StateLog:
             if stamp < since:
                 raise Unavailable(
                     f"the state in {self.folder} is divided over {division.tasks} tasks by a newer assignment than "
-                    f"the one that this worker knows, with {self.division.tasks}: it is opened when that is read"
+                    f"the one that this worker has read, with {self.division.tasks}: it opens after the next read"
                 )
         document = {"tasks": self.division.tasks, "by_key": self.division.by_key, "stamp": list(stamp)}
         if not self._create(self._path(newest + 1), json.dumps(document).encode()):
@@ -104,7 +103,7 @@ class StateLog:
         return newest + 1
 
     def _create(self, path: Path, raw: bytes) -> bool:
-        """Write a whole file; ``False`` when there is one."""
+        """Create a file with this content; ``False`` if it exists."""
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         temporary.write_bytes(raw)
@@ -160,7 +159,7 @@ class StateLog:
         path = self.folder / f"{self._number:06d}" / f"{self.index}.{opening}.log"
         if not self._owns() or not self._create(path, raw):
             raise Unavailable(
-                f"the state in {self.folder} is opened by another worker at the same time: again later"
+                f"the state in {self.folder} is opened by another worker at the same time: retried later"
             )
         self.close()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -171,7 +170,7 @@ class StateLog:
                 other.unlink(missing_ok=True)
 
     def _remove_old(self) -> None:
-        # As soon as every task has its share, nobody looks into earlier divisions any more.
+        # Earlier divisions are not read once every task has its share.
         if len(self._logs(self._number)) < self.division.tasks:
             return
         for number in self._numbers():
@@ -180,9 +179,9 @@ class StateLog:
                 self._path(number).unlink(missing_ok=True)
 
     def append(self, record: Checkpoint) -> None:
-        """Write a checkpoint. When this returns, it counts, and the tuples that it is of may be acked.
+        """Write a checkpoint. When this returns it is durable, and its tuples may be acked.
 
-        Raises :class:`Unavailable` or ``OSError`` when it may not count; the state is to be opened again then.
+        Raises :class:`Unavailable` or ``OSError`` otherwise; then the state must be reopened.
         """
         raw = frame(record)
         self._check()
@@ -190,10 +189,10 @@ class StateLog:
             rest = raw
             while rest:
                 rest = rest[os.write(self._file, rest) :]
-            # Again after the writing: whoever took the task or the keys over meanwhile may not have read it.
+            # Again after the write: a new owner of the task or its keys may not have read it.
             self._check()
         except BaseException:
-            # Nobody is told that this was saved; had a successor read it already, its tuples count twice.
+            # Not acknowledged; if a successor has read it already, its tuples count twice.
             os.ftruncate(self._file, self._size)
             raise
         self._size += len(raw)
@@ -207,7 +206,7 @@ class StateLog:
             )
 
     def compact(self) -> None:
-        """Write everything into a new file when the log has become much longer than that."""
+        """Rewrite the log into a new file, if it is much longer than the state."""
         if self._size - self._full_size > max(_LEAST_COMPACTED, self._full_size):
             self._rewrite()
 

@@ -1,4 +1,4 @@
-"""Running stateful bolts: when to checkpoint, and which acks wait for it."""
+"""Checkpoints of stateful bolts, and the acks that wait for them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["KeyedState", "StateDriver"]
 
 _PAUSE_SECS = 0.01
-"""Least time between two checkpoints: one costs some 50 microseconds."""
+"""Least time between two checkpoints; one costs about 50 microseconds."""
 _ABSENT: Any = object()
 _TRIES = 20
 _PAGE_BYTES, _VALUE_BYTES, _SHOWN = 256 << 10, 16 << 10, 1000
@@ -38,11 +38,11 @@ class KeyedState:
         self._index = index
         self._alone = division.tasks == 1 or not division.by_key
         self.changed: dict[Any, msgspec.Raw | None] = {}
-        """Key -> encoded value, ``None`` when it was removed; since the last checkpoint."""
+        """Key -> encoded value, ``None`` if removed; since the last checkpoint."""
         self._journal: list[tuple[Any, Any, Any]] = []
-        """(key, value before, change before) of what the tuple in process did."""
+        """(key, value before, change before) of each change by the current tuple."""
 
-    def _mine(self, key: Any) -> Any:
+    def _own_key(self, key: Any) -> Any:
         key = key_of(key)
         if key not in self._values and not self._alone:
             owner = self._division.owner(key)
@@ -55,26 +55,26 @@ class KeyedState:
 
     def get(self, key: Any, default: Any = None) -> Any:
         """The value, or ``default``."""
-        return self._values.get(self._mine(key), default)
+        return self._values.get(self._own_key(key), default)
 
     def __getitem__(self, key: Any) -> Any:
-        return self._values[self._mine(key)]
+        return self._values[self._own_key(key)]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        key = self._mine(key)
+        key = self._own_key(key)
         raw = encode_value(value, key)
         self._journal.append((key, self._values.get(key, _ABSENT), self.changed.get(key, _ABSENT)))
         self._values[key] = value
         self.changed[key] = raw
 
     def __delitem__(self, key: Any) -> None:
-        key = self._mine(key)
+        key = self._own_key(key)
         before = self._values.pop(key)
         self._journal.append((key, before, self.changed.get(key, _ABSENT)))
         self.changed[key] = None
 
     def __contains__(self, key: Any) -> bool:
-        return self._mine(key) in self._values
+        return self._own_key(key) in self._values
 
     def __iter__(self) -> Iterator[Any]:
         return iter(list(self._values))
@@ -86,34 +86,32 @@ class KeyedState:
         """The (key, value) pairs of this task."""
         return iter(list(self._values.items()))
 
-    def page(self, asked: StateQuestion) -> dict[str, Any]:
-        """Some of the entries as they are now, the last of them maybe not saved yet: ``{"entries": [{"key", "value"}],
-        "next"}``.
+    def page(self, query: StateQuestion) -> dict[str, Any]:
+        """Current entries, some maybe not saved yet: ``{"entries": [{"key", "value"}], "next"}``.
 
-        ``next`` is the offset of the entry after the last one, ``None`` at the end. At most some 256 KiB; of a value
-        that is longer than 16 KiB, or that JSON cannot hold, the beginning of its ``repr`` is ``shown`` instead.
-        Safe to call while the task's own thread works.
+        ``next`` is the offset of the next entry, ``None`` at the end. At most about 256 KiB. For a value longer than
+        16 KiB, or not valid in JSON, ``shown`` is the beginning of its ``repr``. Any thread.
         """
-        if asked.keys:
-            pairs = [(key, self._values[key]) for key in map(key_of, asked.keys) if key in self._values]
-            return {"entries": [_shown(key, value)[0] for key, value in pairs[: asked.limit]], "next": None}
+        if query.keys:
+            pairs = [(key, self._values[key]) for key in map(key_of, query.keys) if key in self._values]
+            return {"entries": [_entry(key, value)[0] for key, value in pairs[: query.limit]], "next": None}
         for _ in range(_TRIES):
             try:
-                pairs = list(islice(self._values.items(), asked.offset, asked.offset + asked.limit + 1))
+                pairs = list(islice(self._values.items(), query.offset, query.offset + query.limit + 1))
                 break
-            except RuntimeError:  # The task's thread has just added a key.
+            except RuntimeError:  # The task's thread added a key meanwhile.
                 continue
         else:
-            raise Unavailable(f"the state of task {asked.task} changes too fast to be listed: ask for a key")
+            raise Unavailable(f"the state of task {query.task} changes too fast to be listed: ask for a key")
         entries: list[dict[str, Any]] = []
         size = 0
-        for key, value in pairs[: asked.limit]:
-            entry, length = _shown(key, value)
+        for key, value in pairs[: query.limit]:
+            entry, length = _entry(key, value)
             size += length
             if entries and size > _PAGE_BYTES:
                 break
             entries.append(entry)
-        after = asked.offset + len(entries)
+        after = query.offset + len(entries)
         return {"entries": entries, "next": after if len(entries) < len(pairs) else None}
 
     def _begin(self) -> None:
@@ -129,8 +127,8 @@ class KeyedState:
         self._journal.clear()
 
 
-def _shown(key: Any, value: Any) -> tuple[dict[str, Any], int]:
-    """An entry as it is shown, and its length in bytes."""
+def _entry(key: Any, value: Any) -> tuple[dict[str, Any], int]:
+    """An entry as a JSON document, and its length in bytes."""
     try:
         raw = msgspec.json.encode([key, value])
     except (TypeError, ValueError, OverflowError, RecursionError):
@@ -144,7 +142,7 @@ def _shown(key: Any, value: Any) -> tuple[dict[str, Any], int]:
 
 
 class StateDriver:
-    """The state of one task. Belongs to the thread that runs the bolt's methods, but for :meth:`owes`."""
+    """State of one task. Used by the thread that runs the bolt, except :meth:`has_pending_acks`."""
 
     def __init__(self, bolt: StatefulBolt, runner: Runner) -> None:
         context = runner.context
@@ -168,28 +166,28 @@ class StateDriver:
             state_folder(context._state_dir, context.topology_name, context.component),
             division,
             tasks.index(context.task_id),
-            (_launched(context.topology_id), context.assignment_version),
+            (_launch_number(context.topology_id), context.assignment_version),
             bolt.merge_states,
-            # `context` knows a thread's lease too.
+            # `context` also checks that a thread is not detached.
             context.may_write,
         )
         bolt.state = self.state = KeyedState(self.log.contents, division, self.log.index)
-        self.held: list[Tuple] = []
-        """Acks that wait for the next checkpoint."""
+        self.pending_acks: list[Tuple] = []
+        """Acks deferred to the next checkpoint."""
         self._process = bolt.process
-        self._holds = bolt.auto_ack and not getattr(bolt, "_gathers", False)
+        self._acks_itself = bolt.auto_ack and not getattr(bolt, "_gathers", False)
         collector = bolt._bound()
-        self._settle: Callable[[Tuple], None] = collector.ack
-        # From here on the bolt's own calls come through here.
-        collector.ack = self.hold  # type: ignore[method-assign]
-        collector.ack_all = self._hold_all  # type: ignore[method-assign]
+        self._ack: Callable[[Tuple], None] = collector.ack
+        # From here on, the bolt's acks and the worker's `process` calls go through this driver.
+        collector.ack = self.defer_ack  # type: ignore[method-assign]
+        collector.ack_all = self._defer_acks  # type: ignore[method-assign]
         bolt.process = self.apply  # type: ignore[method-assign]
         self._ids: list[tuple[int, Any]] = []
         self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
         self._rotate_at = shared.now_ms() + self._rotate_ms
         self._interval = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000
         self._saved_at = time.monotonic()
-        self._broken = False
+        self._failed = False
         self._saving = False
         """Between a checkpoint and the last of its acks."""
 
@@ -231,9 +229,9 @@ class StateDriver:
     # -- tuples -------------------------------------------------------------------------------------------
 
     def apply(self, tup: Tuple) -> None:
-        """Process a tuple, unless the state holds it already; if that raises, the state is as before."""
-        if self._broken:
-            raise Unavailable("the task starts again, because its state could not be saved")
+        """Process a tuple, unless it was applied before; if that raises, restore the state."""
+        if self._failed:
+            raise Unavailable("the task restarts, because its state could not be saved")
         self.state._begin()
         contents = self.log.contents
         name = self._id_of(tup)
@@ -245,8 +243,8 @@ class StateDriver:
         except Exception:
             self.state._undo()
             raise
-        if self._holds:
-            self.hold(tup)
+        if self._acks_itself:
+            self.defer_ack(tup)
 
     def _id_of(self, tup: Tuple) -> Any:
         places = self._id_at.get((tup.component, tup.stream))
@@ -256,9 +254,9 @@ class StateDriver:
             else key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
         )
 
-    def hold(self, tup: Tuple) -> None:
-        """The bolt acks a tuple: that is carried out by the next checkpoint, which also knows its id."""
-        self.held.append(tup)
+    def defer_ack(self, tup: Tuple) -> None:
+        """Defer the ack of a tuple to the next checkpoint, which also saves its id."""
+        self.pending_acks.append(tup)
         name = self._id_of(tup)
         if name is not None:
             key = [tup.values[at] for at in self._id_at[(tup.component, tup.stream)][1]]
@@ -266,39 +264,39 @@ class StateDriver:
             self.log.contents.ids[name] = number
             self._ids.append((number, name))
 
-    def _hold_all(self, tups: Sequence[Tuple]) -> None:
+    def _defer_acks(self, tups: Sequence[Tuple]) -> None:
         for tup in tups:
-            self.hold(tup)
+            self.defer_ack(tup)
 
-    def page(self, asked: StateQuestion) -> dict[str, Any]:
+    def page(self, query: StateQuestion) -> dict[str, Any]:
         """As :meth:`KeyedState.page`."""
-        return self.state.page(asked)
+        return self.state.page(query)
 
-    def owes(self) -> bool:
-        """Whether acks wait."""
-        return bool(self.held) or self._saving
+    def has_pending_acks(self) -> bool:
+        """Whether acks wait for a checkpoint."""
+        return bool(self.pending_acks) or self._saving
 
-    def wait_secs(self) -> float | None:
-        """How long until :meth:`rest` has something to do."""
-        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self.held else None
+    def idle_secs(self) -> float | None:
+        """Seconds until :meth:`on_idle` takes a checkpoint; ``None``: nothing to save."""
+        return max(0.0, self._saved_at + _PAUSE_SECS - time.monotonic()) if self.pending_acks else None
 
-    def rest(self) -> bool:
-        """Nothing waits for the task: take a checkpoint, if the last one was some time ago."""
-        if not (self.held or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
+    def on_idle(self) -> bool:
+        """Take a checkpoint, if the last one is old enough. Called when the queue is empty."""
+        if not (self.pending_acks or self.state.changed) or time.monotonic() - self._saved_at < _PAUSE_SECS:
             return False
         self.checkpoint()
         return True
 
     def pulse(self) -> None:
-        """Take a checkpoint that is overdue, and forget old ids."""
+        """Take a checkpoint that is overdue, and drop old ids."""
         if time.monotonic() - self._saved_at >= self._interval or not self.runner.waiting():
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Save what has changed, then ack. When saving fails, the tuples fail and the task starts anew."""
+        """Save the changes, then ack. If saving fails, the tuples fail and the task restarts."""
         state = self.state
         rotate = self.runner.shared.now_ms() >= self._rotate_at
-        if self._broken or not (state.changed or self._ids or self.held or rotate):
+        if self._failed or not (state.changed or self._ids or self.pending_acks or rotate):
             return
         changes = state.changed
         record = Checkpoint(
@@ -314,20 +312,20 @@ class StateDriver:
 
     def _save(self, record: Checkpoint, rotate: bool) -> None:
         state = self.state
-        held, self.held = self.held, []
+        pending_acks, self.pending_acks = self.pending_acks, []
         try:
             if state.changed or self._ids:
                 self.log.append(record)
         except (OSError, StormDagsterError) as error:
-            self._broken = True
-            for tup in held:
+            self._failed = True
+            for tup in pending_acks:
                 self.bolt.fail(tup)
             self.runner.report(error, "checkpoint")
-            self.runner.start_again()
+            self.runner.restart()
             return
         state.changed, self._ids = {}, []
-        for tup in held:
-            self._settle(tup)
+        for tup in pending_acks:
+            self._ack(tup)
         if rotate:
             self._rotate_at = self.runner.shared.now_ms() + self._rotate_ms
             contents = self.log.contents
@@ -337,13 +335,13 @@ class StateDriver:
         self._saved_at = time.monotonic()
 
     def close(self) -> None:
-        """A last checkpoint."""
+        """Take a last checkpoint."""
         try:
             self.checkpoint()
         finally:
             self.log.close()
 
 
-def _launched(topology_id: str) -> int:
+def _launch_number(topology_id: str) -> int:
     tail = topology_id.rpartition("-")[2]
     return int(tail) if tail.isdigit() else 0

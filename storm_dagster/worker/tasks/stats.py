@@ -1,8 +1,7 @@
-"""Statistics of a task: exact counts, latencies, and both over sliding windows.
+"""Statistics of a task: exact counts and sampled latencies, in total and over sliding windows.
 
-Counters are plain attributes that the hot path adds to; windows are computed from snapshots that a timer
-takes, so that a tuple costs no more than an addition. Latencies are of a sample
-(``topology.metric.sample.rate``): the first tuple, and then at least one of every 20 with the rate 0.05.
+Counters are plain attributes; windows are computed from snapshots that a timer takes, so that a tuple costs only an
+addition. Latencies are sampled (``topology.metric.sample.rate``): the first tuple, then at least one in 20 at 0.05.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
 
-_Figures = tuple[int, int, int, int, int, int, int, int, int, int, int]
+_Counters = tuple[int, int, int, int, int, int, int, int, int, int, int]
 _Streams = dict[str, dict[str, int]]
 
 
 class TaskStats:
-    """Counters since the task was opened. Times are nanoseconds and the number of tuples they are of."""
+    """Counters since the task was opened. Each sum of nanoseconds has its number of tuples."""
 
     __slots__ = (
         "_rings",
@@ -46,7 +45,7 @@ class TaskStats:
 
     def __init__(self, sample_rate: float = 1.0) -> None:
         self.every: int = max(1, round(1 / sample_rate)) if sample_rate > 0 else 0
-        """Of so many tuples the latency of at least one is taken; 0: of none."""
+        """Tuples per latency sample; 0: no samples."""
         self.until_sample = 1
         self.opened: float = time.monotonic()
         self.executed: int = 0
@@ -55,27 +54,27 @@ class TaskStats:
         self.errors: int = 0
         self.execute_ns: int = 0
         self.timed: int = 0
-        """Tuples that ``execute_ns`` is of."""
+        """Number of tuples in ``execute_ns``."""
         self.process_ns: int = 0
         self.processed: int = 0
         self.complete_ns: int = 0
         self.completed: int = 0
         self.executed_by: dict[str, int] = {}
         self.routes: dict[str, Any] = {}
-        """Stream -> its Route, which counts what is emitted."""
+        """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
-        # Per window: (time, figures, figures by stream), oldest first.
-        self._rings: dict[str, list[tuple[float, _Figures, _Streams]]] = {name: [] for name in WINDOWS}
+        # Per window: (time, counters, counters by stream), oldest first.
+        self._rings: dict[str, list[tuple[float, _Counters, _Streams]]] = {name: [] for name in WINDOWS}
 
-    def sampled(self, tuples: int = 1) -> bool:
-        """Whether the latency of these tuples (one, or a batch as a whole) is to be taken."""
+    def take_sample(self, tuples: int = 1) -> bool:
+        """Whether to sample the latency of these tuples (one, or a batch as a whole)."""
         self.until_sample -= tuples
         if self.until_sample > 0 or not self.every:
             return False
         self.until_sample: int = self.every
         return True
 
-    def _figures(self) -> _Figures:
+    def _counters(self) -> _Counters:
         emitted = transferred = 0
         for route in self.routes.values():
             emitted += route.emitted
@@ -96,40 +95,40 @@ class TaskStats:
 
     def snapshot(self, now: float) -> None:
         """Take the snapshots that are due; call it every few seconds."""
-        figures: _Figures | None = None
+        counters: _Counters | None = None
         streams: _Streams = {}
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
             if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
                 continue
-            if figures is None:
-                figures, streams = self._figures(), self.by_stream()
-            ring.append((now, figures, streams))
+            if counters is None:
+                counters, streams = self._counters(), self.by_stream()
+            ring.append((now, counters, streams))
             while len(ring) > 1 and ring[1][0] <= now - secs:
                 del ring[0]
 
     def all_time(self) -> dict[str, float]:
-        """The figures since the task was opened."""
-        return _shown(self._figures())
+        """Metrics since the task was opened."""
+        return _as_metrics(self._counters())
 
     def windows(self, now: float) -> dict[str, dict[str, float]]:
-        """The figures of each window; one that is longer than the task's life shows all of it."""
-        current = self._figures()
+        """Metrics of each window; one longer than the task's uptime covers all of it."""
+        current = self._counters()
         found: dict[str, dict[str, float]] = {}
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
             start = bisect_right(ring, now - secs, key=lambda item: item[0]) - 1
             # Before the first snapshot, and in a task younger than the window, everything counts.
             if start < 0:
-                found[name] = _shown(current)
+                found[name] = _as_metrics(current)
             else:
                 base = ring[start][1]
-                found[name] = _shown(tuple(a - b for a, b in zip(current, base, strict=True)))  # type: ignore[arg-type]
-        found[":all-time"] = _shown(current)
+                found[name] = _as_metrics(tuple(a - b for a, b in zip(current, base, strict=True)))  # type: ignore[arg-type]
+        found[":all-time"] = _as_metrics(current)
         return found
 
     def window_streams(self, now: float) -> dict[str, _Streams]:
-        """As :meth:`by_stream`, of the windows that the task is older than; in the others everything counts."""
+        """As :meth:`by_stream`, of the windows shorter than the task's uptime."""
         current = self.by_stream()
         found: dict[str, _Streams] = {}
         for name, secs in WINDOWS.items():
@@ -158,8 +157,8 @@ def _mean_ms(total_ns: int, number: int) -> float:
     return round(total_ns / number / 1e6, 4) if number else 0.0
 
 
-def _shown(figures: Any) -> dict[str, float]:
-    emitted, transferred, executed, acked, failed, ex_ns, timed, pr_ns, processed, co_ns, completed = figures
+def _as_metrics(counters: Any) -> dict[str, float]:
+    emitted, transferred, executed, acked, failed, ex_ns, timed, pr_ns, processed, co_ns, completed = counters
     return {
         "emitted": emitted,
         "transferred": transferred,

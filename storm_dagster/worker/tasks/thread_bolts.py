@@ -1,4 +1,4 @@
-"""Bolts that block, and bolts whose ``process`` is ``async``."""
+"""Runners of blocking bolts and of bolts with an ``async`` ``process``."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import time
 from typing import Any
 
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.worker.dataplane.sending import route_of, spread
+from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.drivers import acks_itself
 from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE
-from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin, reject_in_loop, settle_in_loop
+from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin, ack_in_loop, fail_in_loop
 
 __all__ = ["AsyncBoltRunner", "BlockingBoltRunner"]
 
 _COUNTED = 64
-"""Tuples that are counted as executed at once, at most."""
+"""Most tuples that are counted in one call of the loop."""
 _COUNT_NANOS = 5_000_000
-"""Time after which they are counted even if they are fewer."""
+"""Execution time after which fewer are counted."""
 
 
 class BlockingBoltRunner(ThreadMixin):
-    """A bolt with ``blocking = True``."""
+    """Runner of a bolt with ``blocking = True``."""
 
     kind = "bolt"
     _anchor: Tuple | None = None
 
     def run(self, now: float) -> bool:
-        """Hand tuples to the thread, and carry out what it ordered."""
-        worked = self.carry_out()
+        """Pass tuples to the thread, and run its calls."""
+        worked = self.run_loop_calls()
         if self.queue:
             batch = self.queue.copy()
             self.queue.clear()
-            self.inside += len(batch)
+            self.in_flight += len(batch)
             for tup in batch:
                 self.inbox.put(tup)
             worked = True
@@ -49,10 +49,10 @@ class BlockingBoltRunner(ThreadMixin):
 
     def _done(self, batch: list[Tuple], nanos: int) -> None:
         number = len(batch)
-        self.inside -= number
+        self.in_flight -= number
         stats = self.stats
         count_inputs(self, batch)
-        if stats.sampled(number):
+        if stats.take_sample(number):
             stats.execute_ns += nanos
             stats.timed += number
             stats.process_ns += nanos
@@ -67,16 +67,16 @@ class BlockingBoltRunner(ThreadMixin):
         nanos = 0
         while True:
             tup = None if inbox.empty() else inbox.get()
-            # Counted together: an order for each of them would cost more than a bolt that only gathers does.
+            # Counted together: a call per tuple would cost more than a bolt that only gathers.
             if batch and (not isinstance(tup, Tuple) or len(batch) >= _COUNTED or nanos >= _COUNT_NANOS):
-                self.order(lambda batch=batch, nanos=nanos: self._done(batch, nanos))
+                self.call_in_loop(lambda batch=batch, nanos=nanos: self._done(batch, nanos))
                 batch, nanos = [], 0
             if tup is None:
                 tup = inbox.get()
             if tup is STOP:
                 return
             self.await_lease()
-            if self._cut or self.shared.closing:
+            if self._detached or self.shared.closing:
                 continue
             if tup is TICK or tup is PULSE:
                 try:
@@ -85,24 +85,24 @@ class BlockingBoltRunner(ThreadMixin):
                     else:
                         bolt._pulse()
                 except Exception as error:
-                    self.failed_here(error, "process_tick" if tup is TICK else "windows and state")
+                    self.report_from_thread(error, "process_tick" if tup is TICK else "windows and state")
                 continue
             begin = clock()
             self._anchor = tup if auto_anchor else None
             try:
                 bolt.process(tup)
             except Exception as error:
-                self.failed_here(error, f"process of a tuple of {tup.component}")
+                self.report_from_thread(error, f"process of a tuple of {tup.component}")
                 if bolt.auto_fail:
-                    self.order(lambda tup=tup: reject_in_loop(self, tup))
+                    self.call_in_loop(lambda tup=tup: fail_in_loop(self, tup))
             else:
                 if auto_ack:
-                    self.order(lambda tup=tup: settle_in_loop(self, tup))
+                    self.call_in_loop(lambda tup=tup: ack_in_loop(self, tup))
             self._anchor = None
             nanos += clock() - begin
             batch.append(tup)
             if self.state is not None and inbox.empty():
-                self.state.rest()
+                self.state.on_idle()
 
     def current_anchors(self) -> Any:
         """The tuple in process."""
@@ -119,21 +119,23 @@ class BlockingBoltRunner(ThreadMixin):
         tup_id: Any,
     ) -> Any:
         """See ``Bolt.emit``."""
-        values = self.checked(tup, stream)
+        values = self.check_emit(tup, stream)
         of = self.current_anchors() if anchors is None else anchors
-        # A list that the component goes on to change must not change what was ordered.
+        # The component may change its list after the emit.
         of = tuple(of) if isinstance(of, list) else of
 
-        def carry_out() -> list[int]:
+        def in_loop() -> list[int]:
             tree = anchor_tree(of) if of else None
             route = route_of(self.routes, stream or "default", self.component)
             route.emitted += 1
-            links = spread(route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task)
+            links = send_to_targets(
+                route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task
+            )
             return [link.task for link in links]
 
         if need_task_ids:
-            return self.ask(carry_out)
-        self.order(carry_out)
+            return self.call_in_loop_and_wait(in_loop)
+        self.call_in_loop(in_loop)
         return None
 
 
@@ -141,7 +143,7 @@ _processing: contextvars.ContextVar[Tuple | None] = contextvars.ContextVar("proc
 
 
 class AsyncBoltRunner(BlockingBoltRunner):
-    """A bolt whose ``process`` is ``async``: several tuples are in flight, on an event loop in the thread."""
+    """Runner of a bolt with an ``async`` ``process``: several tuples in flight on an event loop in the thread."""
 
     is_async = True
 
@@ -180,20 +182,20 @@ class AsyncBoltRunner(BlockingBoltRunner):
             try:
                 await bolt.process(tup)
             except Exception as error:
-                self.failed_here(error, f"process of a tuple of {tup.component}")
+                self.report_from_thread(error, f"process of a tuple of {tup.component}")
                 if bolt.auto_fail:
-                    self.order(lambda: reject_in_loop(self, tup))
+                    self.call_in_loop(lambda: fail_in_loop(self, tup))
             else:
                 if bolt.auto_ack:
-                    self.order(lambda: settle_in_loop(self, tup))
+                    self.call_in_loop(lambda: ack_in_loop(self, tup))
             spent = time.perf_counter_ns() - begin
-            self.order(lambda: self._done([tup], spent))
+            self.call_in_loop(lambda: self._done([tup], spent))
         except Exception as error:
-            self.failed_here(error, "process_tick")
+            self.report_from_thread(error, "process_tick")
         finally:
             window.release()
 
     def current_anchors(self) -> Any:
-        """The tuple whose ``process`` this is."""
+        """The tuple of the current ``process`` call."""
         anchor = _processing.get()
         return () if anchor is None else anchor

@@ -1,4 +1,4 @@
-"""Spouts that block."""
+"""Runner of blocking spouts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from storm_dagster.worker.tasks.threads import CLOSE_SECS, STOP, ThreadMixin
 __all__ = ["BlockingSpoutRunner"]
 
 _RETIRE = object()
-"""In an inbox: emit nothing more."""
+"""In an inbox: stop emitting."""
 
 
 class BlockingSpoutRunner(ThreadMixin, SpoutBase):
-    """A spout with ``blocking = True``."""
+    """Runner of a spout with ``blocking = True``."""
 
     kind = "spout"
 
@@ -25,32 +25,32 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         super()._prepare()
         self._emit = self.make_emit()
         self._emitted = 0
-        """Emits ordered; the thread's own count."""
+        """Emits so far, counted by the thread."""
         self._tracked = 0
-        """Tracked emits that were ordered and not carried out: they are pending already."""
-        self._mute = False
-        """Whether what the spout emits goes nowhere, because it is about to end."""
+        """Tracked emits that the loop has not run yet: they count as pending."""
+        self._muted = False
+        """Whether emits are dropped, because the spout is closing."""
 
     def run(self, now: float) -> bool:
-        """Carry out the spout's orders, and hand verdicts to its thread."""
-        worked = self.carry_out()
+        """Run the calls of the spout's thread, and pass acks and fails to it."""
+        worked = self.run_loop_calls()
         if self.queue:
             # Messages of the other tasks; nothing else is sent to a spout.
-            for told in self.queue:
-                self.inbox.put(told)
+            for message in self.queue:
+                self.inbox.put(message)
             self.queue.clear()
             worked = True
-        if self.verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id))):
+        if self.deliver_verdicts(now, lambda acked, tup_id: self.inbox.put((acked, tup_id))):
             worked = True
         return worked
 
     def activate(self) -> None:
-        """Tell the spout, in its thread."""
+        """Notify the spout, in its thread."""
         if self._thread is not None:
             self.inbox.put("activate")
 
     def deactivate(self) -> None:
-        """Tell the spout, in its thread."""
+        """Notify the spout, in its thread."""
         if self._thread is not None:
             self.inbox.put("deactivate")
 
@@ -59,22 +59,22 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         if self._thread is not None and self.status == "running":
             self.inbox.put(_RETIRE)
             until = time.monotonic() + CLOSE_SECS
-            # Its last emits are carried out meanwhile: then all that it waits for is known.
-            while not self._mute and time.monotonic() < until and self.shared.owns():
+            # Run its last emits, so that all pending tuples are known.
+            while not self._muted and time.monotonic() < until and self.shared.owns():
                 self.run(self.shared.clock())
                 time.sleep(0.001)
-            self._mute = True
+            self._muted = True
             self.run(self.shared.clock())
             for tup_id in self.take_pending():
                 self.inbox.put((False, tup_id))
         self.close()
 
     def busy_elsewhere(self) -> bool:
-        """Whether the thread has verdicts or orders under way."""
-        return self._thread is not None and (bool(self.orders) or self.status != "running")
+        """Whether the thread has calls for the loop."""
+        return self._thread is not None and (bool(self.loop_calls) or self.status != "running")
 
     def _may_emit(self) -> bool:
-        if not self.shared.spouts_run or self._mute:
+        if not self.shared.spouts_run or self._muted:
             return False
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
@@ -89,11 +89,11 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             if item is STOP:
                 return
             self.await_lease()
-            if self._cut or self.shared.closing:
+            if self._detached or self.shared.closing:
                 continue
             try:
                 if isinstance(item, Tuple):
-                    spout._hear(item.task, item.values)
+                    spout._on_peer_message(item.task, item.values)
                     pause = 0.0
                     continue
                 if isinstance(item, tuple):
@@ -101,7 +101,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                     pause = 0.0
                     continue
                 if item is _RETIRE:
-                    self._mute = True
+                    self._muted = True
                     spout.deactivate()
                     continue
                 if isinstance(item, str):
@@ -114,7 +114,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
                 spout.next_tuple()
                 pause = 0.0 if self._emitted != before else min(0.02, (pause or 0.0005) * 2)
             except Exception as error:
-                self.failed_here(error, "spout")
+                self.report_from_thread(error, "spout")
                 pause = 0.1
 
     def emit_from_thread(
@@ -127,20 +127,20 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         tup_id: Any,
     ) -> Any:
         """See ``Spout.emit``."""
-        values = self.checked(tup, stream)
-        if self._mute:
+        values = self.check_emit(tup, stream)
+        if self._muted:
             return []
         self._emitted += 1
         tracked = tup_id is not None
         if tracked:
             self._tracked += 1
 
-        def carry_out() -> Any:
+        def in_loop() -> Any:
             if tracked:
                 self._tracked -= 1
             return self._emit(values, tup_id, stream, direct_task, need_task_ids)
 
         if need_task_ids:
-            return self.ask(carry_out)
-        self.order(carry_out)
+            return self.call_in_loop_and_wait(in_loop)
+        self.call_in_loop(in_loop)
         return None

@@ -1,7 +1,7 @@
-"""Tasks with a thread of their own, for components that block or are ``async``.
+"""Tasks with their own thread, for components that block or are ``async``.
 
-The thread never touches routes, trees or queues of the loop. What a component does (emit, ack, fail) is
-written down in order and carried out by the loop; only an emit that wants its receivers' ids waits for it.
+The thread never touches routes, trees or queues of the loop. Emits, acks and fails are queued in order and run by the
+loop; only an emit with ``need_task_ids`` waits for the result.
 """
 
 from __future__ import annotations
@@ -19,48 +19,47 @@ from storm_dagster.api.component import Collector
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.dagster_events import DagsterEvent
-from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.dataplane.sending import check_travels, check_types, check_values, route_of
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor
 from storm_dagster.worker.tasks.drivers import attach_drivers
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
-__all__ = ["CLOSE_SECS", "PULSE", "STOP", "TICK", "ThreadMixin", "reject_in_loop", "settle_in_loop"]
+__all__ = ["CLOSE_SECS", "PULSE", "STOP", "TICK", "ThreadMixin", "ack_in_loop", "fail_in_loop"]
 
 _log = logging.getLogger("storm_dagster.component")
-_MOST_ORDERS = 20_000
-"""Orders that may wait for the loop before the thread waits for it."""
+_MOST_LOOP_CALLS = 20_000
+"""Queued calls at which the thread waits for the loop."""
 STOP = object()
-"""In an inbox: end."""
+"""In an inbox: stop."""
 TICK = object()
 """In an inbox: a tick is due."""
 PULSE = object()
-"""In an inbox: windows and state are to look at the clock."""
+"""In an inbox: timers of windows and state are due."""
 CLOSE_SECS = 5.0
-"""How long a thread may take to end."""
+"""Time that a thread has to stop."""
 
 
 class ThreadMixin(Runner):
-    """A runner with a thread: ``inbox`` towards the component, ``orders`` back to the loop."""
+    """Runner with a thread: ``inbox`` to the component, ``loop_calls`` back to the loop."""
 
     _thread: threading.Thread | None = None
-    _cut = False
+    _detached = False
 
     def _prepare(self) -> None:
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.orders: deque[Callable[[], Any]] = deque()
-        self.inside = 0
-        """Tuples handed to the thread and not yet done with (the loop's count)."""
+        self.loop_calls: deque[Callable[[], Any]] = deque()
+        self.in_flight = 0
+        """Tuples passed to the thread and not finished (counted by the loop)."""
         self._woken = False
-        self._cut = False
-        """The task was closed: the thread may neither execute nor order anything any more."""
+        self._detached = False
+        """Whether the task is closed: the thread may not execute anything or call the loop any more."""
         self._ended = threading.Event()
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
     # -- loop's side ------------------------------------------------------------------------------------
 
     def start(self, now: float) -> bool:
-        """Initialize in the thread, so that a slow ``initialize`` holds up nothing."""
+        """Initialize in the thread, so that a slow ``initialize`` does not block the loop."""
         if self.status == "running":
             return True
         if self._thread is None:
@@ -72,7 +71,7 @@ class ThreadMixin(Runner):
             )
             self._thread.start()
             return False
-        self.carry_out()
+        self.run_loop_calls()
         try:
             error = self._opened.get_nowait()
         except queue.Empty:
@@ -87,29 +86,31 @@ class ThreadMixin(Runner):
         self.next_tick: float = now + (self.tick_secs or 0.0)
         return True
 
-    def carry_out(self) -> bool:
-        """Carry out what the component ordered; whether there was anything."""
+    def run_loop_calls(self) -> bool:
+        """Run the calls queued by the thread. Whether there were any."""
         self._woken = False
-        orders = self.orders
-        if not orders:
+        loop_calls = self.loop_calls
+        if not loop_calls:
             return False
-        for _ in range(len(orders)):
+        for _ in range(len(loop_calls)):
             try:
-                orders.popleft()()
+                loop_calls.popleft()()
             except Exception as error:
-                self.report(error, "an order of the component's thread")
+                self.report(error, "a call of the component's thread")
         return True
 
     def waiting(self) -> int:
-        """Tuples in the queue and in the thread."""
-        return len(self.queue) + (self.inside if self._thread is not None else 0)
+        """Number of tuples in the queue and in the thread."""
+        return len(self.queue) + (self.in_flight if self._thread is not None else 0)
 
     def busy_elsewhere(self) -> bool:
         """Whether the thread has work."""
-        return self._thread is not None and (self.inside > 0 or bool(self.orders) or self.status != "running")
+        return self._thread is not None and (
+            self.in_flight > 0 or bool(self.loop_calls) or self.status != "running"
+        )
 
     def close(self) -> None:
-        """Ask the thread to end; one that blocks for long is left behind, cut off from the loop."""
+        """Stop the thread; one that blocks too long is detached from the loop."""
         if self._thread is not None:
             waiting: list[Tuple] = []
             verdicts: list[Any] = []
@@ -126,64 +127,64 @@ class ThreadMixin(Runner):
                 self.inbox.put(item)
             if self.status == "running" and not self._ended.wait(CLOSE_SECS):
                 self.report(
-                    TimeoutError(f"its thread did not end within {CLOSE_SECS:g} s and is left behind"),
+                    TimeoutError(f"its thread did not stop within {CLOSE_SECS:g} s and is detached"),
                     "close",
                 )
-            self.carry_out()
-            self._cut = True
+            self.run_loop_calls()
+            self._detached = True
             for tup in waiting:
-                self.shared.ledger.reject(tup)
+                self.shared.ledger.fail(tup)
         self.context.close()
 
     def report(self, error: BaseException, where: str) -> None:
         """As :meth:`Runner.report`; any thread."""
         if threading.current_thread() is self._thread:
-            self.order(lambda: Runner.report(self, error, where))
+            self.call_in_loop(lambda: Runner.report(self, error, where))
         else:
             super().report(error, where)
 
-    def start_again(self) -> None:
-        """End the thread, and make the component in another one a second from now."""
+    def restart(self) -> None:
+        """Stop the thread, and recreate the component in another one in a second."""
 
-        def carry_out() -> None:
+        def in_loop() -> None:
             self.close()
             self._thread = None
             self._retry_at = self.shared.clock() + 1.0
             self.status = "starting"
 
-        self.order(carry_out)
+        self.call_in_loop(in_loop)
 
     # -- thread's side ----------------------------------------------------------------------------------
 
-    def order(self, action: Callable[[], Any]) -> None:
-        """Have the loop do something, after everything that was ordered before."""
-        while len(self.orders) >= _MOST_ORDERS and not (self._cut or self.shared.closing):
+    def call_in_loop(self, action: Callable[[], Any]) -> None:
+        """Run ``action`` in the loop, after earlier calls."""
+        while len(self.loop_calls) >= _MOST_LOOP_CALLS and not (self._detached or self.shared.closing):
             time.sleep(0.001)
-        if self._cut:
+        if self._detached:
             return
-        self.orders.append(action)
+        self.loop_calls.append(action)
         if not self._woken:
             self._woken = True
             self.shared.wake()
 
-    def ask(self, action: Callable[[], Any]) -> Any:
-        """As :meth:`order`, and wait for the result."""
+    def call_in_loop_and_wait(self, action: Callable[[], Any]) -> Any:
+        """As :meth:`call_in_loop`, and return the result."""
         answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
 
-        def carry_out() -> None:
+        def in_loop() -> None:
             try:
                 answer.put((action(), None))
             except Exception as error:
                 answer.put((None, error))
 
-        self.order(carry_out)
+        self.call_in_loop(in_loop)
         result, error = answer.get(timeout=60.0)
         if error is not None:
             raise error
         return result
 
-    def checked(self, tup: Any, stream: str | None) -> list[Any]:
-        """The values, checked in the caller's thread so that the caller gets the error."""
+    def check_emit(self, tup: Any, stream: str | None) -> list[Any]:
+        """Check an emit in the component's thread, which gets the error, and return a copy of its values."""
         check_values(tup, route_of(self.routes, stream or "default", self.component))
         declared = self.part.outputs[stream or "default"]
         if declared.types:
@@ -195,17 +196,17 @@ class ThreadMixin(Runner):
         return [*tup]
 
     def await_lease(self) -> None:
-        """Wait while the worker's lease is over: nothing may be executed then."""
-        while not self.shared.owns() and not (self._cut or self.shared.closing):
+        """Wait until the worker's lease is valid."""
+        while not self.shared.owns() and not (self._detached or self.shared.closing):
             time.sleep(0.02)
 
-    def failed_here(self, error: BaseException, where: str) -> None:
-        """Report from the thread."""
-        self.order(lambda: self.report(error, where))
+    def report_from_thread(self, error: BaseException, where: str) -> None:
+        """Report an error from the thread."""
+        self.call_in_loop(lambda: self.report(error, where))
 
     def _main(self) -> None:
         try:
-            self._open_here()
+            self._open_in_thread()
         except BaseException as error:
             self._opened.put(error)
             self.shared.wake()
@@ -218,14 +219,14 @@ class ThreadMixin(Runner):
             self.close_instance()
             self._ended.set()
 
-    def _open_here(self) -> None:
+    def _open_in_thread(self) -> None:
         component = make_component(self.part)
         wanted = Spout if self.kind == "spout" else Bolt
         if not isinstance(component, wanted):
-            raise TypeError(f"{self.part.object.python} is no {wanted.__name__}")
+            raise TypeError(f"{self.part.object.python} is not a {wanted.__name__}")
         collector: Collector = _ThreadCollector(self)
         component._collector = collector
-        self.context.restrict(lambda: self.shared.owns() and not self._cut)
+        self.context.restrict(lambda: self.shared.owns() and not self._detached)
         component.context, component.conf = self.context, self.conf
         attach_drivers(component, self)
         component.initialize(self.conf, self.context)
@@ -233,10 +234,10 @@ class ThreadMixin(Runner):
         self.next_pulse: float = 0.0
 
     def _work(self) -> None:
-        raise InvalidRequest("a task with a thread must say what it does")
+        raise NotImplementedError
 
     def current_anchors(self) -> Any:
-        """Anchors of an emit that names none."""
+        """Default anchors of an emit."""
         return ()
 
     def emit_from_thread(
@@ -248,12 +249,12 @@ class ThreadMixin(Runner):
         need_task_ids: bool,
         tup_id: Any,
     ) -> Any:
-        """The component's ``emit``."""
-        raise InvalidRequest("a task with a thread must say how it emits")
+        """Emit from the component's thread."""
+        raise NotImplementedError
 
 
 class _ThreadCollector:
-    """What the methods of a component with a thread talk to."""
+    """Collector of a component with its own thread."""
 
     def __init__(self, runner: ThreadMixin) -> None:
         self._runner = runner
@@ -262,56 +263,56 @@ class _ThreadCollector:
     def ack(self, tup: Tuple) -> None:
         """See ``Bolt.ack``."""
         runner = self._runner
-        runner.order(lambda: settle_in_loop(runner, tup))
+        runner.call_in_loop(lambda: ack_in_loop(runner, tup))
 
     def ack_all(self, tups: Any) -> None:
-        """All of them in one order: a micro-batch has thousands."""
+        """See ``Collector.ack_all``: one call of the loop for the thousands of tuples of a micro-batch."""
         runner, batch = self._runner, tuple(tups)
 
-        def carry_out() -> None:
-            settle = runner.shared.ledger.settle
+        def in_loop() -> None:
+            ack = runner.shared.ledger.ack
             for tup in batch:
-                settle(tup)
+                ack(tup)
             runner.stats.acked += len(batch)
 
-        runner.order(carry_out)
+        runner.call_in_loop(in_loop)
 
     def fail(self, tup: Tuple) -> None:
         """See ``Bolt.fail``."""
         runner = self._runner
-        runner.order(lambda: reject_in_loop(runner, tup))
+        runner.call_in_loop(lambda: fail_in_loop(runner, tup))
 
     def event(self, event: DagsterEvent, anchors: Any) -> None:
         """See ``Collector.event``."""
         runner = self._runner
         of = runner.current_anchors() if anchors is None else anchors
         of = tuple(of) if isinstance(of, list) else of
-        runner.order(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None))
+        runner.call_in_loop(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None))
 
     def joint(self, tups: Any) -> Tuple:
-        """One anchor that stands for several tuples."""
+        """See ``Collector.joint``."""
         return joint_anchor(tups)
 
-    def tell(self, task: int, values: Any) -> None:
-        """See ``Runner.tell``."""
-        self._runner.order(lambda: self._runner.tell(task, values))
+    def send_to_peer(self, task: int, values: Any) -> None:
+        """See ``Runner.send_to_peer``."""
+        self._runner.call_in_loop(lambda: self._runner.send_to_peer(task, values))
 
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""
-        self._runner.failed_here(error, "raise_exception")
+        self._runner.report_from_thread(error, "raise_exception")
 
     def metric(self, name: str, value: Any) -> None:
         """See ``Component.report_metric``."""
-        self._runner.order(lambda: self._runner.metric(name, value))
+        self._runner.call_in_loop(lambda: self._runner.metric(name, value))
 
 
-def settle_in_loop(runner: Runner, tup: Tuple) -> None:
-    """Carry an ack out."""
-    runner.shared.ledger.settle(tup)
+def ack_in_loop(runner: Runner, tup: Tuple) -> None:
+    """Ack in the loop's thread."""
+    runner.shared.ledger.ack(tup)
     runner.stats.acked += 1
 
 
-def reject_in_loop(runner: Runner, tup: Tuple) -> None:
-    """Carry a fail out."""
-    runner.shared.ledger.reject(tup)
+def fail_in_loop(runner: Runner, tup: Tuple) -> None:
+    """Fail in the loop's thread."""
+    runner.shared.ledger.fail(tup)
     runner.stats.failed += 1

@@ -1,4 +1,4 @@
-"""Running windowed bolts: stamps and late tuples, and evaluating what is due."""
+"""Evaluation of windowed bolts: timestamps, late tuples, due windows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["WindowDriver"]
 
 _log = logging.getLogger("storm_dagster.component")
 
-_LOOK_SECS = 0.1
+_CHECK_SECS = 0.1
 _STAMP = "topology.bolts.tuple.timestamp.field.name"
 _KEY = "topology.bolts.window.session.key"
 
 
 class WindowDriver:
-    """The windows of one task. Belongs to the thread that runs the bolt's methods."""
+    """Windows of one task. Used by the thread that runs the bolt."""
 
     def __init__(self, bolt: WindowedBolt, runner: Runner) -> None:
         self.bolt = bolt
@@ -31,8 +31,8 @@ class WindowDriver:
         conf = runner.conf
         self.shape = window_shape(conf, f"bolt {runner.component!r}")
         inputs = [item for item in runner.part.inputs if not item.component.startswith("__")]
-        self._stamp_at = self._places(conf.get(_STAMP)) if self.shape.event_time else {}
-        self._key_at = self._places(conf.get(_KEY)) if conf.get(_KEY) else {}
+        self._stamp_at = self._field_indices(conf.get(_STAMP)) if self.shape.event_time else {}
+        self._key_at = self._field_indices(conf.get(_KEY)) if conf.get(_KEY) else {}
         late = self.shape.late_stream
         if late is not None and late not in runner.part.outputs:
             raise InvalidTopology(
@@ -41,9 +41,9 @@ class WindowDriver:
         self.windows: Windows[Tuple] = Windows(self.shape, sources=max(1, len(inputs)))
         self._tries = 0
         self._next_watermark = 0
-        bolt._pulse_secs = _LOOK_SECS if self.shape.needs_clock else None
+        bolt._pulse_secs = _CHECK_SECS if self.shape.needs_clock else None
 
-    def _places(self, field: Any) -> dict[tuple[str, str], int]:
+    def _field_indices(self, field: Any) -> dict[tuple[str, str], int]:
         found: dict[tuple[str, str], int] = {}
         for item in self.runner.part.inputs:
             fields = self.runner.context.source_fields(item.component, item.stream)
@@ -55,8 +55,8 @@ class WindowDriver:
             found[(item.component, item.stream)] = fields.index(field)
         return found
 
-    def take(self, tup: Tuple) -> None:
-        """Put a tuple into its windows, and evaluate those that its coming completes."""
+    def add(self, tup: Tuple) -> None:
+        """Add a tuple to its windows, and evaluate those that it completes."""
         source = (tup.component, tup.stream)
         now = self.runner.shared.now_ms()
         if not self.shape.event_time:
@@ -72,7 +72,7 @@ class WindowDriver:
         if not self.windows.add(tup, stamp, source, key):
             self._late(tup, stamp)
             return
-        # Only counted slides become due by a tuple; time is looked at now and then.
+        # Only counted windows become due by a tuple; the others by time.
         if self.shape.slide_count is not None and not self.shape.event_time:
             self.evaluate()
 
@@ -82,7 +82,7 @@ class WindowDriver:
             self.bolt.emit([list(tup.values), tup.component, tup.stream], stream=stream, anchors=[tup])
         else:
             _log.info(
-                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and left out: %r",
+                "%s-%d: a tuple of %s is late (stamp %d, watermark %s) and dropped: %r",
                 self.runner.component,
                 self.runner.task_id,
                 tup.component,
@@ -93,7 +93,7 @@ class WindowDriver:
         self.bolt.ack(tup)
 
     def pulse(self) -> None:
-        """Look at the clock."""
+        """Evaluate the windows that are due by time."""
         now = self.runner.shared.now_ms()
         if self.shape.event_time:
             if now < self._next_watermark:
@@ -103,7 +103,7 @@ class WindowDriver:
         self.evaluate()
 
     def evaluate(self) -> None:
-        """Hand the bolt every window that is due. One that raises is tried again later, then given up."""
+        """Process every window that is due. One that raises is retried later, then given up."""
         windows, bolt = self.windows, self.bolt
         while (pane := windows.due()) is not None:
             bolt._anchor_to(pane.items)

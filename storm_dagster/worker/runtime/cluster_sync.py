@@ -1,7 +1,7 @@
-"""The worker's side of the cluster state, in a thread of its own: lease, assignment, status, errors, beats.
+"""Sync of a worker with ZooKeeper in its own thread: lease, assignment, status, errors, heartbeats.
 
-The loop never waits for ZooKeeper: the keeper hands it one immutable :class:`Placement` after the other,
-and waits for the loop only when tasks must be closed before their new owner may hear of it.
+The loop never waits for ZooKeeper: it gets immutable :class:`Placement` values. This thread waits for the loop only
+to close tasks before it gives them up in ZooKeeper, where their new owner sees it.
 """
 
 from __future__ import annotations
@@ -18,35 +18,36 @@ from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.records import Assignment, StormBase, WorkerNode
 from storm_dagster.model.worker_spec import WorkerSpec
-from storm_dagster.worker.dataplane.contract import Placement
-from storm_dagster.worker.runtime.lease import Lease
-from storm_dagster.worker.runtime.metric_ids import MetricIdsDriver
+from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.upgrade_driver import UpgradeDriver
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 if TYPE_CHECKING:
     from storm_dagster.worker.runtime.loop import Loop
 
-__all__ = ["Keeper"]
+__all__ = ["ClusterSync"]
 
 _log = logging.getLogger(__name__)
 
 _RUNNING = ("ACTIVE", "UPGRADING", "ROLLBACK")
 """Statuses in which spouts emit."""
 _BLOCKED_SECS = 0.5
-"""Pause before looking again at tasks that another worker still holds."""
+"""Pause between reads while another worker still owns tasks of this one."""
 _CLOSE_SECS = 30.0
+_MOST_NAMES = 1000
+"""Names beyond these get no id, so that the node stays small."""
 
 
-class Keeper:
-    """Keeps the worker's node, lease and placement right until :meth:`stop`."""
+class ClusterSync:
+    """Synchronizes the worker's node, lease and placement with the assignment until :meth:`stop`."""
 
     def __init__(
         self,
         spec: WorkerSpec,
         conf: Mapping[str, Any],
         cluster: StormClusterState,
-        lease: Lease,
+        lease: WorkerLease,
         loop: Loop,
     ) -> None:
         self.spec = spec
@@ -59,12 +60,12 @@ class Keeper:
         self._stale = threading.Event()
         """The view must be read again."""
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="keeper", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="cluster-sync", daemon=True)
         self._errors: queue.Queue[tuple[int, str, str, int]] = queue.Queue(maxsize=1000)
         self._started_ms = int(time.time() * 1000)
-        self._claim: frozenset[int] = frozenset()
+        self._owned: frozenset[int] = frozenset()
         self._written: tuple[WorkerNode, int] | None = None
-        """The newest node that was written, and the session it was written under."""
+        """(last written worker node, its session)."""
         self._view: tuple[Assignment, int, StormBase] | None = None
         self._components: tuple[int, dict[int, str]] | None = None
         """(version of the assignment, task -> component)."""
@@ -75,7 +76,7 @@ class Keeper:
         self._refreshed = 0.0
         self._levels_known = False
         session = cluster.session
-        session.add_listener(lambda _: self._wake_stale())
+        session.add_listener(lambda _: self.request_refresh())
 
     # -- from other threads -----------------------------------------------------------------------------
 
@@ -84,7 +85,7 @@ class Keeper:
         self._thread.start()
 
     def stop(self, deadline: float = 3.0) -> None:
-        """End the thread and remove the worker's node, so that its tasks may start elsewhere at once."""
+        """Stop, and remove the worker's node, so that its tasks can start elsewhere at once."""
         self._stopping = True
         self._event.set()
         if self._thread.ident is not None:
@@ -97,20 +98,17 @@ class Keeper:
             _log.warning("the node of this worker was not removed, its session ends with it: %s", error)
         self.cluster.session.close(deadline)
 
-    def look_again(self) -> None:
-        """Read assignment, workers and status again soon (a hint: a watch, an unknown token, a status)."""
-        self._wake_stale()
+    def request_refresh(self) -> None:
+        """Read assignment, workers and status again soon; any thread."""
+        self._stale.set()
+        self._event.set()
 
     def report_error(self, task: int, component: str, text: str, secs: int) -> None:
-        """Record an error of a task; dropped when a thousand are waiting."""
+        """Record an error of a task, unless a thousand are pending; any thread."""
         try:
             self._errors.put_nowait((task, component, text, secs))
         except queue.Full:
             return
-        self._event.set()
-
-    def _wake_stale(self) -> None:
-        self._stale.set()
         self._event.set()
 
     # -- the thread -------------------------------------------------------------------------------------
@@ -140,52 +138,52 @@ class Keeper:
                 self._write_node()
                 self._write_errors()
                 self._write_beats()
-                self._drive_upgrade()
+                self._advance_upgrade()
             except Unavailable as error:
                 _log.debug("ZooKeeper: %s", error)
                 self._stale.set()
                 pause = min(0.2, interval)
             except Conflict as error:
-                # Somebody was faster: what was read is old.
+                # Another process was faster: the view is stale.
                 _log.info("reading again: %s", error)
                 self._stale.set()
                 pause = 0.02
             except Exception:
-                _log.exception("the keeper failed and tries again")
+                _log.exception("syncing with ZooKeeper failed and is retried")
                 self._stale.set()
                 pause = 1.0
 
     def _refresh(self) -> bool:
-        """Read everything and bring claim, node and placement in line; whether tasks wait for other workers."""
+        """Reconcile owned tasks, node and placement with the assignment. Whether tasks wait for other workers."""
         spec, cluster = self.spec, self.cluster
-        found = cluster.read_assignment(spec.topology_id, self._wake_stale)
-        base = cluster.storm_base(spec.topology_id, self._wake_stale)
+        found = cluster.read_assignment(spec.topology_id, self.request_refresh)
+        base = cluster.storm_base(spec.topology_id, self.request_refresh)
         if found is None or base is None:
-            # Absence is no order: a wiped or exchanged ensemble raises here, and the worker pauses.
+            # A wiped or replaced ensemble raises here, and the worker pauses instead of exiting.
             cluster.check_cluster_id()
             if base is None or base.status == "KILLED":
-                self._end(f"topology {spec.topology_id} does not exist any more")
+                self._supersede(f"topology {spec.topology_id} does not exist any more")
             else:
-                self._end(f"topology {spec.topology_id} has no assignment")
+                self._supersede(f"topology {spec.topology_id} has no assignment")
             return False
         assignment, at = found[0], found[1]
         mine = next((worker for worker in assignment.workers if worker.slot == self.slot), None)
         if mine is None:
-            self._end(f"version {at.version} of the assignment does not name {spec.node}:{spec.port}")
+            self._supersede(f"version {at.version} of the assignment does not name {spec.node}:{spec.port}")
             return False
         wanted = frozenset(mine.ids)
-        live = cluster.live_workers(spec.topology_id, self._wake_stale)
+        live = cluster.live_workers(spec.topology_id, self.request_refresh)
         own = live.get(self.slot)
         if own is not None and own.token != spec.token and self._written is not None:
-            self._end(f"another process (pid {own.pid}) holds {spec.node}:{spec.port}")
+            self._supersede(f"another process (pid {own.pid}) holds {spec.node}:{spec.port}")
             return False
-        elsewhere = {task for slot, node in live.items() if slot != self.slot for task in _ids(node)}
-        keep = self._claim & wanted
-        claim = keep | (wanted - elsewhere)
-        gone = self._claim - claim
-        if gone:
-            self.loop.call(lambda: self.loop.close_tasks(gone), _CLOSE_SECS)
-        self._claim = claim
+        held_elsewhere = {task for slot, node in live.items() if slot != self.slot for task in _ids(node)}
+        kept_tasks = self._owned & wanted
+        owned = kept_tasks | (wanted - held_elsewhere)
+        lost = self._owned - owned
+        if lost:
+            self.loop.call(lambda: self.loop.close_tasks(lost), _CLOSE_SECS)
+        self._owned = owned
         self._view = (assignment, at.version, base)
         self._write_node()
         if not self.lease.granted:
@@ -193,20 +191,20 @@ class Keeper:
             self.lease.grant(self._written[1])
             _log.info("the lease is held by session 0x%x", self._written[1])
         if not self._levels_known:
-            # Later changes come as requests; those from before this process began stand in ZooKeeper.
+            # Later changes come as requests; those from before this process started are stored in ZooKeeper.
             kept = cluster.read_log_levels(spec.topology_id)
-            self.loop.post(lambda: self.loop.recall_levels(kept))
+            self.loop.post(lambda: self.loop.restore_levels(kept))
             self._levels_known = True
-        placement = self._placement(assignment, at.version, claim, wanted, live)
+        placement = self._placement(assignment, at.version, owned, wanted, live)
         active = base.status in _RUNNING
         self.loop.post(lambda: self.loop.place(placement, active))
-        return claim != wanted
+        return owned != wanted
 
     def _placement(
         self,
         assignment: Assignment,
         version: int,
-        claim: frozenset[int],
+        owned: frozenset[int],
         wanted: frozenset[int],
         live: Mapping[tuple[str, int], WorkerNode],
     ) -> Placement:
@@ -221,22 +219,22 @@ class Keeper:
             addresses={worker.slot: f"{worker.host}:{worker.port}" for worker in assignment.workers},
             components=self._components[1],
             mine=wanted,
-            open=claim,
+            open=owned,
             tokens={node.token: slot for slot, node in live.items()},
             ready=frozenset(slot for slot, node in live.items() if node.status == "running"),
         )
 
     def _write_node(self) -> None:
-        """Write the worker's node when it differs from what stands there, or another session owns it."""
+        """Write the worker's node if it has changed, or another session owns it."""
         if self._view is None:
             return
         statuses = self.loop.statuses()
-        running = bool(self._claim) and all(statuses.get(task) == "running" for task in self._claim)
+        running = bool(self._owned) and all(statuses.get(task) == "running" for task in self._owned)
         record = WorkerNode(
             pid=os.getpid(),
             token=self.spec.token,
             version=self._view[1],
-            tasks=encode_ranges(self._claim),
+            tasks=encode_ranges(self._owned),
             started_ms=self._started_ms,
             status="running" if running else "starting",
             code=self.spec.code,
@@ -251,11 +249,11 @@ class Keeper:
             raise Unavailable("the session changed while the worker's node was written: write it again")
         self._written = (record, session)
 
-    def _end(self, reason: str) -> None:
+    def _supersede(self, reason: str) -> None:
         _log.warning("this worker is superseded: %s", reason)
         self._stopping = True
         self.lease.revoke()
-        self.loop.superseded(reason)
+        self.loop.supersede(reason)
 
     def _write_errors(self) -> None:
         for _ in range(20):
@@ -288,10 +286,33 @@ class Keeper:
         if self._view[2].status in _RUNNING:
             self._metric_ids.drive(self.loop.metric_names())
 
-    def _drive_upgrade(self) -> None:
-        """The topology master picks the batches of a gray upgrade."""
+    def _advance_upgrade(self) -> None:
+        """Pick the next batch of a gray upgrade, in the topology master."""
         if self._view is not None and self._runs_master:
             self._upgrades.drive(self._view[0], self._view[1], self._event)
+
+
+class MetricIdsDriver:
+    """The topology master's registry of metric ids, ``/metrics/<id>``; the first write is the start event."""
+
+    def __init__(self, topology_id: str, conf: Mapping[str, Any], cluster: StormClusterState) -> None:
+        rate = conf.get("topology.metric.sample.rate")
+        self._rate = 1.0 if rate is None else float(rate)
+        self._topology_id = topology_id
+        self._cluster = cluster
+        self._known: frozenset[str] | None = None
+
+    def drive(self, names: list[str]) -> None:
+        """Register new names; without any, nothing is read or written."""
+        wanted = names[:_MOST_NAMES]
+        if self._known is not None and (self._known.issuperset(wanted) or len(self._known) >= _MOST_NAMES):
+            return
+        record = self._cluster.register_metrics(self._topology_id, self._rate, wanted)
+        if record is None:
+            return
+        if self._known is None:
+            _log.info("the topology is active; latencies are taken of %g of the tuples", record.sample_rate)
+        self._known = frozenset(record.ids)
 
 
 def _ids(node: WorkerNode) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Where the tasks of a topology run: what the cluster's state tells a worker."""
+"""Placement of a topology's tasks, as one worker needs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Placement"]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the tasks of the topology run, as far as this worker is concerned."""
+    """Slots and addresses of all tasks, and the tasks of this worker."""
 
     version: int
     """Version of the assignment."""
@@ -21,10 +21,10 @@ class Placement:
     components: Mapping[int, str]
     """Task id -> component, of all tasks."""
     mine: frozenset[int]
-    """Tasks that this worker's slot is to run."""
+    """Tasks assigned to this worker's slot."""
     open: frozenset[int]
-    """Those of them that it may run now: nobody else still claims them."""
+    """Those of them that it may run now, because no other worker still owns them."""
     tokens: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     """Start tokens of the topology's live workers -> slot."""
     ready: frozenset[tuple[str, int]] = frozenset()
-    """Slots whose worker reports that all its tasks run."""
+    """Slots whose worker runs all its tasks."""
