@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from storm_dagster.http.answers import error_response
+from storm_dagster.http.responses import error_response
 from storm_dagster.model.errors import InvalidRequest
 
 __all__ = ["Guard", "Observe", "allowed_hosts", "host_of"]

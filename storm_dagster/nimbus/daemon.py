@@ -24,7 +24,7 @@ from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
-from storm_dagster.nimbus.blobs.replication import Peer, Replicator
+from storm_dagster.nimbus.blobs.replication import NimbusPeer, Replicator
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.blobs.uploads import Uploads
 from storm_dagster.nimbus.dagster.client import DagsterClient
@@ -115,7 +115,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
 
     nimbus, sync = _assemble(conf, home, identity, inbox, cluster, leadership, base, stack)
     sync_wake = threading.Event()
-    election = Election(nimbus, sync, lambda epoch: _initialise(nimbus, epoch, sync_wake))
+    election = Election(nimbus, sync, lambda epoch: _initialize(nimbus, epoch, sync_wake))
     stack.callback(election.close)
     nimbus.wake_election = election.wake
     nimbus.inimbus, nimbus.reads = inimbus, reads
@@ -127,7 +127,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     ended = threading.Event()
     threads = (
         ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
-        ("nimbus-blob-sync", lambda: _synchronise(sync, sync_wake, ended)),
+        ("nimbus-blob-sync", lambda: _synchronize(sync, sync_wake, ended)),
         ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),
         ("nimbus-upkeep", lambda: _keep_up(nimbus, (submissions, thrift), ended)),
     )
@@ -176,7 +176,7 @@ def _assemble(
     status = LeaderStatus(identity.address, leadership.is_leader)
     registry = BlobRegistry(cluster, identity.address)
 
-    def peers() -> list[Peer]:
+    def peers() -> list[NimbusPeer]:
         return nimbus.peers()
 
     replicator = Replicator(
@@ -244,7 +244,7 @@ def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess
     return local
 
 
-def _initialise(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
+def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
     """A new leader looks at everything once before it acts; what it cannot read it must not lead."""
     for path in paths.FIRST_LEVEL:
         nimbus.cluster.state.mkdirs(path)
@@ -256,7 +256,7 @@ def _initialise(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
     sync_wake.set()
 
 
-def _synchronise(sync: BlobSync, wake: threading.Event, ended: threading.Event) -> None:
+def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) -> None:
     """Blobs: every five seconds, when one is registered, and when leadership was won."""
     while not ended.is_set():
         wake.clear()

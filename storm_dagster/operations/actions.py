@@ -14,7 +14,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.records import Record, decode_record, encode_record
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.turnstile import fenced
+from storm_dagster.operations.transactions import fenced_transaction
 from storm_dagster.zk.cluster_state import Transaction
 
 __all__ = ["NOTIFIER_KEY", "Action", "PendingAction", "announce", "forget_action", "pending_actions"]
@@ -79,7 +79,7 @@ def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
 
 def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
     """The listener heard it. :class:`Fenced` when this leader is deposed: the next one tells it again."""
-    transaction = fenced(ctx, ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
+    transaction = fenced_transaction(ctx, ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
     try:
         transaction.commit()
     except Conflict:

@@ -16,7 +16,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.plugins import load_plugin
 from storm_dagster.model.records import Assignment
 
-__all__ = ["INimbus", "forced_scheduler", "load_inimbus", "tell_new_slots"]
+__all__ = ["INimbus", "forced_scheduler", "load_inimbus", "notify_new_slots"]
 
 _log = logging.getLogger(__name__)
 _KEY = "nimbus.inimbus.class"
@@ -76,7 +76,7 @@ def forced_scheduler(plugin: INimbus | None) -> str | None:
     return strategy
 
 
-def tell_new_slots(plugin: INimbus, before: Assignment | None, after: Assignment) -> None:
+def notify_new_slots(plugin: INimbus, before: Assignment | None, after: Assignment) -> None:
     """Call ``assign_slots`` with what is new. The assignment has landed, so that an error is only logged."""
     had = {worker.slot for worker in before.workers} if before is not None else set()
     new = [worker.slot for worker in after.workers if worker.slot not in had]

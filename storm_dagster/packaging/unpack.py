@@ -24,7 +24,7 @@ from typing import IO, Literal
 
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["UnpackLimits", "UnpackReport", "archive_kind", "unpack_archive"]
+__all__ = ["UnpackLimits", "UnpackResult", "archive_kind", "unpack_archive"]
 
 _CHUNK = 256 * 1024
 
@@ -46,7 +46,7 @@ class UnpackLimits:
 
 
 @dataclass(frozen=True)
-class UnpackReport:
+class UnpackResult:
     """What an archive held."""
 
     kind: Literal["zip", "tar.gz"]
@@ -77,7 +77,7 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
     )
 
 
-def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> UnpackReport:
+def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> UnpackResult:
     """Unpack into ``target``, which must not exist; it appears complete or not at all.
 
     Raises :class:`InvalidTopology` for an archive that breaks a rule and ``OSError`` when the disk does not
@@ -147,7 +147,7 @@ class _Names:
             self._files[key] = name
 
 
-def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackReport:
+def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackResult:
     kind = archive_kind(path)
     names = _Names(path.name, limits)
     packed = path.stat().st_size
@@ -183,7 +183,7 @@ def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackReport
     except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:
         # zipfile: an unknown compression or an encrypted entry; tarfile: numbers that make no sense.
         raise InvalidTopology(f"archive {path.name} cannot be read ({error}): pack it anew") from None
-    return UnpackReport(kind, files, folders, total)
+    return UnpackResult(kind, files, folders, total)
 
 
 def _create(path: Path, executable: bool) -> IO[bytes]:

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from storm_dagster.http.answers import EXCEPTION_HANDLERS
 from storm_dagster.http.description import described_routes
 from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
+from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import HttpService
 
 

@@ -287,7 +287,7 @@ def test_failed_initialisation_drops_leadership_and_says_why(
 ) -> None:
     from storm_dagster.nimbus import daemon
 
-    genuine = daemon._initialise
+    genuine = daemon._initialize
     failures = [Unavailable("the blob store is not mounted"), RuntimeError("surprise")]
 
     def failing(*arguments: Any) -> None:

@@ -25,7 +25,7 @@ from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.draining import drain, undo_drain
 from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, rebalance
-from storm_dagster.operations.read.inspection import look
+from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.steps import all_operations, no_observer
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.upgrade.ending import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
@@ -580,7 +580,7 @@ HEALS = {rule.name for rule in RULES if rule.heals}
 
 
 def check(world: Any, former: Any = None) -> Any:
-    facts = look(world.context(), former)
+    facts = take_snapshot(world.context(), former)
     found = [violation for violation in violations(facts) if violation.rule not in HEALS]
     assert [violation.sentence for violation in found] == []
     return facts

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from storm_dagster.http.description import Media, Operation, Parameter
+from storm_dagster.http.description import HttpOperation, Media, Parameter
 from storm_dagster.http.logs.html import log_page
 from storm_dagster.http.logs.pages import (
     LONGEST_PAGE,
@@ -23,7 +23,7 @@ from storm_dagster.http.logs.pages import (
 )
 from storm_dagster.http.logs.search import Found, Search, search_log
 from storm_dagster.http.logs.tree import LogTree
-from storm_dagster.http.questions import asked_flag, asked_int, asked_text, asked_word
+from storm_dagster.http.query import query_flag, query_int, query_text, query_word
 from storm_dagster.http.schemas import Port, choice
 from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
@@ -55,7 +55,7 @@ class LogRoutes:
         self._conf = conf
         self._idle_secs = idle_secs
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[HttpOperation]:
         """The routes and what they answer."""
         page = (
             Parameter("file", str, "Log file, relative to the folder of logs", required=True),
@@ -65,7 +65,7 @@ class LogRoutes:
         )
         one_file = page[:1]
         return [
-            Operation(
+            HttpOperation(
                 "GET",
                 "/logview",
                 self.logview,
@@ -103,7 +103,7 @@ class LogRoutes:
                 },
                 errors=(404, 416, 503),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/log",
                 self._page_of(self._workers, "/api/v1/log"),
@@ -113,7 +113,7 @@ class LogRoutes:
                 answers={200: Media({"text/html": str})},
                 errors=(404, 416),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/daemonlog",
                 self._page_of(self._tree, "/api/v1/daemonlog"),
@@ -123,7 +123,7 @@ class LogRoutes:
                 answers={200: Media({"text/html": str})},
                 errors=(404, 416),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/download",
                 self._download_from(self._workers),
@@ -136,7 +136,7 @@ class LogRoutes:
                 },
                 errors=(404, 416),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/daemondownload",
                 self._download_from(self._tree),
@@ -149,7 +149,7 @@ class LogRoutes:
                 },
                 errors=(404, 416),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/listLogs",
                 self.list_logs,
@@ -167,7 +167,7 @@ class LogRoutes:
 
     async def logview(self, request: Request) -> Response:
         """``GET /logview?cmd=...``."""
-        command = asked_text(request, "cmd")
+        command = query_text(request, "cmd")
         if command not in _COMMANDS:
             raise InvalidRequest(f"cmd must be one of {', '.join(_COMMANDS)}, got {command!r:.40}")
         if command == "showLog":
@@ -180,7 +180,7 @@ class LogRoutes:
             return await run_in_threadpool(self._search, request)
         if command == "showConf":
             return JSONResponse(dict(await run_in_threadpool(self._conf)))
-        port = asked_int(request, "workerPort")
+        port = query_int(request, "workerPort")
         if port is None or not 0 <= port <= 65535:
             raise InvalidRequest("workerPort must be the port of a worker, such as workerPort=6900")
         return PlainTextResponse(await run_in_threadpool(self._stacks, port))
@@ -188,13 +188,13 @@ class LogRoutes:
     def _show(self, request: Request) -> Response:
         stream, size = self._tree.open(_required(request, "log"))
         with stream:
-            first, length = page_bounds(size, asked_int(request, "pos"), asked_int(request, "size"))
+            first, length = page_bounds(size, query_int(request, "pos"), query_int(request, "size"))
             body = b"%016d\n" % size + read_page(stream, first, length)
         return Response(body, media_type="text/plain; charset=utf-8", headers=_BYTES)
 
     def _download(self, request: Request) -> Response:
         name = _required(request, "log")
-        position, length = asked_int(request, "pos"), asked_int(request, "size")
+        position, length = query_int(request, "pos"), query_int(request, "size")
         if position is None and length is None:
             return self._whole(self._tree, name, request)
         stream, size = self._tree.open(name)
@@ -207,7 +207,7 @@ class LogRoutes:
             )
 
     def _list(self, request: Request) -> Response:
-        folder = (asked_text(request, "dir") or "").strip("/")
+        folder = (query_text(request, "dir") or "").strip("/")
         entries = self._tree.list("" if folder == "." else folder)
         return JSONResponse(
             {
@@ -232,9 +232,9 @@ class LogRoutes:
             most=_bounded(request, "max_match", 10, 1, 1000),
             look_back=_bounded(request, "look_back", 2, 0, 100),
             look_ahead=_bounded(request, "look_ahead", 10, 0, 100),
-            ignore_case=asked_flag(request, "case_ignore"),
+            ignore_case=query_flag(request, "case_ignore"),
             search_from="head"
-            if asked_word(request, "search_from", ("head", "tail"), "tail") == "head"
+            if query_word(request, "search_from", ("head", "tail"), "tail") == "head"
             else "tail",
         )
         stream, size = self._tree.open(name)
@@ -253,11 +253,11 @@ class LogRoutes:
     def _page_of(self, tree: LogTree, path: str) -> Any:
         def page(request: Request) -> Response:
             name = _required(request, "file")
-            encoding = check_encoding(asked_text(request, "encoding"))
+            encoding = check_encoding(query_text(request, "encoding"))
             stream, size = tree.open(name)
             with stream:
-                wanted = asked_int(request, "length", PAGE_BYTES) or 0
-                first, length = page_bounds(size, asked_int(request, "start"), wanted)
+                wanted = query_int(request, "length", PAGE_BYTES) or 0
+                first, length = page_bounds(size, query_int(request, "start"), wanted)
                 raw = read_page(stream, first, length)
             text = whole_characters(raw, encoding, cut_before=first > 0)
             return HTMLResponse(
@@ -272,7 +272,7 @@ class LogRoutes:
 
     async def list_logs(self, request: Request) -> Response:
         """``GET /api/v1/listLogs``."""
-        topology_id, port = asked_text(request, "topoId"), asked_text(request, "port")
+        topology_id, port = query_text(request, "topoId"), query_text(request, "port")
 
         def names() -> list[str]:
             found: list[str] = []
@@ -324,7 +324,7 @@ def _in_thread(answer: Callable[[Request], Response]) -> Any:
 
 
 def _required(request: Request, name: str) -> str:
-    value = asked_text(request, name)
+    value = query_text(request, name)
     if value is None:
         raise InvalidRequest(f"parameter {name} is missing")
     return value
@@ -337,7 +337,7 @@ def _raw_key(request: Request) -> bytes:
 
 
 def _bounded(request: Request, name: str, default: int, low: int, high: int) -> int:
-    value = asked_int(request, name, default)
+    value = query_int(request, name, default)
     if value is None or not low <= value <= high:
         raise InvalidRequest(f"parameter {name} must be from {low} to {high}, got {value}")
     return value

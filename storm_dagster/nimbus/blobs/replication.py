@@ -21,7 +21,7 @@ from storm_dagster.blobstore import BlobMeta
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.security import Security
 
-__all__ = ["Peer", "Replicator"]
+__all__ = ["NimbusPeer", "Replicator"]
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
@@ -29,7 +29,7 @@ _RETRY_SECS = 0.5
 
 
 @dataclass(frozen=True)
-class Peer:
+class NimbusPeer:
     """Another nimbus."""
 
     address: str
@@ -43,7 +43,7 @@ class Replicator:
 
     def __init__(
         self,
-        peers: Callable[[], list[Peer]],
+        peers: Callable[[], list[NimbusPeer]],
         open_blob: Callable[[str], AbstractContextManager[BinaryIO]],
         *,
         wait_secs: float,
@@ -75,7 +75,7 @@ class Replicator:
         holders: set[str] = set()
         while True:
             peers = [peer for peer in self._peers() if peer.address not in holders]
-            running: dict[Future[None], Peer] = {
+            running: dict[Future[None], NimbusPeer] = {
                 self._pool.submit(self._push_one, peer, meta, epoch): peer for peer in peers
             }
             while running and 1 + len(holders) < minimum:
@@ -107,7 +107,7 @@ class Replicator:
         for peer in self._peers():
             self._pool.submit(self._delete_one, peer, key, epoch)
 
-    def _push_one(self, peer: Peer, meta: BlobMeta, epoch: int) -> None:
+    def _push_one(self, peer: NimbusPeer, meta: BlobMeta, epoch: int) -> None:
         url = _replica_url(peer, meta.key)
         headers = {"X-Content-SHA256": meta.sha256, "X-Storm-Epoch": str(epoch)}
         try:
@@ -123,14 +123,14 @@ class Replicator:
             _log.warning("%s was not copied to nimbus %s: %s", meta.key, peer.address, error)
             raise
 
-    def _delete_one(self, peer: Peer, key: str, epoch: int) -> None:
+    def _delete_one(self, peer: NimbusPeer, key: str, epoch: int) -> None:
         try:
             self._http.delete(_replica_url(peer, key), headers={"X-Storm-Epoch": str(epoch)})
         except httpx.HTTPError as error:
             _log.info("the deletion of %s did not reach nimbus %s: %s", key, peer.address, error)
 
 
-def _replica_url(peer: Peer, key: str) -> str:
+def _replica_url(peer: NimbusPeer, key: str) -> str:
     return f"{peer.http.rstrip('/')}/v1/replicas/{quote(key, safe='')}"
 
 

@@ -25,7 +25,7 @@ from storm_dagster.model.names import check_blob_key
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered, is_registered_kind
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
-from storm_dagster.nimbus.blobs.replication import Peer
+from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.leader_status import LeaderStatus
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.watches import Wake
@@ -45,7 +45,7 @@ class BlobSync:
         registry: BlobRegistry,
         status: LeaderStatus,
         *,
-        peers: Callable[[], list[Peer]],
+        peers: Callable[[], list[NimbusPeer]],
         inbox: Path,
         keep_secs: float,
         security: Security | None = None,

@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from typing_extensions import TypedDict
 
-from storm_dagster.http.answers import bounded_json
-from storm_dagster.http.description import Operation, Parameter
+from storm_dagster.http.description import HttpOperation, Parameter
+from storm_dagster.http.responses import bounded_json
 from storm_dagster.http.schemas import closed
 from storm_dagster.model.dagster_events import decode_event
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
@@ -45,7 +45,7 @@ class EventResult(TypedDict):
     trouble: str | None
 
 
-def event_operation(nimbus: Nimbus) -> Operation:
+def event_operation(nimbus: Nimbus) -> HttpOperation:
     """The route."""
     turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
@@ -79,7 +79,7 @@ def event_operation(nimbus: Nimbus) -> Operation:
         document = await bounded_json(request)
         return JSONResponse(await run_in_threadpool(report, topology_id, document))
 
-    return Operation(
+    return HttpOperation(
         "POST",
         "/v1/topologies/{name}/events",
         endpoint,

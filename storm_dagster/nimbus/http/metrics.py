@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_facts import TopologyFacts
+from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
@@ -29,7 +29,7 @@ _TOPOLOGY_COUNTS = (
     ("storm_topology_acked", "Tuple trees completed", "acked"),
     ("storm_topology_failed", "Tuple trees failed", "failed"),
 )
-_TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologyFacts], int]], ...] = (
+_TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologySnapshot], int]], ...] = (
     ("storm_topology_workers", "Slots that hold tasks of the topology", lambda one: one.workers_total),
     ("storm_topology_workers_live", "Of them, those with a live process", lambda one: one.workers_live),
     ("storm_topology_executors", "Executors", lambda one: one.executors_total),
@@ -125,7 +125,7 @@ class _ClusterFigures(Collector):
             yield from self._topologies()
 
     def _topologies(self) -> Iterator[Metric]:
-        facts = self._reader.all_facts(_TOPOLOGIES_SECS)
+        facts = self._reader.snapshots(_TOPOLOGIES_SECS)
         for name, text, key in _TOPOLOGY_COUNTS:
             family = CounterMetricFamily(name, text, labels=["topology"])
             for one in facts:

@@ -20,7 +20,7 @@ from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import cleaner, healing, lifecycle
-from storm_dagster.operations.reports import ReassignReport
+from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.upgrade.ending import advance_upgrades
 
 __all__ = ["LeaderDuties"]
@@ -155,7 +155,7 @@ class LeaderDuties:
             self._note(ctx, healing.reassign(ctx, [attempt.cause for attempt in due]), seen.causes)
 
     def _note(
-        self, ctx: OperationsContext, reports: Iterable[ReassignReport], causes: Iterable[Cause]
+        self, ctx: OperationsContext, reports: Iterable[ReassignResult], causes: Iterable[Cause]
     ) -> None:
         words = {cause.key: cause.describe() for cause in causes}
         for report in reports:

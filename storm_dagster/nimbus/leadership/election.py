@@ -31,10 +31,10 @@ class Election:
     tries again, while others may lead.
     """
 
-    def __init__(self, nimbus: Nimbus, sync: BlobSync, initialise: Callable[[int], None]) -> None:
+    def __init__(self, nimbus: Nimbus, sync: BlobSync, initialize: Callable[[int], None]) -> None:
         self._nimbus = nimbus
         self._sync = sync
-        self._initialise = initialise
+        self._initialize = initialize
         self._wake = threading.Event()
         self._vacant_since: float | None = None
         self._failures = 0
@@ -152,7 +152,7 @@ class Election:
         if status.known.epoch == epoch:
             return CHECK_SECS
         try:
-            self._initialise(epoch)
+            self._initialize(epoch)
         except Exception as error:
             return self._give_up("its initialisation failed", error)
         self._failures = 0

@@ -21,7 +21,7 @@ from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
-from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade.facts import UpgradeReport
 from storm_dagster.operations.upgrade.start import check_request
@@ -175,10 +175,10 @@ class LifecycleRequests:
 
     def _by_hand(
         self, verb: str, fields: Mapping[str, Any]
-    ) -> Callable[[OperationsContext, str], LifecycleReport | UpgradeReport] | None:
+    ) -> Callable[[OperationsContext, str], LifecycleResult | UpgradeReport] | None:
         if verb == "kill":
             return lambda ctx, name: lifecycle.kill(ctx, name, fields.get("wait_secs"))
-        by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleReport | UpgradeReport]] = {
+        by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleResult | UpgradeReport]] = {
             "activate": lifecycle.activate,
             "deactivate": lifecycle.deactivate,
             # What takes back or ends must not wait for Dagster.

@@ -21,7 +21,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.keyed_state import read_state
-from storm_dagster.nimbus.requests.page_facts import TopologyFacts, topology_facts
+from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import explain_document, problems
@@ -129,10 +129,10 @@ class ClusterReader:
         state = self._nimbus.cluster.read_upgrade(topology.id)
         return {"upgrade": upgrade_document(state, topology.assignment, topology.tasks)}
 
-    def facts(self, name: str) -> TopologyFacts:
+    def facts(self, name: str) -> TopologySnapshot:
         """Everything that pages of a topology (by name or id) show; :class:`NotAlive` when there is none."""
         topology = topology_by_name(self.view(), name)
-        return topology_facts(
+        return snapshot_topology(
             topology,
             self._stats_of(topology),
             now_secs=int(time.time()),
@@ -143,18 +143,18 @@ class ClusterReader:
         """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""
         return self._stats_of(topology_by_name(self.view(), name))
 
-    def all_facts(self, deadline_secs: float) -> list[TopologyFacts]:
+    def snapshots(self, deadline_secs: float) -> list[TopologySnapshot]:
         """Facts of every topology, without errors; figures of those whose topology master answers in time."""
         topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
         pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
         wait(pending.values(), timeout=deadline_secs)
         now_secs = int(time.time())
-        found: list[TopologyFacts] = []
+        found: list[TopologySnapshot] = []
         for one in topologies:
             future = pending[one.id]
             future.cancel()
             told = future.result() if future.done() and not future.cancelled() else None
-            found.append(topology_facts(one, told, now_secs=now_secs))
+            found.append(snapshot_topology(one, told, now_secs=now_secs))
         return found
 
     def runnable(self, topology_id: str) -> Runnable:

@@ -24,7 +24,7 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
 from storm_dagster.nimbus.thrift.blobs import Blobs
-from storm_dagster.nimbus.thrift.errors import Refused
+from storm_dagster.nimbus.thrift.errors import RefusedCall
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
@@ -229,11 +229,11 @@ class NimbusHandler:
         return self._summaries.leader()
 
     def isTopologyNameAllowed(self, name: str | None) -> bool:
-        """Whether a topology could have that name and has not; :class:`Refused` says what is wrong with it."""
+        """Whether a topology could have that name and has not; :class:`RefusedCall` says what is wrong with it."""
         try:
             check_topology_name(name)
         except InvalidTopology as error:
-            raise Refused(error.message) from None
+            raise RefusedCall(error.message) from None
         return self._reader.view().topology_named(str(name)) is None
 
     def getTopologyInfo(self, topology_id: str | None) -> Any:
@@ -286,7 +286,7 @@ class NimbusHandler:
     def getTopologyHistory(self, user: str | None) -> Any:
         """Ids of the topologies that a user may see, which is all of them; the name is only checked (CVE-2021-38294)."""
         if user and not _USER.fullmatch(user):
-            raise Refused(f"{user!r:.80} is no user name: letters, digits and any of _.@-")
+            raise RefusedCall(f"{user!r:.80} is no user name: letters, digits and any of _.@-")
         return load_idl().TopologyHistoryInfo(topo_ids=sorted(self._reader.view().topologies))
 
     # -- running workers -----------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import TopologyView
-from storm_dagster.nimbus.requests.page_facts import (
-    ComponentFacts,
-    ExecutorFacts,
-    TopologyFacts,
+from storm_dagster.nimbus.requests.page_snapshot import (
+    ComponentSnapshot,
+    ExecutorSnapshot,
+    TopologySnapshot,
     supervisors_of,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -75,7 +75,7 @@ class Pages:
         summary = self._summaries.topology(topology)
         now = int(time.time())
 
-        def shown(parts: Iterable[ComponentFacts]) -> dict[str, Any]:
+        def shown(parts: Iterable[ComponentSnapshot]) -> dict[str, Any]:
             return {
                 part.id: _component(part, window, include_sys)
                 for part in parts
@@ -186,7 +186,7 @@ def _error(error: TaskError) -> Any:
     )
 
 
-def _executor(one: ExecutorFacts, *, stats: bool = True) -> Any:
+def _executor(one: ExecutorSnapshot, *, stats: bool = True) -> Any:
     idl = load_idl()
     return idl.ExecutorSummary(
         executor_info=idl.ExecutorInfo(task_start=one.first, task_end=one.last),
@@ -198,7 +198,7 @@ def _executor(one: ExecutorFacts, *, stats: bool = True) -> Any:
     )
 
 
-def _executor_stats(one: ExecutorFacts) -> Any:
+def _executor_stats(one: ExecutorSnapshot) -> Any:
     idl = load_idl()
 
     def by_stream(name: str) -> dict[str, dict[str, Any]]:
@@ -236,7 +236,7 @@ def _stream_id(key: str) -> Any:
     return load_idl().GlobalStreamId(componentId=component, streamId=stream)
 
 
-def _component(part: ComponentFacts, window: str, include_sys: bool) -> Any:
+def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
     stats = _aggregate(
         part, part.windows[window].totals(include_sys=include_sys), capacity=part.capacity, counts=True
     )
@@ -246,7 +246,7 @@ def _component(part: ComponentFacts, window: str, include_sys: bool) -> Any:
 
 
 def _aggregate(
-    part: ComponentFacts, totals: Totals, *, capacity: float | None = None, counts: bool = False
+    part: ComponentSnapshot, totals: Totals, *, capacity: float | None = None, counts: bool = False
 ) -> Any:
     idl = load_idl()
     common = idl.CommonAggregateStats(
@@ -301,7 +301,7 @@ def _inputs(figures: WindowStats, include_sys: bool) -> dict[Any, Any]:
     return found
 
 
-def _outputs(part: ComponentFacts, figures: WindowStats, include_sys: bool) -> dict[str, Any]:
+def _outputs(part: ComponentSnapshot, figures: WindowStats, include_sys: bool) -> dict[str, Any]:
     """What it sent by stream; of a spout also what became of that."""
     idl = load_idl()
     spout = part.kind == "spout"
@@ -329,7 +329,7 @@ def _outputs(part: ComponentFacts, figures: WindowStats, include_sys: bool) -> d
     return found
 
 
-def _topology_stats(facts: TopologyFacts, include_sys: bool) -> Any:
+def _topology_stats(facts: TopologySnapshot, include_sys: bool) -> Any:
     totals: Mapping[str, Mapping[str, float]] = {
         window: facts.totals(window, include_sys=include_sys) for window in WINDOWS
     }

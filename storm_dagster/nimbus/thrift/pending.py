@@ -24,7 +24,7 @@ from storm_dagster.model.errors import (
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.submitting import Submissions
 
-__all__ = ["Pending", "PendingSubmissions"]
+__all__ = ["PendingSubmission", "PendingSubmissions"]
 
 _log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "upload.", ".pending"
@@ -32,7 +32,7 @@ _LOOK_SECS = 3.0
 
 
 @dataclass(frozen=True)
-class Pending:
+class PendingSubmission:
     """One submission, as its record holds it."""
 
     name: str
@@ -80,13 +80,13 @@ class PendingSubmissions:
         with self._lock:
             self._names.discard(name)
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: PendingSubmission) -> None:
         """Store the record: from here on the submission survives this nimbus."""
         with self._lock:
             self._launching.add(pending.key)
         self._nimbus.blobs.put(pending.key, json.dumps(asdict(pending)).encode())
 
-    def launch(self, pending: Pending, wait_secs: float) -> bool:
+    def launch(self, pending: PendingSubmission, wait_secs: float) -> bool:
         """Launch what was added, and wait for it.
 
         ``False`` when it is not known after ``wait_secs``: it goes on by itself then. Raises what the launch
@@ -120,7 +120,7 @@ class PendingSubmissions:
             except Exception:
                 _log.exception("looking at pending submissions failed")
 
-    def drop(self, pending: Pending) -> None:
+    def drop(self, pending: PendingSubmission) -> None:
         """Forget it, with everything that was stored for it."""
         try:
             self._nimbus.uploads.cancel(pending.handle)
@@ -129,7 +129,7 @@ class PendingSubmissions:
                 self._launching.discard(pending.key)
                 self._names.discard(pending.name)
 
-    def _run(self, pending: Pending, launch: _Launch) -> None:
+    def _run(self, pending: PendingSubmission, launch: _Launch) -> None:
         try:
             self._submit(pending)
         except BaseException as error:
@@ -142,7 +142,7 @@ class PendingSubmissions:
         elif not waited_for:
             _log.warning("the launch of %s failed, it is tried again: %s", pending.name, launch.failure)
 
-    def _submit(self, pending: Pending) -> None:
+    def _submit(self, pending: PendingSubmission) -> None:
         self._submissions.submit(
             {
                 "name": pending.name,
@@ -152,7 +152,7 @@ class PendingSubmissions:
             }
         )
 
-    def _forget(self, pending: Pending) -> None:
+    def _forget(self, pending: PendingSubmission) -> None:
         """The run exists: only the record goes, the parts belong to the run."""
         try:
             self._nimbus.blobs.delete(pending.key)
@@ -186,10 +186,10 @@ class PendingSubmissions:
             else:
                 self._forget(pending)
 
-    def _read(self, key: str) -> Pending | None:
+    def _read(self, key: str) -> PendingSubmission | None:
         try:
             document: Mapping[str, Any] = json.loads(self._nimbus.blobs.read(key))
-            return Pending(**document)
+            return PendingSubmission(**document)
         except KeyNotFound:
             return None
         except (ValueError, TypeError) as error:

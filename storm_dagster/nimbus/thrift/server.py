@@ -19,7 +19,7 @@ from typing import Literal
 
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.nimbus.thrift.access import Peer
+from storm_dagster.nimbus.thrift.access import ThriftPeer
 from storm_dagster.nimbus.thrift.frames import MalformedFrame
 
 __all__ = ["ServerLimits", "ThriftServer"]
@@ -68,7 +68,7 @@ class _Connection:
         self.writer = writer
         # asyncio does so only for sockets that were made with their protocol named.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer = Peer(
+        self.peer = ThriftPeer(
             host=str((writer.get_extra_info("peername") or ("",))[0]),
             user=next(iter(certificate_state(writer).values()), None),
         )
@@ -93,7 +93,7 @@ class ThriftServer:
 
     def __init__(
         self,
-        answer: Callable[[bytes, Peer], bytes | None],
+        answer: Callable[[bytes, ThriftPeer], bytes | None],
         listener: socket.socket,
         limits: ServerLimits,
         *,

@@ -40,7 +40,7 @@ from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.thrift.deploying import Deploy, deploy_of
 from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
 from storm_dagster.nimbus.thrift.idl import load_idl
-from storm_dagster.nimbus.thrift.pending import Pending, PendingSubmissions
+from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.submit.staging import read_token
 
@@ -171,7 +171,7 @@ class TopologySubmission:
         return handle
 
     def _submit(self, checked: _Checked, handle: str, deadline: float) -> None:
-        pending = Pending(checked.name, handle, _new_token(), checked.inactive)
+        pending = PendingSubmission(checked.name, handle, _new_token(), checked.inactive)
         try:
             self._pending.add(pending)
         except BaseException:

@@ -12,7 +12,7 @@ from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, WorkerSnapshot, supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
@@ -46,7 +46,7 @@ def resources(view: TopologyView) -> dict[str, float]:
     }
 
 
-def worker_summary(worker: WorkerFacts, *, now_secs: int, include_sys: bool) -> Any:
+def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
     """One worker; components of the system are counted only with ``include_sys``."""
     return load_idl().WorkerSummary(
         supervisor_id=worker.node,
@@ -148,7 +148,7 @@ class Summaries:
         found = self._registry.read(keys)
         return {key: len(found[key].newest_holders()) or int(self._nimbus.blobs.exists(key)) for key in keys}
 
-    def supervisor(self, facts: SupervisorFacts) -> Any:
+    def supervisor(self, facts: SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""
         return load_idl().SupervisorSummary(
             host=facts.info.host,

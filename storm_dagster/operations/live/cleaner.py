@@ -17,10 +17,16 @@ from storm_dagster.model.records import TokenRecord, decode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
-from storm_dagster.operations.reports import CleanReport
+from storm_dagster.operations.results import CleanResult
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.submit.staging import token_of_staging_key
-from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.transactions import (
+    bump_assignments_version,
+    commit,
+    delete_tree,
+    fenced_transaction,
+    retry_on_conflict,
+)
 
 __all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "read_tokens", "take_inventory"]
 
@@ -277,7 +283,7 @@ def clean(
     grace_secs: float = 60.0,
     token_secs: float | None = None,
     upload_secs: float | None = None,
-) -> tuple[CleanReport, dict[str, float]]:
+) -> tuple[CleanResult, dict[str, float]]:
     """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Hand the memory in again next time.
 
     Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless told otherwise. Refuses with
@@ -300,7 +306,7 @@ def clean(
     nodes = [path for path in garbage.nodes if _delete_node(ctx, epoch, path, problems)]
     tokens = [token for token in garbage.tokens if _delete_node(ctx, epoch, paths.token(token), problems)]
     return (
-        CleanReport(
+        CleanResult(
             nodes=tuple(nodes),
             blobs=tuple(_delete_blobs(ctx, epoch, garbage.blobs, problems)),
             tokens=tuple(tokens),
@@ -317,11 +323,11 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
             topology_id = path[len(paths.ASSIGNMENTS) + 1 :]
 
             def unassign(view: ClusterView) -> None:
-                transaction = raise_turnstile(fenced(ctx, epoch), view)
+                transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
                 if ctx.cluster.delete_assignment_ops(transaction, topology_id):
                     commit(ctx, transaction, "clean.assignment")
 
-            take_turns(ctx, f"cleaning {path}", unassign)
+            retry_on_conflict(ctx, f"cleaning {path}", unassign)
             return True
         name = "clean.token" if path.startswith(f"{paths.TOKENS}/") else "clean.node"
         return delete_tree(ctx, epoch, path, name) > 0

@@ -11,7 +11,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.records import Record, decode_record, encode_record
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.turnstile import fenced
+from storm_dagster.operations.transactions import fenced_transaction
 
 __all__ = ["MOST_DEEDS", "Deed", "load_deeds", "store_deeds"]
 
@@ -49,4 +49,6 @@ def store_deeds(ctx: OperationsContext, deeds: Sequence[Deed]) -> None:
         deed.model_copy(update={"description": deed.description[:_MOST_TEXT]}) for deed in deeds[-MOST_DEEDS:]
     )
     # Only the leader writes it, and the epoch says who that is: any version.
-    fenced(ctx, ctx.current_epoch()).set(paths.UNREPORTED, encode_record(_Deeds(deeds=kept)), -1).commit()
+    fenced_transaction(ctx, ctx.current_epoch()).set(
+        paths.UNREPORTED, encode_record(_Deeds(deeds=kept)), -1
+    ).commit()

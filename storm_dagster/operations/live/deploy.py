@@ -14,7 +14,7 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.live.draining import drain, undo_drain
-from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.archive_check import check_uploaded_archive
 from storm_dagster.operations.submit.publishing import activate_topology, publish_assignment, stage_assignment
@@ -35,7 +35,7 @@ _LONGEST_DRAIN_SECS = 30.0
 RESTART = operation("restart", UPDATE)
 
 
-def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> LifecycleReport:
+def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> LifecycleResult:
     """Start the topology anew from its own stored code, with the parallelism that it has now, under a new id.
 
     Its status stays ACTIVE or INACTIVE as it was. ``token`` makes a repetition after a crash finish the
@@ -52,7 +52,7 @@ def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> L
 
 def update(
     ctx: OperationsContext, name: str, *, token: str, handle: str | None, allow_degraded: bool = False
-) -> LifecycleReport:
+) -> LifecycleResult:
     """Hot deploy: run the uploaded topology in the place of the one of that name, under a new id.
 
     Whatever is wrong with the new one, its archive included, is raised before the old one is touched. Then the old
@@ -102,7 +102,7 @@ def _prepare(
     stage_assignment(ctx, token=token)
 
 
-def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
+def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     if _is_published(ctx, token):
         # A repetition, maybe under another leader: what is left to do is done in the current epoch.
         take_over(ctx, token)
@@ -120,7 +120,7 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
     replaced = published.replaced or (old if published.already else None)
     if replaced is not None:
         delete_replaced(ctx, replaced)
-    return LifecycleReport(
+    return LifecycleResult(
         report.topology_id,
         report.name,
         report.status,

@@ -42,7 +42,7 @@ def explain_document(
     document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}
     to_place = standing_topology(view, topology, runnable, topology.tasks)
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
-    document["unassigned"], document["waiting"] = _outlook(view, topology, to_place, lost)
+    document["unassigned"], document["waiting"] = _slot_outlook(view, topology, to_place, lost)
     if task is not None:
         document["choice"] = choice_document(to_place, stored, task)
     return document
@@ -56,7 +56,7 @@ def problems(
         return []
     components = topology.tasks.component_of()
     to_place = standing_topology(view, topology, runnable, topology.tasks)
-    without, waiting = _outlook(view, topology, to_place, set(down) & components.keys())
+    without, waiting = _slot_outlook(view, topology, to_place, set(down) & components.keys())
     by_reason: dict[str, list[int]] = {}
     for task, reason in without.items():
         by_reason.setdefault(reason, []).append(int(task))
@@ -79,7 +79,7 @@ def _listed(tasks: list[int], components: Mapping[int, str]) -> str:
     return f"{len(tasks)} tasks ({named}{', ...' if len(tasks) > 5 else ''})"
 
 
-def _outlook(
+def _slot_outlook(
     view: ClusterView, topology: TopologyView, to_place: TopologyToPlace, lost: set[int]
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Of the tasks that do not run: why they find no slot now, or which one they would get."""

@@ -22,7 +22,14 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.live.cleaner import CleanerMemory, find_garbage, read_tokens, take_inventory
 
-__all__ = ["Inspection", "code_keys", "inspect_cluster", "look", "stored_hashes", "worker_processes"]
+__all__ = [
+    "InspectionResult",
+    "code_keys",
+    "inspect_cluster",
+    "stored_hashes",
+    "take_snapshot",
+    "worker_processes",
+]
 
 
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
@@ -41,7 +48,7 @@ def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
     return tuple(sorted(found, key=lambda part: (part.node, part.port, part.pid)))
 
 
-def look(
+def take_snapshot(
     ctx: OperationsContext,
     former: Facts | None = None,
     *,
@@ -149,7 +156,7 @@ def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:
 
 
 @dataclass(frozen=True)
-class Inspection:
+class InspectionResult:
     """What an inspection found."""
 
     violations: tuple[Violation, ...]
@@ -175,7 +182,7 @@ def inspect_cluster(
     settle_secs: float = 10.0,
     interval_secs: float = 1.0,
     progress: Callable[[Facts, list[Violation]], None] | None = None,
-) -> Inspection:
+) -> InspectionResult:
     """Look at least twice, and again while something is broken; what stays so for ``settle_secs`` counts.
 
     Gives up waiting after three times ``settle_secs``: what keeps changing is a warning. ``home`` also
@@ -186,7 +193,7 @@ def inspect_cluster(
     heals = {rule.name for rule in RULES if rule.heals}
     idle: dict[Violation, None] = {}
     while True:
-        facts = look(ctx, former, home=home)
+        facts = take_snapshot(ctx, former, home=home)
         found = violations_of(facts)
         now = ctx.monotonic()
         counted, pending = settle(pending, found, boot_now=now, settle_secs=settle_secs)
@@ -200,7 +207,7 @@ def inspect_cluster(
             break
         ctx.sleep(interval_secs)
     bad = {**idle, **{violation: None for violation in counted if violation.rule not in heals}}
-    return Inspection(
+    return InspectionResult(
         violations=tuple(bad),
         warnings=tuple(violation for violation in found if violation not in bad),
         garbage=_garbage(ctx),

@@ -24,15 +24,15 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json, encode_json
 from storm_dagster.operations.steps import step
-from storm_dagster.operations.turnstile import ReplyLost, commit, fenced, lost_race
+from storm_dagster.operations.transactions import ReplyLost, commit, fenced_transaction, lost_race
 
 __all__ = [
     "PARTS",
     "StagedPlacement",
     "StagedTasks",
     "StagingRecord",
+    "allocate_topology_id",
     "check_token",
-    "claim_topology_id",
     "newest_token_key",
     "read_placement",
     "read_record",
@@ -123,7 +123,9 @@ def read_token(ctx: OperationsContext, token: str) -> tuple[TokenRecord, int] | 
     return None if found is None else (decode_record(TokenRecord, found[0], path), found[1].version)
 
 
-def claim_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int) -> tuple[TokenRecord, int]:
+def allocate_topology_id(
+    ctx: OperationsContext, token: str, name: str, epoch: int
+) -> tuple[TokenRecord, int]:
     """The token's record; at its first use one transaction counts up and binds the token to a new id.
 
     A repetition after any crash, also after a lost reply, finds the same id. :class:`Conflict` when the
@@ -146,7 +148,7 @@ def claim_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int)
             topology_id=make_topology_id(name, count, ctx.now_secs()), name=name, epoch=epoch
         )
         transaction = (
-            fenced(ctx, epoch)
+            fenced_transaction(ctx, epoch)
             .set(paths.COUNTER, b"", found[1].version)
             .create(paths.token(token), encode_record(record))
         )

@@ -35,7 +35,7 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext, damaged_topology, load_runnable
 from storm_dagster.operations.documents import decode_json
-from storm_dagster.operations.reports import CodeReport, ConfReport, TasksReport
+from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
 from storm_dagster.operations.submit.code_storage import store_code
 from storm_dagster.operations.submit.publishing import (
@@ -49,7 +49,7 @@ from storm_dagster.operations.submit.publishing import (
 from storm_dagster.operations.submit.staging import (
     StagedTasks,
     StagingRecord,
-    claim_topology_id,
+    allocate_topology_id,
     newest_token_key,
     read_record,
     read_token,
@@ -61,7 +61,7 @@ from storm_dagster.operations.submit.staging import (
 
 __all__ = [
     "activate_topology",
-    "normalised",
+    "normalize",
     "publish_assignment",
     "read_source",
     "stage_assignment",
@@ -92,7 +92,7 @@ def stage_conf(
     allow_degraded: bool = False,
     unknown: Literal["error", "warn"] | None = None,
     replaces: str | None = None,
-) -> ConfReport:
+) -> ConfResult:
     """Stage 1: check and normalise conf and topology, bind the token to a topology id, stage both.
 
     Source is the upload ``handle``; without one, or when it has expired, what is staged already, which is
@@ -135,9 +135,9 @@ def stage_conf(
     )
     spec = spec.model_copy(update={"name": name})
     # Checked in full before the token's node, the first thing that is stored.
-    normalised(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
-    claimed, _ = claim_topology_id(ctx, token, name, epoch)
-    conf, spec = normalised(ctx, submitted, spec, claimed.topology_id)
+    normalize(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
+    claimed, _ = allocate_topology_id(ctx, token, name, epoch)
+    conf, spec = normalize(ctx, submitted, spec, claimed.topology_id)
     record = StagingRecord(
         topology_id=claimed.topology_id,
         name=name,
@@ -153,7 +153,7 @@ def stage_conf(
     write_part(ctx, token, "record", record)
     with step(ctx, "stage.newest"):
         ctx.blobs.put(newest_token_key(name), token.encode())
-    return ConfReport(
+    return ConfResult(
         token=token,
         topology_id=claimed.topology_id,
         name=name,
@@ -194,12 +194,12 @@ def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
         return None
 
 
-def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfReport:
+def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     """A submission that is published keeps what was staged for it; only its epoch becomes the current one."""
     record = read_record(ctx, token).model_copy(update={"epoch": epoch})
     conf, spec = read_topology(ctx, token)
     write_part(ctx, token, "record", record)
-    return ConfReport(
+    return ConfResult(
         token=token,
         topology_id=record.topology_id,
         name=record.name,
@@ -211,7 +211,7 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfReport:
     )
 
 
-def normalised(
+def normalize(
     ctx: OperationsContext, submitted: dict[str, Any], spec: TopologySpec, topology_id: str
 ) -> tuple[dict[str, Any], TopologySpec]:
     """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what cannot run."""
@@ -301,7 +301,7 @@ def _blob(ctx: OperationsContext, key: str) -> bytes | None:
         return None
 
 
-def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
+def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
     """Stage 2: store archive, conf and topology under the topology's id, and see them replicated.
 
     An archive that is stored already with the same content is not copied again, and nothing of a
@@ -325,7 +325,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
         keep=keep,
         allow_degraded=record.allow_degraded,
     )
-    return CodeReport(
+    return CodeResult(
         topology_id=topology_id,
         name=record.name,
         blobs=stored.blobs,
@@ -335,7 +335,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
     )
 
 
-def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksReport:
+def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     """Stage 3: number the tasks of the topology and its system components."""
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
@@ -347,7 +347,7 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksReport:
         workers=int(total["topology.workers"]),
     )
     write_part(ctx, token, "tasks", staged)
-    return TasksReport(
+    return TasksResult(
         topology_id=record.topology_id,
         name=record.name,
         table=staged.table,

@@ -9,7 +9,7 @@ from storm_dagster.model.records import StormBase
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
-from storm_dagster.operations.turnstile import delete_tree
+from storm_dagster.operations.transactions import delete_tree
 
 __all__ = ["delete_blobs", "delete_code", "sweep"]
 

@@ -11,7 +11,7 @@ from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encoded, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, WorkerSnapshot, supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
 __all__ = ["ClusterPages", "worker_row"]
@@ -159,7 +159,7 @@ class ClusterPages:
         raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology: topologies have no owners here")
 
 
-def worker_row(worker: WorkerFacts, links: Links) -> dict[str, Any]:
+def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
     """One worker, as on every page that lists workers."""
     return {
         "supervisorId": worker.node,
@@ -178,7 +178,7 @@ def worker_row(worker: WorkerFacts, links: Links) -> dict[str, Any]:
     }
 
 
-def _supervisor_row(one: SupervisorFacts, links: Links) -> dict[str, Any]:
+def _supervisor_row(one: SupervisorSnapshot, links: Links) -> dict[str, Any]:
     total, used = len(one.info.ports), len(one.used)
     return {
         "id": one.id,
@@ -251,7 +251,7 @@ def _percent(used: float, total: float) -> float:
     return round(100 * used / total, 1) if total else 0.0
 
 
-def _displays(supervisors: list[SupervisorFacts]) -> bool:
+def _displays(supervisors: list[SupervisorSnapshot]) -> bool:
     """Whether resources are worth a column: some supervisor says what it has."""
     return any(one.info.memory_mb or one.info.cpu for one in supervisors)
 

@@ -10,9 +10,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from storm_dagster.http.answers import Endpoint, bounded_json
-from storm_dagster.http.description import Operation, Parameter
-from storm_dagster.http.questions import asked_text
+from storm_dagster.http.description import HttpOperation, Parameter
+from storm_dagster.http.query import query_text
+from storm_dagster.http.responses import Endpoint, bounded_json
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.nimbus.http.storm import schemas
 from storm_dagster.nimbus.http.storm.actions import TopologyActions
@@ -67,21 +67,21 @@ def _refused(error: StormDagsterError) -> Response:
 
 
 def _sys(request: Request) -> bool:
-    return (asked_text(request, "sys") or "") in ("1", "true")
+    return (query_text(request, "sys") or "") in ("1", "true")
 
 
 def _asked(request: Request) -> tuple[str, str, bool]:
-    return request.path_params["id"], check_window(asked_text(request, "window")), _sys(request)
+    return request.path_params["id"], check_window(query_text(request, "window")), _sys(request)
 
 
 def _supervisor(pages: ClusterPages, request: Request) -> dict[str, Any]:
-    supervisor_id, host = asked_text(request, "id"), asked_text(request, "host")
+    supervisor_id, host = query_text(request, "id"), query_text(request, "host")
     if supervisor_id is None and host is None:
         raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
     return pages.supervisor(supervisor_id, host)
 
 
-def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
+def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperation]:
     """Everything under ``/api/v1`` that is not about logs."""
     cluster, topology = ClusterPages(nimbus, reader), TopologyPages(nimbus, reader)
     actions = TopologyActions(LifecycleRequests(nimbus), reader, WorkerLevels(nimbus))
@@ -93,8 +93,8 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         kind: Any,
         *parameters: Parameter,
         errors: tuple[int, ...] = _READING,
-    ) -> Operation:
-        return Operation(
+    ) -> HttpOperation:
+        return HttpOperation(
             "GET",
             f"/api/v1{path}",
             _answering(answer),
@@ -112,8 +112,8 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         summary: str,
         *parameters: Parameter,
         body: Any = None,
-    ) -> Operation:
-        return Operation(
+    ) -> HttpOperation:
+        return HttpOperation(
             "POST",
             f"/api/v1{path}",
             _acting(act),
@@ -132,7 +132,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
     def wait(request: Request) -> str:
         return request.path_params["wait"]
 
-    def disabled(path: str, summary: str, *parameters: Parameter) -> Operation:
+    def disabled(path: str, summary: str, *parameters: Parameter) -> HttpOperation:
         return read(
             f"/topology/{{id}}/profiling/{path}",
             lambda request: actions.profiling(name(request)),

@@ -19,7 +19,7 @@ from storm_dagster.nimbus.http.storm.formats import (
     window_hint,
 )
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_facts import ComponentFacts, ExecutorFacts, TopologyFacts
+from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, ExecutorSnapshot, TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import (
     WINDOWS,
@@ -115,7 +115,7 @@ class TopologyPages:
         """``/topology/:id/metrics``: figures of each component by stream."""
         facts = self._reader.facts(name)
 
-        def described(part: ComponentFacts) -> dict[str, Any]:
+        def described(part: ComponentSnapshot) -> dict[str, Any]:
             one = part.windows[window]
             row: dict[str, Any] = {
                 "id": part.id,
@@ -210,7 +210,7 @@ class TopologyPages:
         }
 
     def _spout(
-        self, part: ComponentFacts, window: str, sys: bool, topology_id: str, links: Links
+        self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links
     ) -> dict[str, Any]:
         totals = part.windows[window].totals(include_sys=sys)
         return {
@@ -222,7 +222,7 @@ class TopologyPages:
         }
 
     def _bolt(
-        self, part: ComponentFacts, window: str, sys: bool, topology_id: str, links: Links
+        self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links
     ) -> dict[str, Any]:
         totals = part.windows[window].totals(include_sys=sys)
         return {
@@ -237,7 +237,7 @@ class TopologyPages:
         }
 
 
-def _topology_stats(facts: TopologyFacts, window: str, sys: bool) -> dict[str, Any]:
+def _topology_stats(facts: TopologySnapshot, window: str, sys: bool) -> dict[str, Any]:
     totals = facts.totals(window, include_sys=sys)
     return {
         "windowPretty": window_hint(window),
@@ -250,7 +250,7 @@ def _topology_stats(facts: TopologyFacts, window: str, sys: bool) -> dict[str, A
     }
 
 
-def _common(part: ComponentFacts, totals: Totals) -> dict[str, Any]:
+def _common(part: ComponentSnapshot, totals: Totals) -> dict[str, Any]:
     return {
         "executors": len(part.executors),
         "tasks": len(part.tasks),
@@ -264,7 +264,7 @@ def _common(part: ComponentFacts, totals: Totals) -> dict[str, Any]:
     }
 
 
-def _last_error(part: ComponentFacts, topology_id: str, links: Links) -> dict[str, Any]:
+def _last_error(part: ComponentSnapshot, topology_id: str, links: Links) -> dict[str, Any]:
     if not part.errors:
         return {
             "lastError": "",
@@ -296,7 +296,7 @@ def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, An
     }
 
 
-def _executor_row(one: ExecutorFacts, totals: Totals, topology_id: str, links: Links) -> dict[str, Any]:
+def _executor_row(one: ExecutorSnapshot, totals: Totals, topology_id: str, links: Links) -> dict[str, Any]:
     return {
         "id": one.id,
         "encodedId": encoded(one.id),
@@ -312,7 +312,7 @@ def _executor_row(one: ExecutorFacts, totals: Totals, topology_id: str, links: L
     }
 
 
-def _window_rows(part: ComponentFacts, sys: bool) -> list[tuple[dict[str, Any], Totals]]:
+def _window_rows(part: ComponentSnapshot, sys: bool) -> list[tuple[dict[str, Any], Totals]]:
     rows: list[tuple[dict[str, Any], Totals]] = []
     for window in WINDOWS:
         totals = part.windows[window].totals(include_sys=sys)
@@ -329,7 +329,7 @@ def _window_rows(part: ComponentFacts, sys: bool) -> list[tuple[dict[str, Any], 
 
 
 def _spout_page(
-    part: ComponentFacts, topology_id: str, window: str, sys: bool, links: Links
+    part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
 ) -> dict[str, Any]:
     one = part.windows[window]
     executors: list[dict[str, Any]] = []
@@ -357,7 +357,7 @@ def _spout_page(
 
 
 def _bolt_page(
-    part: ComponentFacts, topology_id: str, window: str, sys: bool, links: Links
+    part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
 ) -> dict[str, Any]:
     one = part.windows[window]
     executors: list[dict[str, Any]] = []

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.nimbus.requests.page_facts import ComponentFacts
+from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, is_system_name
 
@@ -69,7 +69,7 @@ def visualization_table(graph: dict[str, Any]) -> dict[str, Any]:
     return {"visualizationTable": rows}
 
 
-def _executors(part: ComponentFacts) -> list[dict[str, Any]]:
+def _executors(part: ComponentSnapshot) -> list[dict[str, Any]]:
     return [
         {
             ":host": one.host,

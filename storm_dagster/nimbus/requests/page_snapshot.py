@@ -23,13 +23,13 @@ from storm_dagster.nimbus.requests.window_stats import (
 )
 
 __all__ = [
-    "ComponentFacts",
-    "ExecutorFacts",
-    "SupervisorFacts",
-    "TopologyFacts",
-    "WorkerFacts",
+    "ComponentSnapshot",
+    "ExecutorSnapshot",
+    "SupervisorSnapshot",
+    "TopologySnapshot",
+    "WorkerSnapshot",
+    "snapshot_topology",
     "supervisors_of",
-    "topology_facts",
     "workers_of",
 ]
 
@@ -37,7 +37,7 @@ _CAPACITY_WINDOW = "600"
 
 
 @dataclass(frozen=True)
-class ExecutorFacts:
+class ExecutorSnapshot:
     """One executor: a run of tasks of one component on one slot."""
 
     component: str
@@ -70,13 +70,13 @@ class ExecutorFacts:
 
 
 @dataclass(frozen=True)
-class ComponentFacts:
+class ComponentSnapshot:
     """One component with its executors; figures are the sums of theirs."""
 
     id: str
     kind: Literal["spout", "bolt"]
     tasks: tuple[int, ...]
-    executors: tuple[ExecutorFacts, ...]
+    executors: tuple[ExecutorSnapshot, ...]
     errors: tuple[TaskError, ...] = ()
     """Newest first."""
 
@@ -97,7 +97,7 @@ class ComponentFacts:
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
+class WorkerSnapshot:
     """One worker: a slot that holds tasks of the topology."""
 
     topology_id: str
@@ -115,15 +115,15 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True)
-class TopologyFacts:
+class TopologySnapshot:
     """Everything about one topology at one moment."""
 
     id: str
     name: str
     status: str
     uptime_secs: int
-    components: Mapping[str, ComponentFacts]
-    workers: tuple[WorkerFacts, ...]
+    components: Mapping[str, ComponentSnapshot]
+    workers: tuple[WorkerSnapshot, ...]
     tasks_total: int
     executors_total: int
     answered: bool
@@ -142,12 +142,12 @@ class TopologyFacts:
         return sum(1 for worker in self.workers if worker.pid is not None)
 
     @property
-    def spouts(self) -> list[ComponentFacts]:
+    def spouts(self) -> list[ComponentSnapshot]:
         """The spouts in order of their ids."""
         return [part for _, part in sorted(self.components.items()) if part.kind == "spout"]
 
     @property
-    def bolts(self) -> list[ComponentFacts]:
+    def bolts(self) -> list[ComponentSnapshot]:
         """The bolts in order of their ids, those of the system included."""
         return [part for _, part in sorted(self.components.items()) if part.kind == "bolt"]
 
@@ -168,7 +168,7 @@ class TopologyFacts:
 
 
 @dataclass(frozen=True)
-class SupervisorFacts:
+class SupervisorSnapshot:
     """One supervisor and what runs on it."""
 
     id: str
@@ -178,16 +178,16 @@ class SupervisorFacts:
     blacklisted: bool
     used_memory_mb: float = 0.0
     used_cpu: float = 0.0
-    workers: tuple[WorkerFacts, ...] = field(default=())
+    workers: tuple[WorkerSnapshot, ...] = field(default=())
 
 
-def topology_facts(
+def snapshot_topology(
     topology: TopologyView,
     told: Mapping[str, Any] | None = None,
     *,
     now_secs: int,
     errors: Iterable[tuple[str, TaskError]] = (),
-) -> TopologyFacts:
+) -> TopologySnapshot:
     """The facts; ``told`` is the topology master's answer, ``errors`` are (component, error), newest first."""
     table = topology.tasks or TaskTable(components={})
     told_tasks: Mapping[str, Any] = (told or {}).get("tasks") or {}
@@ -195,10 +195,10 @@ def topology_facts(
     by_component: dict[str, list[TaskError]] = {}
     for component_id, error in errors:
         by_component.setdefault(component_id, []).append(error)
-    components: dict[str, ComponentFacts] = {}
+    components: dict[str, ComponentSnapshot] = {}
     for component_id, groups in executors_of(table, topology.base.executors).items():
         kind = table.components[component_id].type
-        components[component_id] = ComponentFacts(
+        components[component_id] = ComponentSnapshot(
             id=component_id,
             kind=kind,
             tasks=table.components[component_id].ids,
@@ -207,7 +207,7 @@ def topology_facts(
             ),
             errors=tuple(by_component.get(component_id, ())),
         )
-    return TopologyFacts(
+    return TopologySnapshot(
         id=topology.id,
         name=topology.base.name,
         status=topology.base.status,
@@ -227,7 +227,7 @@ def topology_facts(
 
 def workers_of(
     topology: TopologyView, told: Mapping[str, Any] | None = None, *, now_secs: int
-) -> list[WorkerFacts]:
+) -> list[WorkerSnapshot]:
     """The workers of a topology in order of host and port."""
     if topology.assignment is None:
         return []
@@ -239,7 +239,7 @@ def workers_of(
         for group in groups
     }
     told_workers: Mapping[str, Any] = (told or {}).get("workers") or {}
-    found: list[WorkerFacts] = []
+    found: list[WorkerSnapshot] = []
     for worker in sorted(topology.assignment.workers, key=lambda one: (one.host, one.port, one.node)):
         live = topology.live_workers.get(worker.slot)
         uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
@@ -251,7 +251,7 @@ def workers_of(
             component = component_of.get(task, "?")
             counts[component] = counts.get(component, 0) + 1
         found.append(
-            WorkerFacts(
+            WorkerSnapshot(
                 topology_id=topology.id,
                 topology_name=topology.base.name,
                 node=worker.node,
@@ -268,10 +268,10 @@ def workers_of(
     return found
 
 
-def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -> list[SupervisorFacts]:
+def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -> list[SupervisorSnapshot]:
     """Every live supervisor in order of host and id; with ``workers`` also what runs on it."""
     used = view.used_ports()
-    running: dict[str, list[WorkerFacts]] = {}
+    running: dict[str, list[WorkerSnapshot]] = {}
     memory: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for topology in view.topologies.values():
@@ -282,7 +282,7 @@ def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -
             for worker in workers_of(topology, now_secs=now_secs):
                 running.setdefault(worker.node, []).append(worker)
     return [
-        SupervisorFacts(
+        SupervisorSnapshot(
             id=supervisor_id,
             info=info,
             uptime_secs=max(0, now_secs - info.started),
@@ -308,14 +308,14 @@ def _executor(
     group: Sequence[int],
     slot: WorkerSlot | None,
     told: Mapping[str, Any],
-) -> ExecutorFacts:
+) -> ExecutorSnapshot:
     entries = [told[str(task)] for task in group if str(task) in told]
     if len(entries) == 1:
         windows: Mapping[str, WindowStats] = task_windows(entries[0], kind)
     else:
         each = [task_windows(entry, kind) for entry in entries]
         windows = {name: merge(one[name] for one in each) for name in WINDOWS}
-    return ExecutorFacts(
+    return ExecutorSnapshot(
         component=component,
         kind=kind,
         first=group[0],

@@ -12,21 +12,21 @@ from storm_dagster.model.records import Assignment, TaskTable, TopologyStatus
 from storm_dagster.model.topology import TopologySpec
 
 __all__ = [
-    "ActivateReport",
-    "AssignmentReport",
-    "CleanReport",
-    "CodeReport",
-    "ConfReport",
-    "LifecycleReport",
-    "PublishReport",
-    "ReassignReport",
-    "RebalanceReport",
-    "TasksReport",
+    "ActivateResult",
+    "AssignmentResult",
+    "CleanResult",
+    "CodeResult",
+    "ConfResult",
+    "LifecycleResult",
+    "PublishResult",
+    "ReassignResult",
+    "RebalanceResult",
+    "TasksResult",
 ]
 
 
 @dataclass(frozen=True)
-class ConfReport:
+class ConfResult:
     """Stage 1: the topology is valid, normalised and staged under an id."""
 
     token: str
@@ -44,7 +44,7 @@ class ConfReport:
 
 
 @dataclass(frozen=True)
-class CodeReport:
+class CodeResult:
     """Stage 2: archive, conf and topology are stored under the id and replicated."""
 
     topology_id: str
@@ -58,7 +58,7 @@ class CodeReport:
 
 
 @dataclass(frozen=True)
-class TasksReport:
+class TasksResult:
     """Stage 3: task ids are fixed."""
 
     topology_id: str
@@ -71,7 +71,7 @@ class TasksReport:
 
 
 @dataclass(frozen=True)
-class AssignmentReport:
+class AssignmentResult:
     """Stage 4: every task has a slot."""
 
     topology_id: str
@@ -86,7 +86,7 @@ class AssignmentReport:
 
 
 @dataclass(frozen=True)
-class PublishReport:
+class PublishResult:
     """Stage 5: the topology stands in ZooKeeper."""
 
     topology_id: str
@@ -106,7 +106,7 @@ class PublishReport:
 
 
 @dataclass(frozen=True)
-class ActivateReport:
+class ActivateResult:
     """Stage 6: the wanted status holds."""
 
     topology_id: str
@@ -118,7 +118,7 @@ class ActivateReport:
 
 
 @dataclass(frozen=True)
-class LifecycleReport:
+class LifecycleResult:
     """An activate, deactivate, kill, remove or restart."""
 
     topology_id: str
@@ -135,7 +135,7 @@ class LifecycleReport:
 
 
 @dataclass(frozen=True)
-class ReassignReport:
+class ReassignResult:
     """What became of the causes of one topology."""
 
     topology_id: str
@@ -158,7 +158,7 @@ class ReassignReport:
 
 
 @dataclass(frozen=True)
-class RebalanceReport:
+class RebalanceResult:
     """What a rebalance did, or with ``dry_run`` would do."""
 
     topology_id: str
@@ -183,7 +183,7 @@ class RebalanceReport:
 
 
 @dataclass(frozen=True)
-class CleanReport:
+class CleanResult:
     """What a cleaning removed."""
 
     nodes: tuple[str, ...] = ()

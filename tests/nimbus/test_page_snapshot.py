@@ -14,7 +14,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
-from storm_dagster.nimbus.requests.page_facts import topology_facts
+from storm_dagster.nimbus.requests.page_snapshot import snapshot_topology
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, check_window, split_input, task_windows
 from storm_dagster.worker.engine.master import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
@@ -118,7 +118,7 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
         ),
     }
     error = TaskError(task=1, host="h1", port=6900, time=5, error="boom")
-    facts = topology_facts(topology(), {"tasks": tasks}, now_secs=1090, errors=[("count", error)])
+    facts = snapshot_topology(topology(), {"tasks": tasks}, now_secs=1090, errors=[("count", error)])
     assert (facts.uptime_secs, facts.tasks_total, facts.executors_total, facts.workers_total) == (90, 5, 4, 1)
     assert facts.totals(":all-time") == {
         "emitted": 60,
@@ -143,7 +143,7 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
 
 
 def test_a_silent_topology_master_means_zeros_and_says_so() -> None:
-    facts = topology_facts(topology(), None, now_secs=1001)
+    facts = snapshot_topology(topology(), None, now_secs=1001)
     assert not facts.answered
     assert facts.totals(":all-time")["emitted"] == 0
     assert facts.components["lines"].executors[0].host == "h1"

@@ -17,7 +17,15 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import step
 from storm_dagster.zk.cluster_state import Transaction
 
-__all__ = ["ReplyLost", "commit", "delete_tree", "fenced", "lost_race", "raise_turnstile", "take_turns"]
+__all__ = [
+    "ReplyLost",
+    "bump_assignments_version",
+    "commit",
+    "delete_tree",
+    "fenced_transaction",
+    "lost_race",
+    "retry_on_conflict",
+]
 
 T = TypeVar("T")
 
@@ -31,12 +39,12 @@ class ReplyLost(Unavailable):
     """ZooKeeper went out of reach during a commit: it landed or not, and only reading again tells."""
 
 
-def fenced(ctx: OperationsContext, epoch: int) -> Transaction:
+def fenced_transaction(ctx: OperationsContext, epoch: int) -> Transaction:
     """A transaction that fails with ``Fenced`` when the leadership epoch is no longer ``epoch``."""
     return ctx.cluster.state.transaction().check(paths.EPOCH, epoch)
 
 
-def raise_turnstile(transaction: Transaction, view: ClusterView) -> Transaction:
+def bump_assignments_version(transaction: Transaction, view: ClusterView) -> Transaction:
     """Check ``/assignments`` against the view and raise its version, in one operation."""
     return transaction.set(paths.ASSIGNMENTS, b"", view.assignments_version)
 
@@ -58,7 +66,7 @@ def lost_race(error: StormDagsterError) -> bool:
     return isinstance(error, Conflict) and getattr(error, "path", None) is not None
 
 
-def take_turns(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
+def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
     """``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
 
     It is called with a view loaded for it and must recognise its own earlier success in it. Gives up
@@ -101,7 +109,7 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
         nodes = _subtree(ctx, path)
         try:
             for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
-                transaction = fenced(ctx, epoch)
+                transaction = fenced_transaction(ctx, epoch)
                 part = nodes[start : start + _DELETES_IN_ONE_TRANSACTION]
                 for node in part:
                     transaction.delete(node)
