@@ -16,7 +16,6 @@ from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
-from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import cleaner, healing, lifecycle
@@ -104,16 +103,15 @@ class LeaderDuties:
             self._nimbus.unreported.flush(ctx, self._nimbus.dagster)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
-        report = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=boot_clock())
-        self._due = report.memory
-        for line in report.done:
-            _log.info("done by the leader, no sensor is armed: %s", line)
-            action, _, topology_id = line.rpartition(" ")
+        result = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=boot_clock())
+        self._due = result.memory
+        for done in result.done:
+            _log.info("done by the leader, no sensor is armed: %s", done.describe())
             self._nimbus.unreported.add(
                 ctx,
-                topology_name_of(topology_id),
-                f"{line}, done by the leader because no sensor was armed",
-                gone=action == "remove",
+                done.name,
+                f"{done.describe()}, done by the leader because no sensor was armed",
+                gone=done.action == "remove",
             )
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from storm_dagster.core.submission import message_timeout_secs
 from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
@@ -37,6 +38,7 @@ from storm_dagster.operations.upgrade.ending import (
 from storm_dagster.operations.upgrade.start import gray_upgrade
 
 __all__ = [
+    "DoneAction",
     "DueResult",
     "activate",
     "complete_upgrade",
@@ -172,11 +174,27 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
 
 
 @dataclass(frozen=True)
-class DueResult:
-    """What was due and is done, what failed (topology id -> message), and what to remember."""
+class DoneAction:
+    """A transition that was due and is done."""
 
-    done: tuple[str, ...]
-    """``"remove wc-1-..."`` and the like; the topology id comes last."""
+    action: Literal["remove", "finish_rebalance", "activate", "upgrade"]
+    topology_id: str
+    name: str
+    outcome: str = ""
+    """Of an upgrade: ``completed``, ``expired``, ``rolled back`` ..."""
+
+    def describe(self) -> str:
+        """The action for logs and reports."""
+        if self.action == "upgrade":
+            return f"{self.outcome}: upgrade of {self.topology_id}"
+        return f"{self.action} {self.topology_id}"
+
+
+@dataclass(frozen=True)
+class DueResult:
+    """Due transitions: those that are done, those that failed (topology id -> message), and the next memory."""
+
+    done: tuple[DoneAction, ...]
     failed: dict[str, str]
     memory: DueMemory
 
@@ -190,15 +208,13 @@ def finish_due(
 ) -> DueResult:
     """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the leader and ``lifecycle_sensor``.
 
-    Hand the report's memory in again next time: delays run on the caller's boot clock (``boot_now``,
+    Pass the result's memory in again next time: delays run on the caller's boot clock (``boot_now``,
     default: the context's monotonic clock) from when it first saw the status. Each topology fails alone;
     only :class:`Fenced` ends the whole call.
     """
     now = ctx.monotonic() if boot_now is None else boot_now
-    due, remembered = due_actions(
-        ctx.cluster.load_view(), memory or DueMemory(), boot_id=boot_id, boot_now=now
-    )
-    done: list[str] = []
+    due, seen = due_actions(ctx.cluster.load_view(), memory or DueMemory(), boot_id=boot_id, boot_now=now)
+    done: list[DoneAction] = []
     failed: dict[str, str] = {}
     for action in due:
         try:
@@ -208,7 +224,7 @@ def finish_due(
                 finish_rebalance(ctx, action.topology_id)
             else:
                 finish_activation(ctx, action.topology_id, ctx.current_epoch())
-            done.append(f"{action.action} {action.topology_id}")
+            done.append(DoneAction(action.action, action.topology_id, action.name))
         except Fenced:
             raise
         except NotAlive:
@@ -216,5 +232,7 @@ def finish_due(
         except StormDagsterError as error:
             failed[action.topology_id] = error.message
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error.message)
-    done += [f"{report.outcome}: upgrade of {report.topology_id}" for report in advance_upgrades(ctx)]
-    return DueResult(tuple(done), failed, remembered)
+    done += [
+        DoneAction("upgrade", ended.topology_id, ended.name, ended.outcome) for ended in advance_upgrades(ctx)
+    ]
+    return DueResult(tuple(done), failed, seen)
