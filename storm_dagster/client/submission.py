@@ -124,7 +124,6 @@ def submit_target(
     started = time.monotonic()
     if name is not None:
         check_topology_name(name)
-    validate_conf(conf or {}, source="conf of the submission")
     uploaded = upload_target(
         nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
     )

@@ -12,7 +12,6 @@ from typing import Any
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload_target
 from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_status, wait_for_tasks
-from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.names import check_topology_name
 
 __all__ = ["Change", "complete_upgrade", "gray_upgrade", "roll_back", "update_topology"]
@@ -57,7 +56,6 @@ def _upload(
     requirements: Path | None,
     progress: Progress | None,
 ) -> str:
-    validate_conf(conf or {}, source="conf of the new code")
     uploaded = upload_target(
         nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,14 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.submission import total_conf
 from storm_dagster.core.submission.conf import FORCED_SCHEDULER
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, NotAlive, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Corrupt,
+    InvalidRequest,
+    KeyNotFound,
+    NotAlive,
+    Unavailable,
+)
 from storm_dagster.model.names import code_key, conf_key, topology_name_of
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
@@ -26,7 +33,14 @@ from storm_dagster.operations.inimbus import INimbus, forced_scheduler, load_ini
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["OperationsContext", "Planner", "damaged_topology", "load_runnable", "topology_by_name"]
+__all__ = [
+    "OperationsContext",
+    "Planner",
+    "check_name_free",
+    "damaged_topology",
+    "load_runnable",
+    "topology_by_name",
+]
 
 Planner = Callable[[PlacementBatch], PlacementResult]
 
@@ -93,6 +107,23 @@ def damaged_topology(view: ClusterView, name: str) -> str | None:
         except InvalidRequest:
             continue
     return None
+
+
+def check_name_free(
+    view: ClusterView,
+    name: str,
+    own: Collection[str | None] = (),
+    remedy: str = "kill it first, choose another name, or update it",
+) -> None:
+    """:class:`AlreadyAlive` when a topology has the name, a damaged one included; those of the ids ``own`` may."""
+    for topology in view.topologies.values():
+        if topology.base.name == name and topology.id not in own:
+            raise AlreadyAlive(
+                f"topology {name!r} is alive already (id {topology.id}, {topology.base.status}): {remedy}"
+            )
+    damage = damaged_topology(view, name)
+    if damage is not None:
+        raise AlreadyAlive(f"topology {name!r} exists already and is damaged ({damage}): remove it first")
 
 
 def topology_by_name(view: ClusterView, name: str) -> TopologyView:

@@ -11,22 +11,14 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.core.submission import (
-    check_conf,
-    normalize_conf,
-    normalize_topology,
-    number_tasks,
-    total_conf,
-    validate_topology,
-    with_system_components,
-)
+from storm_dagster.core.submission import normalize_submission
+from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import (
-    AlreadyAlive,
     InvalidTopology,
     KeyNotFound,
     StormDagsterError,
@@ -41,6 +33,7 @@ from storm_dagster.nimbus.thrift.deploying import Deploy, deploy_of
 from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
+from storm_dagster.operations.context import check_name_free
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.submit.staging import read_token
 
@@ -102,17 +95,19 @@ class TopologySubmission:
     ) -> _Checked:
         checked = check_topology_name(name)
         source = f"the conf of topology {checked!r}"
-        conf, warnings = check_conf(
-            read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn"
+        conf, warnings = validate_conf(
+            read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn", submitted=True
         )
         deploy = deploy_of(conf)
         if deploy is None:
-            self._refuse_alive(checked)
+            remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
+            check_name_free(self._nimbus.cluster.load_view(), checked, remedy=remedy)
         spec = read_topology_struct(topology, checked)
         for component_id, kind, part in spec.components():
-            _, more = check_conf(part.conf, source=f"conf of {kind} {component_id!r}", unknown="warn")
-            warnings.extend(more)
-        self._validate(conf, spec)
+            source = f"conf of {kind} {component_id!r}"
+            warnings.extend(validate_conf(part.conf, source=source, unknown="warn", submitted=True)[1])
+        # Refused in the answer, not only by the run's first stage.
+        normalize_submission(self._nimbus.conf.values, conf, spec)
         for warning in warnings:
             _log.warning("topology %s: %s", checked, warning)
         return _Checked(
@@ -123,22 +118,6 @@ class TopologySubmission:
             inactive=_inactive(options),
             deploy=deploy,
         )
-
-    def _refuse_alive(self, name: str) -> None:
-        alive = self._nimbus.cluster.load_view().topology_named(name)
-        if alive is not None:
-            raise AlreadyAlive(
-                f"topology {name!r} is alive already (id {alive.id}, {alive.base.status}): kill it first, choose another name, "
-                "or set topology.hot.deploy.enable=true"
-            )
-
-    def _validate(self, conf: Mapping[str, Any], spec: TopologySpec) -> None:
-        """What the run's first stage would refuse, refused in the answer."""
-        cluster = self._nimbus.conf.values
-        total = total_conf(cluster, normalize_conf(cluster, conf, spec, f"{spec.name}-0-0"))
-        normal = normalize_topology(total, spec)
-        validate_topology(normal, total)
-        number_tasks(with_system_components(normal, total), total)
 
     def _archive(self, location: str | None) -> str:
         """The hash of the archive at a location that finishFileUpload ended; :class:`InvalidTopology` for any other."""

@@ -14,7 +14,6 @@ import yaml
 
 from storm_dagster.core.scheduling import topology_to_place
 from storm_dagster.core.submission import (
-    check_conf,
     executors_of,
     normalize_topology,
     number_tasks,
@@ -158,7 +157,7 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
 def _to_place(
     topology: PlanTopology, cluster: Mapping[str, Any], hosts: Mapping[str, str], source: str
 ) -> TopologyToPlace:
-    own, _ = check_conf(topology.conf, source=f"{source}.conf")
+    own, _ = validate_conf(topology.conf, source=f"{source}.conf", submitted=True)
     conf = total_conf(cluster, own)
     spec = TopologySpec(
         name=topology.name,
@@ -205,7 +204,7 @@ def _to_place(
 
 
 def _component(part: PlanComponent, source: str) -> ComponentSpec:
-    conf, _ = check_conf(part.conf, source=f"{source}.conf")
+    conf, _ = validate_conf(part.conf, source=f"{source}.conf", submitted=True)
     return ComponentSpec(
         # What it runs does not matter to a plan.
         object=ComponentObject(python="plan:component"),

@@ -10,7 +10,6 @@ from storm_dagster.core.submission import topology_master_task, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
-    AlreadyAlive,
     Conflict,
     Fenced,
     NotAlive,
@@ -24,7 +23,7 @@ from storm_dagster.model.records import StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import Action, announce
 from storm_dagster.operations.assignment_records import append_assignment, append_backup, read_backup
-from storm_dagster.operations.context import OperationsContext, damaged_topology
+from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
 from storm_dagster.operations.steps import shared_steps, step
@@ -100,7 +99,7 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     view = ctx.cluster.load_view()
     if record.topology_id in view.topologies:
         return _assignment_report(record, read_placement(ctx, token).result, view)
-    _check_name_free(view, record)
+    _check_target(view, record)
     planned = _plan(ctx, view, record, staged, runnable)
     _write_placement(ctx, token, planned)
     return _assignment_report(record, planned.result, view)
@@ -125,21 +124,12 @@ def _staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, StagedTa
     return record, read_tasks(ctx, token), Runnable(spec=spec, conf=total_conf(ctx.values(), conf))
 
 
-def _check_name_free(view: ClusterView, record: StagingRecord) -> None:
-    damage = damaged_topology(view, record.name)
-    if damage is not None:
-        raise AlreadyAlive(
-            f"topology {record.name!r} exists already and is damaged ({damage}): remove it first"
-        )
-    for topology in view.topologies.values():
-        if topology.base.name == record.name and topology.id not in (record.topology_id, record.replaces):
-            raise AlreadyAlive(
-                f"topology {record.name!r} exists already ({topology.id}, {topology.base.status}): another submission "
-                "of the name came first; kill it, or use another name"
-            )
+def _check_target(view: ClusterView, record: StagingRecord) -> None:
+    remedy = "another submission of the name came first; kill it, or use another name"
+    check_name_free(view, record.name, (record.topology_id, record.replaces), remedy)
     if record.replaces is not None and record.replaces not in view.topologies:
         raise NotAlive(
-            f"topology {record.replaces} was killed while its replacement was prepared: submit {record.name!r} anew"
+            f"topology {record.replaces} was killed while its replacement was prepared: submit {record.name!r} again"
         )
 
 
@@ -195,7 +185,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
                 f"topology {record.name!r} was staged under leadership epoch {record.epoch}, which is over "
                 f"(now {view.epoch}): materialize storm/topology_conf again"
             )
-        _check_name_free(view, record)
+        _check_target(view, record)
         if planned.assignments_version != view.assignments_version or not _fits(planned, record, view):
             planned = _plan(ctx, view, record, staged, runnable)
             replanned += 1

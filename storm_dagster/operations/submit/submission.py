@@ -10,30 +10,22 @@ from typing import Any, Literal
 
 from storm_dagster.core.submission import (
     SUBMITTED_KEYS,
-    check_conf,
     conf_differences,
     kept_conf,
     normalize_conf,
-    normalize_topology,
+    normalize_submission,
     number_tasks,
     total_conf,
-    validate_topology,
     wanted_executors,
     with_system_components,
 )
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    Conflict,
-    InvalidTopology,
-    KeyNotFound,
-    NotAlive,
-)
+from storm_dagster.model.conf import validate_conf
+from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, NotAlive
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.records import encode_record
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
-from storm_dagster.operations.context import OperationsContext, damaged_topology, load_runnable
+from storm_dagster.operations.context import OperationsContext, check_name_free, load_runnable
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
@@ -61,7 +53,6 @@ from storm_dagster.operations.submit.staging import (
 
 __all__ = [
     "activate_topology",
-    "normalize",
     "publish_assignment",
     "read_source",
     "stage_assignment",
@@ -115,15 +106,8 @@ def stage_conf(
         raise Conflict(
             f"token {token!r} was used for {known[0].topology_id}, which has been killed since: submit with a new token"
         )
+    check_name_free(view, name, (replaces, known[0].topology_id if known is not None else None))
     alive = view.topology_named(name)
-    if alive is not None and alive.id != replaces and not (known and alive.id == known[0].topology_id):
-        raise AlreadyAlive(
-            f"topology {name!r} exists already ({alive.id}, {alive.base.status}): kill it first, use another name, "
-            "or `storm-dagster update`"
-        )
-    damage = damaged_topology(view, name)
-    if damage is not None:
-        raise AlreadyAlive(f"topology {name!r} exists already and is damaged ({damage}): remove it first")
     if replaces is not None and not published and (alive is None or alive.id != replaces):
         raise NotAlive(
             f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology"
@@ -135,11 +119,11 @@ def stage_conf(
     )
     spec = spec.model_copy(update={"name": name})
     # Checked in full before the token's node, the first thing that is stored.
-    normalize(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
-    claimed, _ = allocate_topology_id(ctx, token, name, epoch)
-    conf, spec = normalize(ctx, submitted, spec, claimed.topology_id)
+    conf, spec = normalize_submission(ctx.values(), submitted, spec)
+    topology_id = allocate_topology_id(ctx, token, name, epoch)[0].topology_id
+    conf["topology.id"] = topology_id
     record = StagingRecord(
-        topology_id=claimed.topology_id,
+        topology_id=topology_id,
         name=name,
         epoch=epoch,
         handle=handle,
@@ -155,7 +139,7 @@ def stage_conf(
         ctx.blobs.put(newest_token_key(name), token.encode())
     return ConfResult(
         token=token,
-        topology_id=claimed.topology_id,
+        topology_id=topology_id,
         name=name,
         epoch=epoch,
         conf=conf,
@@ -211,19 +195,6 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     )
 
 
-def normalize(
-    ctx: OperationsContext, submitted: dict[str, Any], spec: TopologySpec, topology_id: str
-) -> tuple[dict[str, Any], TopologySpec]:
-    """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what cannot run."""
-    conf = normalize_conf(ctx.values(), submitted, spec, topology_id)
-    total = total_conf(ctx.values(), conf)
-    normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
-    validate_topology(normal, total)
-    table = number_tasks(with_system_components(normal, total), total)
-    encode_record(table)  # refused here when no node could hold it
-    return conf, normal
-
-
 def read_source(
     ctx: OperationsContext,
     token: str,
@@ -263,19 +234,19 @@ def read_source(
         document = decode_json(raw_conf, where)
     except Exception as error:
         raise InvalidTopology(f"{where} is no JSON: {error}") from None
-    conf, warnings = check_conf(document, source=where, unknown=unknown)
+    conf, warnings = validate_conf(document, source=where, unknown=unknown, submitted=True)
     if staged:
         conf.setdefault(SUBMITTED_KEYS, [])
     else:
         conf.pop(SUBMITTED_KEYS, None)
         if former is not None and not whole:
             conf = {**kept_conf(ctx.values(), load_runnable(ctx, former).conf, document), **conf}
-    _, more = check_conf(spec.conf, source="the topology's own conf", unknown=unknown)
+    own, more = validate_conf(spec.conf, source="the topology's own conf", unknown=unknown, submitted=True)
     warnings.extend(more)
     for component_id, kind, part in spec.components():
-        _, more = check_conf(part.conf, source=f"conf of {kind} {component_id!r}", unknown=unknown)
-        warnings.extend(more)
-    return conf, spec, warnings, archive
+        source = f"conf of {kind} {component_id!r}"
+        warnings.extend(validate_conf(part.conf, source=source, unknown=unknown, submitted=True)[1])
+    return conf, spec.model_copy(update={"conf": own}), warnings, archive
 
 
 def update_differences(

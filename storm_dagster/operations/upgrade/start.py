@@ -15,7 +15,7 @@ from storm_dagster.core.gray_upgrade import (
     check_selection,
     selection_of_conf,
 )
-from storm_dagster.core.submission import ONE_TIME_KEYS, SUBMITTED_KEYS, total_conf
+from storm_dagster.core.submission import ONE_TIME_KEYS, SUBMITTED_KEYS, normalize_submission, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.core.upgrade_compatibility import check_compatible
 from storm_dagster.model import paths
@@ -28,7 +28,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.archive_check import check_uploaded_archive
 from storm_dagster.operations.submit.code_storage import store_code
-from storm_dagster.operations.submit.submission import normalize, read_source
+from storm_dagster.operations.submit.submission import read_source
 from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 from storm_dagster.operations.upgrade.facts import (
     UpgradeFacts,
@@ -101,7 +101,7 @@ def _begin(
     topology = facts.topology
     submitted, spec, _, archive = read_source(ctx, token or "none", handle, None, topology.code_dir)
     spec = spec.model_copy(update={"name": topology.base.name})
-    conf, spec = normalize(ctx, submitted, spec, topology.id)
+    conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)
     if selection.empty:
         selection = selection_of_conf(conf)
