@@ -15,7 +15,7 @@ from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.blobs.uploads import Uploads
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.leader_status import LeaderStatus
-from storm_dagster.nimbus.requests.unreported import Unreported
+from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import INimbus
 from storm_dagster.zk.cached_state import CachedReads
@@ -72,7 +72,7 @@ class Nimbus:
     blobs: NimbusBlobStore
     uploads: Uploads
     dagster: DagsterClient
-    unreported: Unreported
+    unreported: LeaderOutbox
     alarm: str | None = None
     """Why this leader's own healing pauses."""
     inimbus: INimbus | None = None

@@ -340,7 +340,7 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
         lines = second.get("/metrics").text.splitlines()
         return next(line for line in lines if line.startswith("storm_nimbus_unreported_deeds"))
 
-    eventually(lambda: float(waiting().split()[-1]) == 0, timeout=60, what="both deeds reported")
+    eventually(lambda: float(waiting().split()[-1]) == 0, timeout=60, what="both events reported")
     query = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { __typename
       ... on Asset { assetMaterializations(limit: 10) { partition description } } } }"""
     keys = """query { assetNodes { partitionKeysByDimension { partitionKeys } } }"""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -12,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from storm_dagster.http.description import HttpOperation, Media, Parameter
-from storm_dagster.http.logs.html import log_page
 from storm_dagster.http.logs.pages import (
     LONGEST_PAGE,
     PAGE_BYTES,
@@ -32,6 +33,33 @@ __all__ = ["LogRoutes"]
 
 _CHUNK = 1 << 18
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
+
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def log_page(*, path: str, name: str, text: str, start: int, length: int, size: int) -> str:
+    """HTML of the part of a log, with links to the other parts. Control and bidi characters are shown as ``\\ufffd``."""
+    shown = escape(_UNSEEN.sub("\ufffd", text))
+    last = max(0, size - length)
+    places = {
+        "first": 0,
+        "previous": max(0, start - length),
+        "next": min(start + length, last),
+        "last": last,
+    }
+    links = " ".join(
+        f'<a href="{escape(path)}?file={quote(name, safe="")}&amp;start={place}&amp;length={length}">{word}</a>'
+        for word, place in places.items()
+    )
+    title = escape(_UNSEEN.sub("\ufffd", name))
+    return (
+        "<!DOCTYPE html>\n"
+        f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        "<style>body{font:14px sans-serif;margin:1em}pre{white-space:pre-wrap;overflow-wrap:anywhere}</style>"
+        f"</head><body><h1>{title}</h1><p>bytes {start} to {start + len(text.encode('utf-8', 'replace'))} of {size}: {links}</p>"
+        f"<pre>{shown}</pre><p>{links}</p></body></html>\n"
+    )
 
 
 class LogRoutes:

@@ -88,7 +88,7 @@ class _ClusterFigures(Collector):
         yield _gauge("storm_nimbus_uptime_seconds", "Seconds since start", health["uptime_secs"])
         yield _gauge("storm_nimbus_missing_blobs", "Needed blobs that this nimbus lacks", health["missing"])
         yield _gauge("storm_nimbus_open_uploads", "Upload sessions in progress", len(nimbus.uploads))
-        yield _gauge("storm_nimbus_unreported_deeds", "Deeds to report to Dagster", len(nimbus.unreported))
+        yield _gauge("storm_nimbus_unreported_deeds", "Events to report to Dagster", len(nimbus.unreported))
         yield _gauge("storm_nimbus_blobs", "Blobs that this nimbus holds", len(nimbus.blobs.base.keys()))
         connected = nimbus.cluster.session.connected
         yield _gauge("storm_nimbus_zookeeper_connected", "1 while ZooKeeper answers", connected)

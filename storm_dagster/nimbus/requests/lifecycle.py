@@ -2,7 +2,7 @@
 
 :meth:`LifecycleRequests.act` is the one way in, for the HTTP service and for Thrift: a submission with
 ``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.upgrade`` its verb ``gray-upgrade``
-(:mod:`storm_dagster.nimbus.thrift.deploying`), each with the ``handle`` of the uploaded parts.
+(:mod:`storm_dagster.nimbus.thrift.submission`), each with the ``handle`` of the uploaded parts.
 """
 
 from __future__ import annotations

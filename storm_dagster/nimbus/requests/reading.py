@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,10 +24,14 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.keyed_state import read_state
 from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.live.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_requests import ask_topology_master
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import explain_document, problems
 
-__all__ = ["AskTopologyMaster", "ClusterReader"]
+__all__ = ["AskTopologyMaster", "ClusterReader", "TopologyStats"]
+
+_log = logging.getLogger(__name__)
 
 AskTopologyMaster = Callable[[TopologyView], Mapping[str, Any] | None]
 """Statistics of a whole topology from the worker that runs its topology master; ``None`` without an answer."""
@@ -35,6 +40,38 @@ _VIEW_SECS = 0.2
 _STATS_SECS = 1.0
 _COPIES_SECS = 2.0
 _MOST_STATS = 256
+_ANSWER_SECS = 1.0
+_LEFT_ALONE_SECS = 2.0
+"""A topology master that did not answer is left alone for this long, so that pages do not wait for it each time."""
+
+
+class TopologyStats:
+    """Asks topology masters, and remembers for a moment which of them are silent."""
+
+    def __init__(self, security: Security | None = None) -> None:
+        self._security = security or Security()
+        self._silent: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, topology: TopologyView) -> Mapping[str, Any] | None:
+        """``{"tasks": ..., "workers": ...}``; ``None`` when the topology master does not run or does not answer."""
+        began = time.monotonic()
+        with self._lock:
+            self._silent = {key: until for key, until in self._silent.items() if until > began}
+            if topology.id in self._silent:
+                return None
+        try:
+            key = link_key_of(self._security, topology.id)
+            answer = ask_topology_master(topology, timeout=_ANSWER_SECS, link_key=key)
+        except StormDagsterError as error:
+            _log.info("the topology master of %s answered with an error: %s", topology.id, error)
+            answer = None
+        now = time.monotonic()
+        if answer is None and now - began >= _ANSWER_SECS:
+            _log.info("the topology master of %s does not answer", topology.id)
+            with self._lock:
+                self._silent[topology.id] = now + _LEFT_ALONE_SECS
+        return answer
 
 
 class ClusterReader:

@@ -11,10 +11,11 @@ import threading
 import time
 import uuid
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from storm_dagster.core.gray_upgrade import Selection, selection_of_conf
 from storm_dagster.core.submission import normalize_submission
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
@@ -29,7 +30,6 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
-from storm_dagster.nimbus.thrift.deploying import Deploy, deploy_of
 from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
@@ -45,6 +45,32 @@ ANSWER_SECS = 6.0
 """streamparse's client gives up after 7 s."""
 _LOOK_SECS = 0.1
 _GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """How a submission takes the place of the topology of its name."""
+
+    verb: Literal["update", "gray-upgrade"]
+    selection: Selection | None = None
+
+    def launch(self, requests: LifecycleRequests, name: str, handle: str, token: str) -> dict[str, Any]:
+        """Start it: :class:`NotAlive` when nothing of the name runs, :class:`Conflict` when its status forbids it."""
+        document: dict[str, Any] = {"handle": handle, "token": token}
+        if self.selection is not None:
+            document |= {
+                "workers": list(self.selection.workers),
+                "component": self.selection.component,
+                "number": self.selection.number,
+            }
+        return requests.act(name, self.verb, document)
+
+
+def deploy_of(conf: Mapping[str, Any]) -> Deploy | None:
+    """What the conf asks for; ``None`` for a plain submission. A gray upgrade counts before a hot deploy, as in JStorm."""
+    if conf.get("topology.upgrade"):
+        return Deploy("gray-upgrade", selection_of_conf(conf))
+    return Deploy("update") if conf.get("topology.hot.deploy.enable") else None
 
 
 @dataclass(frozen=True)
