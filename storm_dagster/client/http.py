@@ -135,7 +135,7 @@ class NimbusClient:
         self.close()
 
     # -- the leader ---------------------------------------------------------------------------------------
-    def _look(self) -> tuple[str | None, str]:
+    def _find_leader(self) -> tuple[str | None, str]:
         """(leader's URL, what was seen instead)."""
         seen: list[str] = []
         for url in self._urls():
@@ -172,16 +172,16 @@ class NimbusClient:
             self._require = None
         began = time.monotonic()
         deadline = began + self._patience if deadline is None else deadline
-        told = self._waiting is None
+        notified = self._waiting is None
         while True:
-            found, seen = self._look()
+            found, seen = self._find_leader()
             if found is not None:
                 self._leader = found
                 return found
             if time.monotonic() >= deadline:
                 raise Unavailable(f"{self._thing} has no leading nimbus in reach ({seen}): {_remedy(seen)}")
-            if not told and self._waiting is not None and time.monotonic() - began >= _QUIET_SECS:
-                told = True
+            if not notified and self._waiting is not None and time.monotonic() - began >= _QUIET_SECS:
+                notified = True
                 self._waiting(f"waiting up to {self._patience:g} s for a leading nimbus ({seen})")
             time.sleep(_PAUSE)
 
@@ -241,7 +241,7 @@ class NimbusClient:
                     raise failure from None
             except Unavailable as error:
                 # Only a change of leader is waited for; an Unavailable of the leader itself is the answer.
-                if self._look()[0] == base:
+                if self._find_leader()[0] == base:
                     raise
                 failure = error
             self._leader = None

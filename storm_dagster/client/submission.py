@@ -67,7 +67,7 @@ def submit_uploaded(
     timeout: float = 300.0,
     started: float | None = None,
     progress: Progress | None = None,
-    look: Callable[[dict[str, Any]], None] = lambda _: None,
+    on_document: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Submission:
     """Start the submission of an upload; with ``wait`` return when all tasks run.
 
@@ -91,7 +91,7 @@ def submit_uploaded(
         return Submission(name, token, run_id, None, None, time.monotonic() - started, uploaded.sent)
     deadline = started + timeout
     if run_id:
-        wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, look=look)
+        wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document)
     document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
     return Submission(
         name,

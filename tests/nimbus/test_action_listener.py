@@ -100,15 +100,15 @@ def test_every_action_is_heard_in_order(
         thread.start()
     for thread in threads:
         thread.join(60)
-    eventually(lambda: len(listeners.heard) >= 16, what="fifteen actions", timeout=30)
-    assert listeners.heard[0] == ("prepare", "distributed")
+    eventually(lambda: len(listeners.received) >= 16, what="fifteen actions", timeout=30)
+    assert listeners.received[0] == ("prepare", "distributed")
     for topology_id in ids:
-        mine = [action for heard, action in listeners.heard if heard == topology_id]
+        mine = [action for received, action in listeners.received if received == topology_id]
         # The second deactivation changed nothing: nobody hears of it.
         assert mine == ["deactivate", "activate", "killTopology"]
     eventually(lambda: pending_actions(ctx) == [], what="nothing left to tell")
     assert nimbus.stop() == 0
-    assert listeners.heard[-1] == ("cleanup", "")
+    assert listeners.received[-1] == ("cleanup", "")
     ctx.cluster.disconnect()
 
 
@@ -122,7 +122,7 @@ def test_a_listener_that_fails_hears_the_next_action_all_the_same(
     lifecycle.deactivate(ctx, "wc")
     lifecycle.activate(ctx, "wc")
     eventually(
-        lambda: listeners.heard == [(topology_id, "deactivate"), (topology_id, "activate")],
+        lambda: listeners.received == [(topology_id, "deactivate"), (topology_id, "activate")],
         what="both actions",
     )
     assert nimbus.leads()
@@ -143,8 +143,8 @@ def test_a_listener_that_hangs_holds_up_nobody(
     assert lifecycle.kill(ctx, "wc", 0).status is None
     assert nimbus.leads() and nimbus.get("/v1/topologies").json()["topologies"] == []
     listeners.release.set()
-    eventually(lambda: len(listeners.heard) == 4, what="the rest", timeout=45)
-    assert listeners.heard[1:] == [
+    eventually(lambda: len(listeners.received) == 4, what="the rest", timeout=45)
+    assert listeners.received[1:] == [
         (topology_id, action) for action in ("deactivate", "activate", "killTopology")
     ]
     ctx.cluster.disconnect()
@@ -161,7 +161,7 @@ def test_what_was_not_told_is_told_by_the_next_leader(
     assert [action.action for action in pending_actions(ctx)] == ["deactivate"]
     first.stop()
     nimbuses.start("n2", **{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
-    eventually(lambda: (topology_id, "deactivate") in listeners.heard, what="the action of before")
+    eventually(lambda: (topology_id, "deactivate") in listeners.received, what="the action of before")
     ctx.cluster.disconnect()
 
 

@@ -100,7 +100,7 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
     """Every invariant of the cluster, in at least two looks."""
     home = handles.zookeeper.home_path()
     with operations(context, handles) as ops:
-        seen = inspect_cluster(ops, home=home if home.is_dir() else None, settle_secs=_SETTLE_SECS)
+        seen = inspect_cluster(ops, home=home if home.is_dir() else None, stable_secs=_SETTLE_SECS)
     return dg.AssetCheckResult(
         passed=seen.sound,
         severity=dg.AssetCheckSeverity.ERROR,
@@ -110,7 +110,7 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
                 [f"{part.invariant} {part.sentence}: {part.remedy}" for part in seen.violations[:50]]
             ),
             "warnings": notes([f"{part.invariant} {part.sentence}" for part in seen.warnings[:50]]),
-            "looks": seen.looks,
+            "looks": seen.snapshots,
             "topologies": len(seen.view.topologies),
         },
     )

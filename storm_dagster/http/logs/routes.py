@@ -258,8 +258,8 @@ class LogRoutes:
             key=key,
             offset=_bounded(request, "offset", 0, 0, 2**62),
             most=_bounded(request, "max_match", 10, 1, 1000),
-            look_back=_bounded(request, "look_back", 2, 0, 100),
-            look_ahead=_bounded(request, "look_ahead", 10, 0, 100),
+            context_before=_bounded(request, "look_back", 2, 0, 100),
+            context_after=_bounded(request, "look_ahead", 10, 0, 100),
             ignore_case=query_flag(request, "case_ignore"),
             search_from="head"
             if query_word(request, "search_from", ("head", "tail"), "tail") == "head"

@@ -23,9 +23,9 @@ class Search:
     offset: int = 0
     """From the head: where to begin; from the tail: how many bytes of the end to leave out."""
     most: int = 10
-    look_back: int = 2
+    context_before: int = 2
     """Lines shown before a match."""
-    look_ahead: int = 10
+    context_after: int = 10
     """Lines shown after it."""
     ignore_case: bool = False
     search_from: Literal["head", "tail"] = "head"
@@ -109,12 +109,12 @@ def _context(stream: BinaryIO, size: int, offset: int, length: int, search: Sear
     before = os.pread(stream.fileno(), offset - first, first)
     after = os.pread(stream.fileno(), min(length + _LONGEST_CONTEXT, size - offset), offset)
     start = len(before)
-    for _ in range(search.look_back + 1):
+    for _ in range(search.context_before + 1):
         start = before.rfind(b"\n", 0, start)
         if start < 0:
             break
     end = length
-    for _ in range(search.look_ahead + 1):
+    for _ in range(search.context_after + 1):
         place = after.find(b"\n", end)
         if place < 0:
             end = len(after)

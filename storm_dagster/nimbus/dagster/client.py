@@ -304,19 +304,19 @@ def _plain_failure(event: Mapping[str, Any], names: DagsterNames) -> str:
     error = event.get("error")
     while isinstance(error, dict) and isinstance(error.get("cause"), dict):
         error = error["cause"]
-    said = str(error["message"]).strip() if isinstance(error, dict) else str(event.get("message") or "")
+    detail = str(error["message"]).strip() if isinstance(error, dict) else str(event.get("message") or "")
     step = names.step_name(str(event.get("stepKey") or ""))
-    return f"step {step} failed: {said}" if step else said or "the run failed"
+    return f"step {step} failed: {detail}" if step else detail or "the run failed"
 
 
 def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
     kind = result["__typename"]
-    said = result.get("message") or "; ".join(
+    detail = result.get("message") or "; ".join(
         str(error.get("message")) for error in result.get("errors") or ()
     )
-    if kind != "RunConfigValidationInvalid" and (trouble := storage_trouble(str(said or ""))) is not None:
+    if kind != "RunConfigValidationInvalid" and (trouble := storage_trouble(str(detail or ""))) is not None:
         return without_storage(doing, trouble)
-    text = f"{doing}: Dagster answered {kind}{': ' + str(said).strip() if said else ''}"
+    text = f"{doing}: Dagster answered {kind}{': ' + str(detail).strip() if detail else ''}"
     if kind == "RunConfigValidationInvalid":
         return InvalidRequest(text)
     # A job or location that is not loaded now may be loaded in a moment; nothing of ours was run.

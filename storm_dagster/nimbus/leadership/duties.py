@@ -119,9 +119,9 @@ class LeaderDuties:
         if not ctx.cluster.upgrades_under_way():
             return
         for report in advance_upgrades(ctx):
-            said = f"gray upgrade of {report.topology_id} {report.outcome}: {report.reason}"
-            _log.log(logging.WARNING if report.status == "ROLLBACK" else logging.INFO, "%s", said)
-            self._nimbus.unreported.add(ctx, report.name, said)
+            text = f"gray upgrade of {report.topology_id} {report.outcome}: {report.reason}"
+            _log.log(logging.WARNING if report.status == "ROLLBACK" else logging.INFO, "%s", text)
+            self._nimbus.unreported.add(ctx, report.name, text)
 
     def _heal(self, ctx: OperationsContext, absent: float) -> None:
         """Reassign what is dead once the healing sensor has been away for the backstop time."""
@@ -150,9 +150,11 @@ class LeaderDuties:
                 _log.error("%s", seen.frozen)
         due, self._attempts = due_attempts(seen.causes, self._attempts, boot_now=now)
         if due:
-            self._note(ctx, healing.reassign(ctx, [attempt.cause for attempt in due]), seen.causes)
+            self._report_reassignments(
+                ctx, healing.reassign(ctx, [attempt.cause for attempt in due]), seen.causes
+            )
 
-    def _note(
+    def _report_reassignments(
         self, ctx: OperationsContext, reports: Iterable[ReassignResult], causes: Iterable[Cause]
     ) -> None:
         words = {cause.key: cause.describe() for cause in causes}

@@ -39,7 +39,7 @@ class Election:
         self._vacant_since: float | None = None
         self._failures = 0
         self._not_before = 0.0
-        self._said: str | None = None
+        self._logged: str | None = None
         self._registered: tuple[int, Mapping[str, Any]] | None = None
         nimbus.cluster.state.add_listener(self._on_connection)
 
@@ -61,7 +61,7 @@ class Election:
                 self._nimbus.cluster.check_cluster_id()
                 pause = self._attempt()
             except Unavailable as error:
-                self._say(logging.WARNING, f"no election now: {error}")
+                self._log_once(logging.WARNING, f"no election now: {error}")
                 self._forget_leadership()
                 pause = 1.0
             deadline = time.monotonic() + pause
@@ -142,7 +142,7 @@ class Election:
             self._nimbus.identity.address, len(lacking), others, vacant_secs=now - self._vacant_since
         )
         if not decision.allowed or lacking:
-            self._say(logging.WARNING, decision.reason)
+            self._log_once(logging.WARNING, decision.reason)
         # Somebody else's leader may be about to announce itself: look again soon.
         return decision.allowed, 1.0
 
@@ -159,7 +159,7 @@ class Election:
         status.update(epoch=epoch, leader=me.address, leader_http=me.http)
         self._nimbus.leadership.unregister_follower(me.address)
         self._registered = None
-        self._said = None
+        self._logged = None
         _log.info("nimbus %s leads in epoch %d", me.address, epoch)
         return CHECK_SECS
 
@@ -196,10 +196,10 @@ class Election:
         if known.epoch is not None:
             self._nimbus.status.update(epoch=None, leader=None, leader_http=None)
 
-    def _say(self, level: int, text: str) -> None:
+    def _log_once(self, level: int, text: str) -> None:
         """Log a state once, not at every look."""
-        if text != self._said:
-            self._said = text
+        if text != self._logged:
+            self._logged = text
             _log.log(level, "%s", text)
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ __all__ = ["ActionNotifier", "load_listener"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECS = 1.0
+_POLL_SECS = 1.0
 _LATE_SECS = 30.0
 _MOST_WAITING = 1000
 
@@ -102,7 +102,7 @@ class ActionNotifier:
         except InvalidRequest as error:
             # The cluster works without it; its actions are dropped, so that they do not pile up.
             _log.error("%s; nobody hears of actions", error.message)
-        while not stop.wait(_LOOK_SECS):
+        while not stop.wait(_POLL_SECS):
             try:
                 self.run_once(stop)
             except StormDagsterError as error:
@@ -123,13 +123,13 @@ class ActionNotifier:
             return
         ctx = self._nimbus.operations(epoch)
         waiting = pending_actions(ctx)
-        for action in self._trimmed(ctx, waiting):
+        for action in self._trim(ctx, waiting):
             if stop.is_set() or self._caller.busy():
                 return
-            self._tell(action)
+            self._notify(action)
             forget_action(ctx, action)
 
-    def _trimmed(self, ctx: OperationsContext, waiting: list[PendingAction]) -> list[PendingAction]:
+    def _trim(self, ctx: OperationsContext, waiting: list[PendingAction]) -> list[PendingAction]:
         """The newest of them; the others are dropped, because nodes must not grow without bound."""
         late = waiting[: max(0, len(waiting) - self._most)]
         for action in late:
@@ -139,7 +139,7 @@ class ActionNotifier:
             forget_action(ctx, action)
         return waiting[len(late) :]
 
-    def _tell(self, action: PendingAction) -> None:
+    def _notify(self, action: PendingAction) -> None:
         if self._listener is None or not action.action:
             return
         what = f"{action.action} of {action.topology_id}"

@@ -23,7 +23,7 @@ from storm_dagster.operations.live.rebalance import rebalance, require_offered_h
 from storm_dagster.operations.read.explaining import moves_document
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.submission import update_differences
-from storm_dagster.operations.upgrade.facts import UpgradeReport
+from storm_dagster.operations.upgrade.snapshot import UpgradeReport
 from storm_dagster.operations.upgrade.start import check_request
 
 __all__ = ["VERBS", "LifecycleRequests"]
@@ -81,7 +81,7 @@ class LifecycleRequests:
         dry_run = document.pop("dry_run", False)
         if not isinstance(dry_run, bool):
             raise InvalidRequest("'dry_run' must be true or false")
-        fields = _checked(verb, document)
+        fields = _check_fields(verb, document)
         epoch = self._nimbus.status.require()
         view = self._nimbus.cluster.load_view()
         topology = topology_by_name(view, name)
@@ -197,7 +197,7 @@ def check_ending(base: StormBase, verb: str) -> None:
         )
 
 
-def _checked(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
+def _check_fields(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the request, those that are null left out; :class:`InvalidRequest` for anything wrong."""
     unknown = sorted(set(document) - _FIELDS[verb])
     if unknown:

@@ -183,14 +183,14 @@ class SupervisorSnapshot:
 
 def snapshot_topology(
     topology: TopologyView,
-    told: Mapping[str, Any] | None = None,
+    report: Mapping[str, Any] | None = None,
     *,
     now_secs: int,
     errors: Iterable[tuple[str, TaskError]] = (),
 ) -> TopologySnapshot:
     """The facts; ``told`` is the topology master's answer, ``errors`` are (component, error), newest first."""
     table = topology.tasks or TaskTable(components={})
-    told_tasks: Mapping[str, Any] = (told or {}).get("tasks") or {}
+    reported_tasks: Mapping[str, Any] = (report or {}).get("tasks") or {}
     slots = _slots(topology.assignment)
     by_component: dict[str, list[TaskError]] = {}
     for component_id, error in errors:
@@ -203,7 +203,7 @@ def snapshot_topology(
             kind=kind,
             tasks=table.components[component_id].ids,
             executors=tuple(
-                _executor(component_id, kind, group, slots.get(group[0]), told_tasks) for group in groups
+                _executor(component_id, kind, group, slots.get(group[0]), reported_tasks) for group in groups
             ),
             errors=tuple(by_component.get(component_id, ())),
         )
@@ -213,20 +213,20 @@ def snapshot_topology(
         status=topology.base.status,
         uptime_secs=max(0, now_secs - topology.base.launch_time_secs),
         components=components,
-        workers=tuple(workers_of(topology, told, now_secs=now_secs)),
+        workers=tuple(workers_of(topology, report, now_secs=now_secs)),
         tasks_total=sum(len(part.tasks) for part in components.values()),
         executors_total=sum(len(part.executors) for part in components.values()),
-        answered=told is not None,
+        answered=report is not None,
         metrics={
             (str(entry.get("component") or ""), task): entry["metrics"]
-            for task, entry in sorted(told_tasks.items())
+            for task, entry in sorted(reported_tasks.items())
             if entry.get("metrics")
         },
     )
 
 
 def workers_of(
-    topology: TopologyView, told: Mapping[str, Any] | None = None, *, now_secs: int
+    topology: TopologyView, report: Mapping[str, Any] | None = None, *, now_secs: int
 ) -> list[WorkerSnapshot]:
     """The workers of a topology in order of host and port."""
     if topology.assignment is None:
@@ -238,14 +238,14 @@ def workers_of(
         for component, groups in executors_of(table, topology.base.executors).items()
         for group in groups
     }
-    told_workers: Mapping[str, Any] = (told or {}).get("workers") or {}
+    reported_workers: Mapping[str, Any] = (report or {}).get("workers") or {}
     found: list[WorkerSnapshot] = []
     for worker in sorted(topology.assignment.workers, key=lambda one: (one.host, one.port, one.node)):
         live = topology.live_workers.get(worker.slot)
         uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
-        said = told_workers.get(f"{worker.node}:{worker.port}")
-        if live is not None and said is not None:
-            uptime = int(said.get("uptime_secs") or uptime)
+        worker_report = reported_workers.get(f"{worker.node}:{worker.port}")
+        if live is not None and worker_report is not None:
+            uptime = int(worker_report.get("uptime_secs") or uptime)
         counts: dict[str, int] = {}
         for task in worker.ids:
             component = component_of.get(task, "?")
@@ -307,9 +307,9 @@ def _executor(
     kind: Literal["spout", "bolt"],
     group: Sequence[int],
     slot: WorkerSlot | None,
-    told: Mapping[str, Any],
+    report: Mapping[str, Any],
 ) -> ExecutorSnapshot:
-    entries = [told[str(task)] for task in group if str(task) in told]
+    entries = [report[str(task)] for task in group if str(task) in report]
     if len(entries) == 1:
         windows: Mapping[str, WindowStats] = task_windows(entries[0], kind)
     else:

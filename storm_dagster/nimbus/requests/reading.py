@@ -166,7 +166,7 @@ class ClusterReader:
         state = self._nimbus.cluster.read_upgrade(topology.id)
         return {"upgrade": upgrade_document(state, topology.assignment, topology.tasks)}
 
-    def facts(self, name: str) -> TopologySnapshot:
+    def snapshot(self, name: str) -> TopologySnapshot:
         """Everything that pages of a topology (by name or id) show; :class:`NotAlive` when there is none."""
         topology = topology_by_name(self.view(), name)
         return snapshot_topology(
@@ -190,8 +190,8 @@ class ClusterReader:
         for one in topologies:
             future = pending[one.id]
             future.cancel()
-            told = future.result() if future.done() and not future.cancelled() else None
-            found.append(snapshot_topology(one, told, now_secs=now_secs))
+            report = future.result() if future.done() and not future.cancelled() else None
+            found.append(snapshot_topology(one, report, now_secs=now_secs))
         return found
 
     def runnable(self, topology_id: str) -> Runnable:
@@ -328,10 +328,10 @@ class ClusterReader:
 def _alarm_of(healer: bytes | None) -> str | None:
     """Why healing pauses, as the armed sensor says in its node."""
     try:
-        said = json.loads(healer or b"{}").get("alarm")
+        reason = json.loads(healer or b"{}").get("alarm")
     except (ValueError, AttributeError):
         return None
-    return said if isinstance(said, str) else None
+    return reason if isinstance(reason, str) else None
 
 
 def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ __all__ = ["Submissions"]
 
 _FIELDS = {"name", "handle", "token", "inactive", "allow_degraded"}
 _REMEMBERED_SECS = 600.0
-_LOOK_SECS = 0.5
+_POLL_SECS = 0.5
 """So old may the knowledge be that a run goes on: of a hundred callers with one name few ask Dagster."""
 
 
@@ -114,7 +114,7 @@ class Submissions:
         other = self._names.get(name)
         if other is None or other.token == token:
             return
-        if time.monotonic() - other.seen > _LOOK_SECS:
+        if time.monotonic() - other.seen > _POLL_SECS:
             found = self._nimbus.dagster.find_run(TOKEN_TAG, other.token, job=SUBMIT_JOB)
             if found is None or found.status in FINISHED:
                 self._names.remove(name)

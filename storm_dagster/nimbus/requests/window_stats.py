@@ -101,16 +101,16 @@ class WindowStats:
         )
 
 
-def task_windows(told: Mapping[str, Any] | None, kind: Literal["spout", "bolt"]) -> dict[str, WindowStats]:
+def task_windows(entry: Mapping[str, Any] | None, kind: Literal["spout", "bolt"]) -> dict[str, WindowStats]:
     """Window -> figures of one task, from the topology master's entry for it (``None``: it reported nothing)."""
-    if told is None:
+    if entry is None:
         return {window: WindowStats() for window in WINDOWS}
-    lifetime = told.get("streams") or {}
-    by_window = {ALL_TIME: lifetime, **(told.get("window_streams") or {})}
-    figures = told.get("windows") or {}
+    lifetime = entry.get("streams") or {}
+    by_window = {ALL_TIME: lifetime, **(entry.get("window_streams") or {})}
+    figures = entry.get("windows") or {}
     return {
         window: _one_window(
-            by_window.get(window, lifetime), figures.get(window) or told.get("stats") or {}, kind
+            by_window.get(window, lifetime), figures.get(window) or entry.get("stats") or {}, kind
         )
         for window in WINDOWS
     }

@@ -53,7 +53,7 @@ REFUSED: Mapping[str, str] = {
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 _MARGIN_SECS = 1.0
-_LOOK_SECS = 0.1
+_POLL_SECS = 0.1
 _WANTED = {"activate": "ACTIVE", "deactivate": "INACTIVE"}
 
 
@@ -224,12 +224,12 @@ class NimbusHandler:
     def _confirm(self, answer: Mapping[str, Any], verb: str, deadline: float) -> None:
         """Wait a moment for the run, so that a client that looks next sees what it did, or hears why it failed."""
         run_id = answer["run_id"]
-        next_look = time.monotonic() + 1.0
+        next_poll = time.monotonic() + 1.0
         while run_id is not None and time.monotonic() < deadline:
             if self._has_happened(str(answer["id"]), verb):
                 return
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + 1.0
+            if time.monotonic() >= next_poll:
+                next_poll = time.monotonic() + 1.0
                 try:
                     run = self._nimbus.dagster.run(str(run_id))
                 except StormDagsterError:
@@ -238,7 +238,7 @@ class NimbusHandler:
                     raise error_from_document(run)
                 if run["finished"]:
                     return
-            time.sleep(_LOOK_SECS)
+            time.sleep(_POLL_SECS)
 
     def _has_happened(self, topology_id: str, verb: str) -> bool:
         base = self._nimbus.cluster.storm_base(topology_id)

@@ -44,21 +44,22 @@ class Pages:
     def topology_info(self, topology: TopologyView, errors: int | None = None) -> Any:
         """A TopologyInfo; ``errors`` is a NumErrorsChoice."""
         idl = load_idl()
-        facts = self._reader.facts(topology.id)
+        snapshot = self._reader.snapshot(topology.id)
         choice = _ALL_ERRORS if errors is None else errors
         return idl.TopologyInfo(
-            id=facts.id,
-            name=facts.name,
-            uptime_secs=i32(facts.uptime_secs),
+            id=snapshot.id,
+            name=snapshot.name,
+            uptime_secs=i32(snapshot.uptime_secs),
             executors=[
                 _executor(one)
-                for part in facts.components.values()
+                for part in snapshot.components.values()
                 for one in part.executors
                 if one.node is not None
             ],
-            status=facts.status,
+            status=snapshot.status,
             errors={
-                component_id: _errors(part.errors, choice) for component_id, part in facts.components.items()
+                component_id: _errors(part.errors, choice)
+                for component_id, part in snapshot.components.items()
             },
             component_debug={},
             storm_version=STORM_VERSION,
@@ -70,7 +71,7 @@ class Pages:
     def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool) -> Any:
         """A TopologyPageInfo; the figures of components are those of ``window``, the totals of every window."""
         idl = load_idl()
-        facts = self._reader.facts(topology.id)
+        snapshot = self._reader.snapshot(topology.id)
         window = check_window(window)
         summary = self._summaries.topology(topology)
         now = int(time.time())
@@ -83,20 +84,20 @@ class Pages:
             }
 
         return idl.TopologyPageInfo(
-            id=facts.id,
-            name=facts.name,
-            uptime_secs=i32(facts.uptime_secs),
-            status=facts.status,
-            num_tasks=facts.tasks_total,
-            num_workers=facts.workers_total,
-            num_executors=facts.executors_total,
+            id=snapshot.id,
+            name=snapshot.name,
+            uptime_secs=i32(snapshot.uptime_secs),
+            status=snapshot.status,
+            num_tasks=snapshot.tasks_total,
+            num_workers=snapshot.workers_total,
+            num_executors=snapshot.executors_total,
             topology_conf=self._shown_conf(topology.id),
-            id_to_spout_agg_stats=shown(facts.spouts),
-            id_to_bolt_agg_stats=shown(facts.bolts),
+            id_to_spout_agg_stats=shown(snapshot.spouts),
+            id_to_bolt_agg_stats=shown(snapshot.bolts),
             sched_status=summary.sched_status,
-            topology_stats=_topology_stats(facts, include_sys),
+            topology_stats=_topology_stats(snapshot, include_sys),
             replication_count=summary.replication_count,
-            workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in facts.workers],
+            workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in snapshot.workers],
             storm_version=STORM_VERSION,
             topology_version=summary.topology_version,
             **resources(topology),
@@ -107,11 +108,11 @@ class Pages:
     ) -> Any:
         """A ComponentPageInfo; :class:`NotAlive` names the components when there is no such one."""
         idl = load_idl()
-        facts = self._reader.facts(topology.id)
-        part = facts.components.get(component_id or "")
+        snapshot = self._reader.snapshot(topology.id)
+        part = snapshot.components.get(component_id or "")
         if part is None:
             raise NotAlive(
-                f"topology {facts.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(facts.components))}"
+                f"topology {snapshot.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(snapshot.components))}"
             )
         window = check_window(window)
         figures = part.windows[window]
@@ -119,8 +120,8 @@ class Pages:
         return idl.ComponentPageInfo(
             component_id=part.id,
             component_type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
-            topology_id=facts.id,
-            topology_name=facts.name,
+            topology_id=snapshot.id,
+            topology_name=snapshot.name,
             num_executors=len(part.executors),
             num_tasks=len(part.tasks),
             window_to_stats={
@@ -139,7 +140,7 @@ class Pages:
                 if one.node is not None
             ],
             errors=_errors(part.errors, _ALL_ERRORS),
-            topology_status=facts.status,
+            topology_status=snapshot.status,
             resources_map={},
         )
 
@@ -329,9 +330,9 @@ def _outputs(part: ComponentSnapshot, figures: WindowStats, include_sys: bool) -
     return found
 
 
-def _topology_stats(facts: TopologySnapshot, include_sys: bool) -> Any:
+def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:
     totals: Mapping[str, Mapping[str, float]] = {
-        window: facts.totals(window, include_sys=include_sys) for window in WINDOWS
+        window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS
     }
 
     def counts(name: str) -> dict[str, int]:

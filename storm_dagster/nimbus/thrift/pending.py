@@ -28,7 +28,7 @@ __all__ = ["PendingSubmission", "PendingSubmissions"]
 
 _log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "upload.", ".pending"
-_LOOK_SECS = 3.0
+_POLL_SECS = 3.0
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class PendingSubmissions:
 
     def run(self, ended: threading.Event) -> None:
         """Launch what others left, or what Dagster could not take before; until ``ended``."""
-        while not ended.wait(_LOOK_SECS):
+        while not ended.wait(_POLL_SECS):
             if self._nimbus.status.epoch is None:
                 continue
             try:
-                self._look()
+                self._launch_left()
             except StormDagsterError as error:
                 _log.warning("pending submissions wait: %s", error)
             except Exception:
@@ -164,7 +164,7 @@ class PendingSubmissions:
             self._launching.discard(pending.key)
             self._names.discard(pending.name)
 
-    def _look(self) -> None:
+    def _launch_left(self) -> None:
         for key in self._nimbus.blobs.keys(_PREFIX):
             if not key.endswith(_SUFFIX):
                 continue

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECS = 6.0
 """streamparse's client gives up after 7 s."""
-_LOOK_SECS = 0.1
+_POLL_SECS = 0.1
 _GZIP = b"\x1f\x8b"
 
 
@@ -192,17 +192,17 @@ class TopologySubmission:
             _log.info("the publication of %s is not waited for: %s", checked.name, error)
 
     def _await_publication(self, token: str, deadline: float) -> None:
-        next_look = time.monotonic() + 1.0
+        next_poll = time.monotonic() + 1.0
         while time.monotonic() < deadline:
             known = read_token(self._nimbus.operations(self._nimbus.status.require()), token)
             if known is not None and known[0].published:
                 return
-            if time.monotonic() >= next_look:
+            if time.monotonic() >= next_poll:
                 run = self._nimbus.dagster.find_run(TOKEN_TAG, token)
                 if run is not None and run.finished:
                     return
-                next_look = time.monotonic() + 1.0
-            time.sleep(_LOOK_SECS)
+                next_poll = time.monotonic() + 1.0
+            time.sleep(_POLL_SECS)
 
     def _deploy(self, checked: _Checked, deploy: Deploy, handle: str, deadline: float) -> None:
         def launch() -> None:

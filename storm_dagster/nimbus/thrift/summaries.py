@@ -86,7 +86,7 @@ class Summaries:
         nimbuses = self.nimbuses()
         leader = next((one for one in nimbuses if one.isLeader), None)
         return load_idl().ClusterSummary(
-            supervisors=[self.supervisor(facts) for facts in supervisors_of(view, now_secs=now)],
+            supervisors=[self.supervisor(snapshot) for snapshot in supervisors_of(view, now_secs=now)],
             nimbus_uptime_secs=leader.uptime_secs if leader is not None else 0,
             topologies=self.topologies(view),
             nimbuses=nimbuses,
@@ -148,24 +148,24 @@ class Summaries:
         found = self._registry.read(keys)
         return {key: len(found[key].newest_holders()) or int(self._nimbus.blobs.exists(key)) for key in keys}
 
-    def supervisor(self, facts: SupervisorSnapshot) -> Any:
+    def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""
         return load_idl().SupervisorSummary(
-            host=facts.info.host,
-            uptime_secs=i32(facts.uptime_secs),
-            num_workers=len(facts.info.ports),
-            num_used_workers=len(facts.used),
-            supervisor_id=facts.id,
-            version=facts.info.version,
+            host=snapshot.info.host,
+            uptime_secs=i32(snapshot.uptime_secs),
+            num_workers=len(snapshot.info.ports),
+            num_used_workers=len(snapshot.used),
+            supervisor_id=snapshot.id,
+            version=snapshot.info.version,
             total_resources={
-                "cpu.pcore.percent": float(facts.info.cpu),
-                "memory.mb": float(facts.info.memory_mb),
+                "cpu.pcore.percent": float(snapshot.info.cpu),
+                "memory.mb": float(snapshot.info.memory_mb),
             },
-            used_mem=facts.used_memory_mb,
-            used_cpu=facts.used_cpu,
+            used_mem=snapshot.used_memory_mb,
+            used_cpu=snapshot.used_cpu,
             fragmented_mem=0.0,
             fragmented_cpu=0.0,
-            blacklisted=facts.blacklisted,
+            blacklisted=snapshot.blacklisted,
         )
 
     def nimbuses(self) -> list[Any]:

@@ -60,21 +60,21 @@ def problems(
     by_reason: dict[str, list[int]] = {}
     for task, reason in without.items():
         by_reason.setdefault(reason, []).append(int(task))
-    said = [
-        f"{_listed(tasks, components)} wait for a slot: {why} (`storm-dagster rebalance {topology.base.name} -n WORKERS`)"
+    found = [
+        f"{_describe_tasks(tasks, components)} wait for a slot: {why} (`storm-dagster rebalance {topology.base.name} -n WORKERS`)"
         for why, tasks in by_reason.items()
     ]
     if waiting:
         tasks = [int(task) for task in waiting]
         places = ", ".join(sorted(set(waiting.values())))
-        said.append(
-            f"{_listed(tasks, components)} lost their worker and are about to be moved to {places}: wait, or see "
+        found.append(
+            f"{_describe_tasks(tasks, components)} lost their worker and are about to be moved to {places}: wait, or see "
             "heartbeat_sensor in Dagster when they do not come back"
         )
-    return said
+    return found
 
 
-def _listed(tasks: list[int], components: Mapping[int, str]) -> str:
+def _describe_tasks(tasks: list[int], components: Mapping[int, str]) -> str:
     named = ", ".join(f"{components[task]}[{task}]" for task in sorted(tasks)[:5])
     return f"{len(tasks)} tasks ({named}{', ...' if len(tasks) > 5 else ''})"
 

@@ -166,7 +166,7 @@ class InspectionResult:
     garbage: tuple[str, ...]
     """What belongs to nothing and waits for the cleaner."""
     view: ClusterView
-    looks: int
+    snapshots: int
     seconds: float
 
     @property
@@ -179,7 +179,7 @@ def inspect_cluster(
     ctx: OperationsContext,
     *,
     home: Path | None = None,
-    settle_secs: float = 10.0,
+    stable_secs: float = 10.0,
     interval_secs: float = 1.0,
     progress: Callable[[Facts, list[Violation]], None] | None = None,
 ) -> InspectionResult:
@@ -189,21 +189,21 @@ def inspect_cluster(
     looks at the worker processes of this machine. Nothing is changed.
     """
     began = ctx.monotonic()
-    pending, former, looks = Pending(), None, 0
+    pending, former, snapshots = Pending(), None, 0
     heals = {rule.name for rule in RULES if rule.heals}
     idle: dict[Violation, None] = {}
     while True:
-        facts = take_snapshot(ctx, former, home=home)
-        found = violations_of(facts)
+        snapshot = take_snapshot(ctx, former, home=home)
+        found = violations_of(snapshot)
         now = ctx.monotonic()
-        counted, pending = settle(pending, found, boot_now=now, settle_secs=settle_secs)
+        counted, pending = settle(pending, found, boot_now=now, settle_secs=stable_secs)
         idle.update((violation, None) for violation in counted if violation.rule == "no_idle_writes")
-        former, looks = facts, looks + 1
+        former, snapshots = snapshot, snapshots + 1
         if progress is not None:
-            progress(facts, found)
+            progress(snapshot, found)
         hard = [violation for violation in found if violation.rule not in heals]
-        over = now - began >= 3 * settle_secs
-        if looks > 1 and (over or all(violation in counted for violation in hard)):
+        over = now - began >= 3 * stable_secs
+        if snapshots > 1 and (over or all(violation in counted for violation in hard)):
             break
         ctx.sleep(interval_secs)
     bad = {**idle, **{violation: None for violation in counted if violation.rule not in heals}}
@@ -211,8 +211,8 @@ def inspect_cluster(
         violations=tuple(bad),
         warnings=tuple(violation for violation in found if violation not in bad),
         garbage=_garbage(ctx),
-        view=facts.view,
-        looks=looks,
+        view=snapshot.view,
+        snapshots=snapshots,
         seconds=round(ctx.monotonic() - began, 3),
     )
 

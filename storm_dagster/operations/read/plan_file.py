@@ -170,7 +170,7 @@ def _to_place(
     except InvalidRequest as error:
         raise type(error)(f"{source}: {error.message}") from None
     whole = with_system_components(spec, conf)
-    table = _numbered(number_tasks(whole, conf), topology.tasks, source)
+    table = _assign_given_ids(number_tasks(whole, conf), topology.tasks, source)
     for key in ("dead", "unstopped"):
         _check_tasks(f"{source}.{key}", getattr(topology, key), table)
     built = topology_to_place(
@@ -227,7 +227,7 @@ def _check_tasks(where: str, tasks: list[int], table: TaskTable) -> None:
             )
 
 
-def _numbered(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
+def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
     """The table with the ids that the document gives; the others are numbered around them, in declared order."""
     if not given:
         return table

@@ -95,7 +95,7 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     Raises the planner's error when the topology does not fit (:class:`Unavailable`); nothing waits for
     room. A submission never uses the twin in place of PySpark.
     """
-    record, staged, runnable = _staged(ctx, token)
+    record, staged, runnable = _read_staged(ctx, token)
     view = ctx.cluster.load_view()
     if record.topology_id in view.topologies:
         return _assignment_report(record, read_placement(ctx, token).result, view)
@@ -118,7 +118,7 @@ def _assignment_report(record: StagingRecord, result: PlacementResult, view: Clu
     )
 
 
-def _staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, StagedTasks, Runnable]:
+def _read_staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, StagedTasks, Runnable]:
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     return record, read_tasks(ctx, token), Runnable(spec=spec, conf=total_conf(ctx.values(), conf))
@@ -170,7 +170,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     :class:`AlreadyAlive` when the name was taken meanwhile, :class:`Fenced` when the epoch of the staged
     conf is over, :class:`Unavailable` when the topology does not fit any more.
     """
-    record, staged, runnable = _staged(ctx, token)
+    record, staged, runnable = _read_staged(ctx, token)
     planned = read_placement(ctx, token)
     attempts = replanned = 0
 

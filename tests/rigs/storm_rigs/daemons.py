@@ -229,10 +229,10 @@ class Daemons:
                 checkpoint=checkpoint or no_observer,
             )
 
-    def inspect(self, settle_secs: float = 20.0) -> InspectionResult:
+    def inspect(self, stable_secs: float = 20.0) -> InspectionResult:
         """``doctor --invariants``."""
         with self.operations() as ctx:
-            return inspect_cluster(ctx, home=self.home, settle_secs=settle_secs)
+            return inspect_cluster(ctx, home=self.home, stable_secs=stable_secs)
 
     # -- using it -----------------------------------------------------------------------------------------
     def submit(

@@ -9,7 +9,7 @@ from typing import Any
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encoded, pretty_secs
+from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encode_query, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, WorkerSnapshot, supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -207,7 +207,7 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
     cpu = float(sum(worker.cpu for worker in workers))
     return {
         "id": one.id,
-        "encodedId": encoded(one.id),
+        "encodedId": encode_query(one.id),
         "name": one.base.name,
         "owner": OWNER,
         "status": one.base.status,

@@ -8,7 +8,7 @@ from urllib.parse import quote, quote_plus
 
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
-__all__ = ["Links", "encoded", "fixed", "pretty_secs", "short_error", "window_hint"]
+__all__ = ["Links", "encode_query", "format_fixed", "pretty_secs", "short_error", "window_hint"]
 
 _LONGEST_ERROR = 200
 
@@ -23,12 +23,12 @@ def pretty_secs(secs: int) -> str:
     return " ".join(f"{number}{unit}" for number, unit in parts[first:])
 
 
-def fixed(number: float) -> str:
+def format_fixed(number: float) -> str:
     """A latency or capacity, as text with three decimals."""
     return f"{number:.3f}"
 
 
-def encoded(text: str) -> str:
+def encode_query(text: str) -> str:
     """As a part of a URL's query."""
     return quote_plus(text)
 

@@ -38,30 +38,30 @@ _READING = (404, 500, 503)
 _CHANGING = (404, 409, 500, 503)
 
 
-def _answering(answer: Callable[[Request], Any]) -> Endpoint:
+def _storm_endpoint(answer: Callable[[Request], Any]) -> Endpoint:
     """An endpoint whose errors have Storm's form: ``{"error": kind, "errorMessage": text}``."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return JSONResponse(await run_in_threadpool(answer, request))
         except StormDagsterError as error:
-            return _refused(error)
+            return _refuse(error)
 
     return endpoint
 
 
-def _acting(act: Callable[[Request, dict[str, Any]], Any]) -> Endpoint:
+def _action_endpoint(act: Callable[[Request, dict[str, Any]], Any]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             document = await bounded_json(request)
             return JSONResponse(await run_in_threadpool(act, request, document))
         except StormDagsterError as error:
-            return _refused(error)
+            return _refuse(error)
 
     return endpoint
 
 
-def _refused(error: StormDagsterError) -> Response:
+def _refuse(error: StormDagsterError) -> Response:
     document = {"error": type(error).__name__, "errorMessage": error.message}
     return JSONResponse(document, status_code=error.http_status)
 
@@ -70,7 +70,7 @@ def _sys(request: Request) -> bool:
     return (query_text(request, "sys") or "") in ("1", "true")
 
 
-def _asked(request: Request) -> tuple[str, str, bool]:
+def _query(request: Request) -> tuple[str, str, bool]:
     return request.path_params["id"], check_window(query_text(request, "window")), _sys(request)
 
 
@@ -97,7 +97,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         return HttpOperation(
             "GET",
             f"/api/v1{path}",
-            _answering(answer),
+            _storm_endpoint(answer),
             summary,
             "storm",
             parameters=parameters,
@@ -116,7 +116,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         return HttpOperation(
             "POST",
             f"/api/v1{path}",
-            _acting(act),
+            _action_endpoint(act),
             summary,
             "storm",
             parameters=parameters,
@@ -258,7 +258,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         ),
         read(
             "/topology/{id}/metrics",
-            lambda request: topology.metrics(*_asked(request)),
+            lambda request: topology.metrics(*_query(request)),
             "Figures of components by stream",
             schemas.TopologyMetrics,
             _ID,
@@ -281,7 +281,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         ),
         read(
             "/topology/{id}/visualization-init",
-            lambda request: visualization_table(visualization(reader, *_asked(request))),
+            lambda request: visualization_table(visualization(reader, *_query(request))),
             "Streams of a topology",
             schemas.VisualTable,
             _ID,
@@ -290,7 +290,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         ),
         read(
             "/topology/{id}/visualization",
-            lambda request: visualization(reader, *_asked(request)),
+            lambda request: visualization(reader, *_query(request)),
             "Graph of a topology",
             dict[str, schemas.VisualNode],
             _ID,
@@ -300,7 +300,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         read(
             "/topology/{id}/component/{component:path}",
             lambda request: topology.component(
-                request.path_params["id"], request.path_params["component"], *_asked(request)[1:]
+                request.path_params["id"], request.path_params["component"], *_query(request)[1:]
             ),
             "A component",
             schemas.ComponentPage,
@@ -311,7 +311,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         ),
         read(
             "/topology/{id}",
-            lambda request: topology.page(*_asked(request)),
+            lambda request: topology.page(*_query(request)),
             "A topology",
             schemas.TopologyPage,
             _ID,
