@@ -18,7 +18,7 @@ def append_assignment(
 ) -> None:
     """Append what creates the assignment (``at`` is ``None``) or replaces the one read at ``at``.
 
-    A scheduling plug-in hears of its new slots once the transaction has landed.
+    A scheduling plug-in is notified of its new slots once the transaction is committed.
     """
     raw = encode_record(assignment, limit=None)
     plugin = ctx.inimbus

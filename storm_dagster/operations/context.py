@@ -1,4 +1,4 @@
-"""What every operation is given: the cluster's state, its blobs, its conf, a planner, and the outer world."""
+"""Context of every operation: the cluster's state, its blobs, its conf, a planner, and clocks."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class OperationsContext:
     blobs: BlobStore
     conf: ClusterConf
     planner: Planner
-    """The PySpark assignment; in tests of operations its twin."""
+    """The PySpark assignment; in tests of operations the local planner."""
     now_secs: Callable[[], int] = _wall_secs
     sleep: Callable[[float], None] = time.sleep
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("storm_dagster.operations"))
@@ -68,7 +68,7 @@ class OperationsContext:
     monotonic: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = random.random
     checkpoint: Callable[[str], None] = no_observer
-    """Hears ``before.<step>`` and ``after.<step>`` of every step (:mod:`storm_dagster.operations.steps`)."""
+    """Called with ``before.<step>`` and ``after.<step>`` of every step (:mod:`storm_dagster.operations.steps`)."""
 
     inimbus: INimbus | None = None
     """The plug-in of ``nimbus.inimbus.class``; made here when the conf names one and none is given."""
@@ -97,7 +97,7 @@ class OperationsContext:
 
 
 def damaged_topology(view: ClusterView, name: str) -> str | None:
-    """What is damaged of a topology (by name or id) that the view had to leave out; ``None`` when nothing is."""
+    """The reason why the view left out a damaged topology (by name or id); ``None`` when nothing is damaged."""
     for path, reason in view.corrupt.items():
         _, _, rest = path.removeprefix("/").partition("/")
         topology_id = rest.partition("/")[0]
@@ -156,5 +156,5 @@ def load_runnable(ctx: OperationsContext, code_dir: str) -> Runnable:
         ) from None
     conf = decode_json(raw_conf, conf_key(code_dir))
     if not isinstance(conf, dict):
-        raise Corrupt(f"blob {conf_key(code_dir)} is no map: kill the topology and submit it again")
+        raise Corrupt(f"blob {conf_key(code_dir)} is not a map: kill the topology and submit it again")
     return Runnable(spec=decode_topology(raw_code), conf=total_conf(ctx.values(), conf))

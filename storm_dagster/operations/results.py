@@ -1,4 +1,4 @@
-"""What each operation did, for metadata, logs and the command line. Plain frozen values."""
+"""Results of operations, for metadata, logs and the command line. Plain frozen values."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class ConfResult:
-    """Stage 1: the topology is valid, normalised and staged under an id."""
+    """Stage 1: the topology is valid, normalized and staged under an id."""
 
     token: str
     topology_id: str
     name: str
     epoch: int
     conf: Mapping[str, Any]
-    """The normalised topology conf."""
+    """The normalized topology conf."""
     topology: TopologySpec
-    """The normalised topology, without system components."""
+    """The normalized topology, without system components."""
     warnings: tuple[str, ...] = ()
     published: bool = False
     """An earlier run of this submission has published it already."""
@@ -87,7 +87,7 @@ class AssignmentResult:
 
 @dataclass(frozen=True)
 class PublishResult:
-    """Stage 5: the topology stands in ZooKeeper."""
+    """Stage 5: the topology is stored in ZooKeeper."""
 
     topology_id: str
     name: str
@@ -99,7 +99,7 @@ class PublishResult:
     """ZooKeeper path -> data version that the transaction left."""
     attempts: int = 1
     replanned: int = 0
-    """How often the placement was computed anew because the cluster had changed; above 0 the staged one was replaced."""
+    """How often the placement was computed again because the cluster had changed; above 0 the staged one was replaced."""
     already: bool = False
     """It had been published before; nothing was written."""
     replaced: str | None = None
@@ -129,14 +129,14 @@ class LifecycleResult:
     delay_secs: int | None = None
     previous: TopologyStatus | None = None
     drain_secs: float | None = None
-    """For a replacement: how long the former topology took to finish what it had in hand."""
+    """For a replacement: seconds until the former topology had no tuple under way."""
     swap_secs: float | None = None
     """For a replacement: from the silence of the former topology until the new one was active and the rest swept."""
 
 
 @dataclass(frozen=True)
 class ReassignResult:
-    """What became of the causes of one topology."""
+    """Outcome of the causes of one topology."""
 
     topology_id: str
     name: str
@@ -154,12 +154,12 @@ class ReassignResult:
     version: int | None = None
     """Data version of the assignment."""
     assign_secs: float = 0.0
-    """What planning took."""
+    """Seconds of planning."""
 
 
 @dataclass(frozen=True)
 class RebalanceResult:
-    """What a rebalance did, or with ``dry_run`` would do."""
+    """A rebalance, or with ``dry_run`` the one that would be made."""
 
     topology_id: str
     name: str
@@ -179,12 +179,12 @@ class RebalanceResult:
     components: Mapping[int, str] = field(default_factory=dict)
     """Component of each task before and after."""
     assign_secs: float = 0.0
-    """What planning took."""
+    """Seconds of planning."""
 
 
 @dataclass(frozen=True)
 class CleanResult:
-    """What a cleaning removed."""
+    """Garbage that a cleaning removed."""
 
     nodes: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()

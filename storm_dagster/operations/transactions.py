@@ -1,8 +1,8 @@
 """Fenced transactions: the only way in which operations write cluster state (``docs/decisions.md#fenced-writes``).
 
 Every transaction checks the version of ``/epoch``. One that changes an assignment also checks and raises the version of
-``/assignments``, the turnstile that lets one placement through at a time; whoever loses re-reads
-the cluster, decides again and tries again, until the assignment wait ends.
+``/assignments`` (an optimistic lock: one placement at a time); the loser of a race re-reads the cluster, decides
+again and tries again, until the assignment wait ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DELETES_IN_ONE_TRANSACTION = 100
 
 
 class ReplyLost(Unavailable):
-    """ZooKeeper went out of reach during a commit: it landed or not, and only reading again tells."""
+    """ZooKeeper was lost during a commit: whether it was applied is known only after reading again."""
 
 
 def fenced_transaction(ctx: OperationsContext, epoch: int) -> Transaction:
@@ -53,12 +53,12 @@ def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> list[
     """Commit as the step ``name``; a lost connection becomes :class:`ReplyLost`."""
     with step(ctx, name):
         try:
-            landed = transaction.commit()
+            versions = transaction.commit()
         except Unavailable as error:
             raise ReplyLost(error.message) from error
         for call in transaction.afterwards:
             call()
-        return landed
+        return versions
 
 
 def lost_race(error: StormDagsterError) -> bool:
@@ -67,7 +67,7 @@ def lost_race(error: StormDagsterError) -> bool:
 
 
 def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
-    """``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
+    """Run ``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
 
     It is called with a view loaded for it and must recognise its own earlier success in it. Gives up
     with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
@@ -98,7 +98,7 @@ def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[Clus
 
 
 def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int:
-    """Delete ``path`` and all below it in fenced transactions, children first; how many nodes went.
+    """Delete ``path`` and all below it in fenced transactions, children first; the number of nodes.
 
     Nodes that others delete at the same time do not matter. Ends with :class:`Conflict` when others keep
     adding nodes.

@@ -1,4 +1,4 @@
-"""The blacklist: hosts whose supervisors get no new work. What runs there stays, until it is rebalanced or dies."""
+"""The blacklist: hosts whose supervisors get no new work. Running tasks stay until they are rebalanced or die."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_host(host: object) -> str:
     """A host name or address; :class:`InvalidRequest` otherwise."""
     if not isinstance(host, str) or not _HOST.fullmatch(host):
         raise InvalidRequest(
-            f"{host!r:.80} is no host name: use the host that `storm-dagster supervisors` shows"
+            f"{host!r:.80} is not a host name: use the host that `storm-dagster supervisors` shows"
         )
     return host
 

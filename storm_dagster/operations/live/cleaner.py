@@ -48,7 +48,7 @@ CleanerMemory = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything that may be garbage, and everything that keeps it from being so."""
+    """Snapshot of everything that may be garbage, and of everything that is in use."""
 
     blobs: tuple[str, ...]
     nodes: Mapping[str, tuple[str, ...]]
@@ -70,7 +70,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Garbage:
-    """What may go now."""
+    """Garbage that may be removed now."""
 
     nodes: tuple[str, ...]
     blobs: tuple[str, ...]
@@ -88,7 +88,7 @@ def find_garbage(
     token_secs: float,
     upload_secs: float,
 ) -> tuple[Garbage, dict[str, float]]:
-    """Decide what may go, and what to remember until the next time.
+    """Choose the garbage to remove, and the memory for the next time.
 
     A token counts while its topology is alive, and for ``token_secs`` after this observer first saw it.
     Uploads go ``upload_secs`` after they were first seen, unless a token that counts names their handle
@@ -141,7 +141,7 @@ def find_garbage(
             if topology_id in pinned_ids or topology_id in inventory.busy_workers:
                 continue
             if not _is_topology_id(topology_id):
-                continue  # Not ours to judge.
+                continue  # Written by somebody else.
             if age(f"node {parent}/{topology_id}") >= grace_secs:
                 nodes.append(f"{parent}/{topology_id}")
             else:
@@ -159,7 +159,7 @@ def _blob_limit(
     grace_secs: float,
     upload_secs: float,
 ) -> float | None:
-    """How long the blob must have been seen as garbage; ``None`` when it is none."""
+    """Seconds for which the blob must have been seen as garbage; ``None`` when it is in use."""
     topology_id = id_of_blob_key(key)
     if topology_id is not None:
         stale = inventory.versions.get(topology_id)
@@ -190,7 +190,7 @@ def _is_topology_id(text: str) -> bool:
 
 
 def take_inventory(ctx: OperationsContext) -> Inventory:
-    """Read what there is: blobs and nodes first, then what keeps them, so that nothing new looks like garbage."""
+    """Read blobs and nodes first, then what keeps them, so that nothing new looks like garbage."""
     blobs = tuple(ctx.blobs.keys())
     state = ctx.cluster.state
     nodes = {parent: tuple(state.find_children(parent) or ()) for parent in _PER_TOPOLOGY}
@@ -284,15 +284,15 @@ def clean(
     token_secs: float | None = None,
     upload_secs: float | None = None,
 ) -> tuple[CleanResult, dict[str, float]]:
-    """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Hand the memory in again next time.
+    """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next time.
 
-    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless told otherwise. Refuses with
+    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given. Refuses with
     :class:`Unavailable` when the cluster's root is empty or another one's (``load_view`` checks it).
     """
     now = ctx.monotonic() if boot_now is None else boot_now
     age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
     epoch = ctx.current_epoch()
-    ctx.cluster.load_view()  # Refuses an empty or foreign root.
+    ctx.cluster.load_view()  # Refuses an empty root, and another cluster's.
     inventory = take_inventory(ctx)
     garbage, seen = find_garbage(
         inventory,

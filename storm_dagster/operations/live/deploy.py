@@ -36,7 +36,7 @@ RESTART = operation("restart", UPDATE)
 
 
 def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> LifecycleResult:
-    """Start the topology anew from its own stored code, with the parallelism that it has now, under a new id.
+    """Start the topology again from its own stored code, with its present parallelism, under a new id.
 
     Its status stays ACTIVE or INACTIVE as it was. ``token`` makes a repetition after a crash finish the
     same restart; without one it is made from the id that is replaced. :class:`NotAlive`, :class:`Conflict`
@@ -76,7 +76,7 @@ def _replaceable(ctx: OperationsContext, name: str) -> TopologyView:
     topology = topology_by_name(ctx.cluster.load_view(), name)
     if topology.base.status not in ("ACTIVE", "INACTIVE"):
         raise Conflict(
-            f"topology {name!r} is {topology.base.status} and cannot be replaced: wait until that has ended"
+            f"topology {name!r} is {topology.base.status} and cannot be replaced: wait until it has finished"
         )
     return topology
 
@@ -131,7 +131,7 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
 
 
 def _drain(ctx: OperationsContext, old: str | None) -> float:
-    """Let the old topology finish what it has in hand, once everything else stands ready; the seconds it took."""
+    """Drain the old topology once everything else is ready; the seconds it took."""
     topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
     if old is None or topology is None or not topology.live_workers:
         return 0.0
@@ -140,13 +140,13 @@ def _drain(ctx: OperationsContext, old: str | None) -> float:
 
 
 def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:
-    """Delete what is left of a replaced topology; what fails here, or is never called, the cleaner does."""
+    """Delete the rest of a replaced topology; the cleaner deletes what this misses."""
     sweep(ctx, ctx.current_epoch(), topology_id)
     delete_code(ctx, topology_id)
 
 
 def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> None:
-    """Stage the running topology's conf and code, its present parallelism laid over, as if they were uploaded."""
+    """Stage the running topology's conf and code, with its present parallelism, as if they were uploaded."""
     conf = decode_json(ctx.blobs.read(conf_key(topology.code_dir)), conf_key(topology.code_dir))
     spec = decode_topology(ctx.blobs.read(code_key(topology.code_dir)))
     executors = topology.base.executors

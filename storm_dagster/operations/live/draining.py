@@ -1,4 +1,4 @@
-"""Letting a topology finish what it has in hand before its successor takes its place."""
+"""Drain of a topology before its successor takes its place."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SPARE_SECS = 30
 def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> float:
     """Silence the spouts and wait until no tuple is under way, at most ``longest_secs``; the seconds it took.
 
-    When nobody ends it, ``lifecycle_sensor`` or the leader makes the topology ACTIVE again. What is still under way
+    If nobody ends the drain, ``lifecycle_sensor`` or the leader makes the topology ACTIVE again. What is still under way
     at the end is replayed by its spouts. An INACTIVE topology is not drained: its spouts are silent already.
     """
     began = ctx.monotonic()

@@ -1,4 +1,4 @@
-"""Reassignment: tasks that were judged dead get a slot again.
+"""Reassignment: tasks that are dead get a slot again.
 
 The causes come from :func:`storm_dagster.core.liveness.detection.observe`, whoever observes: the heartbeat sensor
 through a run, or the leader when no sensor is armed.
@@ -34,11 +34,11 @@ REASSIGN = operation("reassign", "store.placement.json", "reassign")
 
 
 def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignResult]:
-    """Place the tasks of the causes anew, one transaction for each topology, in topology id order.
+    """Place the tasks of the causes again, one transaction for each topology, in topology id order.
 
-    A cause that speaks of an older assignment is ``void``. An unchanged placement is not written. Each
+    A cause of an older assignment is ``void``. An unchanged placement is not written. Each
     topology fails alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark
-    plans; when it is out of reach its twin does, and the report says so.
+    plans; when it is out of reach the local planner does, and the result names it.
     """
     by_topology: dict[str, list[Cause]] = {}
     for cause in causes:
@@ -67,7 +67,7 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
 
 
 def plan_or_fall_back(ctx: OperationsContext, batch: PlacementBatch) -> tuple[PlacementResult, str | None]:
-    """The placement, and why the twin had to make it (``None`` when PySpark did)."""
+    """The placement, and why the local planner made it (``None`` when PySpark did)."""
     try:
         return ctx.planner(batch), None
     except Unavailable as error:
@@ -79,7 +79,7 @@ def _reassign_one(
     ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
 ) -> ReassignResult:
     committed: list[ReassignResult] = []
-    # First of all: what is placed anew then runs the former code.
+    # First of all: what is placed again then runs the former code.
     roll_back_if_upgraded(ctx, topology_id, causes)
 
     def attempt(view: ClusterView) -> ReassignResult:

@@ -1,4 +1,4 @@
-"""Activate, deactivate, kill, remove; restart and update; and what is due because its delay has passed."""
+"""Activate, deactivate, kill, remove; restart and update; and the transitions whose delay has passed."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def finish_due(
         except Fenced:
             raise
         except NotAlive:
-            continue  # Somebody else was faster.
+            continue  # Done by somebody else.
         except StormDagsterError as error:
             failed[action.topology_id] = error.message
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error.message)

@@ -1,4 +1,4 @@
-"""Levels of loggers that were changed while a topology runs: kept beside it, so that restarted workers have them too."""
+"""Changed levels of loggers of a running topology, stored so that restarted workers have them too."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def level_change(logger: object, level: object, secs: object, reset: object) -> 
 
 
 def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, LevelChange]) -> None:
-    """Write what is changed to the topology's own record, in one fenced transaction; nothing when nothing changes.
+    """Write the changes to the topology's own record, in one fenced transaction; nothing when nothing changes.
 
     Workers that begin later read it; it goes with the topology. Raises :class:`NotAlive`, and
     :class:`InvalidRequest` beyond 200 loggers.

@@ -1,7 +1,7 @@
 """Rebalance of a running topology: other parallelism, other spread.
 
-Begin: the base becomes REBALANCING with the delay, and what is wanted stands in a node below it, written
-by the same transaction. Finish: plan, then one transaction with tasks, assignment and the former status.
+Begin: the base becomes REBALANCING with the delay, and the request is stored in a node below it by the same
+transaction. Finish: plan, then one transaction with tasks, assignment and the former status.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
 
 
 class PendingRebalance(Record):
-    """What a rebalance was asked for; stands at ``/topology/<id>/rebalance`` while it waits for its delay."""
+    """A requested rebalance, stored at ``/topology/<id>/rebalance`` while it waits for its delay."""
 
     workers: int
     executors: dict[str, int]
@@ -63,9 +63,9 @@ class _Plan:
     result: PlacementResult
     changed: bool
     disturbs: bool
-    """Whether tasks move, come or go; else only what is wanted is noted, and nothing has to fall silent for that."""
+    """Whether tasks move, come or go; else only the base changes, and no spout has to pause."""
     bound: bool
-    """More than sizes decides who moves: wishes, isolation, tasks apart or together."""
+    """Whether more than sizes decides what moves: a user-defined assignment, isolation, tasks apart or together."""
 
 
 def _pending_path(topology_id: str) -> str:
@@ -83,13 +83,13 @@ def rebalance(
     *,
     stay: bool = True,
 ) -> RebalanceResult:
-    """Change the number of workers or executors, or only restore balance; ``reassign`` places all anew.
+    """Change the number of workers or executors, or only restore balance; ``reassign`` places every task again.
 
     It is planned before anything changes: what does not fit, or changes nothing, never disturbs the
     topology. The delay is ``wait_secs``, else the message timeout; with ``stay`` this waits for it and
     finishes, without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
     :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
-    planner's message; a rebalance never uses the twin in place of PySpark.
+    planner's message; a rebalance never uses the local planner in place of PySpark.
     """
     epoch = ctx.current_epoch()
 
@@ -287,7 +287,7 @@ def _finished_elsewhere(topology: TopologyView) -> RebalanceResult:
 
 
 def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
-    """What the asset check ``fewest_moves`` judges the rebalance by; nothing where all was placed anew.
+    """Input of the asset check ``fewest_moves``; empty where every task was placed again.
 
     A topology master that is alone may move beside. Where more than sizes decides, nothing is recorded.
     """
@@ -310,7 +310,7 @@ def _apply(
     after: StormBase,
     plan: _Plan,
 ) -> RebalanceResult:
-    """Commit ``transaction``, which restores the status, together with whatever of the plan is new."""
+    """Commit ``transaction``, which restores the status, together with the changes of the plan."""
     report = _report(topology, after, plan, "assigned" if plan.changed else "unchanged")
     placement = plan.result.placement(after.name)
     if plan.table != topology.tasks or not same_workers(topology.assignment, placement):

@@ -1,4 +1,4 @@
-"""Documents that say why: the placement of a topology as ``explain`` shows it, and the moves of a plan."""
+"""Documents with reasons: the placement of a topology as ``explain`` shows it, and the moves of a plan."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def explain_document(
     down: Collection[int],
     task: int | None = None,
 ) -> dict[str, Any]:
-    """``stored`` (blob ``<id>-placement.json``) with what is true now.
+    """``stored`` (blob ``<id>-placement.json``) with the present state.
 
-    ``down`` are tasks that do not run: those for which no slot can be found now stand in ``unassigned`` with
-    the reason, the others in ``waiting`` with the slot that they would get. ``components`` and ``slots`` say
-    what and where each task is; ``choice`` compares the worker of ``task`` with those that it was chosen from.
+    ``down`` are tasks that do not run: those for which no slot can be found now are in ``unassigned`` with
+    the reason, the others in ``waiting`` with the slot that they would get. ``components`` and ``slots`` map
+    each task; ``choice`` compares the worker of ``task`` with those that it was chosen from.
     """
     document = dict(stored)
     if topology.tasks is None:
@@ -51,7 +51,7 @@ def explain_document(
 def problems(
     view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]
 ) -> list[str]:
-    """What stands in the way of the tasks ``down``, which do not run: a sentence for each reason, with its remedy."""
+    """Reasons why the tasks ``down`` do not run: a sentence for each reason, with its remedy."""
     if topology.tasks is None or not down:
         return []
     components = topology.tasks.component_of()
@@ -82,7 +82,7 @@ def _describe_tasks(tasks: list[int], components: Mapping[int, str]) -> str:
 def _slot_outlook(
     view: ClusterView, topology: TopologyView, to_place: TopologyToPlace, lost: set[int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Of the tasks that do not run: why they find no slot now, or which one they would get."""
+    """Of the lost tasks: the reason without a slot, or the slot that each would get."""
     if not lost:
         return {}, {}
     workers = topology.assignment.workers if topology.assignment else ()
@@ -137,7 +137,7 @@ def choice_document(
 def moves_document(
     before: Assignment | None, placement: TopologyPlacement, components: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """Who moves: ``[{"task", "component", "from", "to", "why"}]``, in task order.
+    """Tasks that move: ``[{"task", "component", "from", "to", "why"}]``, in task order.
 
     ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not listed.
     """

@@ -1,4 +1,4 @@
-"""Looking at a live cluster for its invariants: what :mod:`storm_dagster.core.invariants` judges."""
+"""Inspection of a live cluster for its invariants (:mod:`storm_dagster.core.invariants`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
     """The worker processes of this machine, those of one HOME when it is given.
 
-    A worker is recognised by its command line, whether or not anybody has a record of it.
+    A worker is recognized by its command line, whether or not anybody has a record of it.
     """
     found: list[WorkerPid] = []
     for process, path in all_workers():
@@ -55,7 +55,7 @@ def take_snapshot(
     home: Path | None = None,
     garbage: tuple[str, ...] | None = None,
 ) -> Facts:
-    """One look. Processes are looked at with ``home``: those of this machine."""
+    """One snapshot of the cluster; with ``home`` also of the worker processes of this machine."""
     processes = None if home is None else worker_processes(home)
     view = ctx.cluster.load_view()
     visible = [topology for topology in view.topologies.values() if topology.base.status != "KILLED"]
@@ -157,14 +157,14 @@ def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:
 
 @dataclass(frozen=True)
 class InspectionResult:
-    """What an inspection found."""
+    """Result of an inspection."""
 
     violations: tuple[Violation, ...]
-    """What stayed broken for the whole settling time."""
+    """Violations that lasted for the whole ``stable_secs``."""
     warnings: tuple[Violation, ...]
-    """What the cluster is healing, and what was broken in the last look but not for long enough to count."""
+    """Violations that the cluster is healing, or that were in the last snapshot but not for long enough to count."""
     garbage: tuple[str, ...]
-    """What belongs to nothing and waits for the cleaner."""
+    """Paths and keys that belong to nothing and wait for the cleaner."""
     view: ClusterView
     snapshots: int
     seconds: float
@@ -183,10 +183,10 @@ def inspect_cluster(
     interval_secs: float = 1.0,
     progress: Callable[[Facts, list[Violation]], None] | None = None,
 ) -> InspectionResult:
-    """Look at least twice, and again while something is broken; what stays so for ``settle_secs`` counts.
+    """Take at least two snapshots, and more while something is broken; what stays so for ``settle_secs`` counts.
 
-    Gives up waiting after three times ``settle_secs``: what keeps changing is a warning. ``home`` also
-    looks at the worker processes of this machine. Nothing is changed.
+    Gives up waiting after three times ``settle_secs``: what keeps changing is a warning. With ``home`` the
+    worker processes of this machine are inspected as well. Nothing is changed.
     """
     began = ctx.monotonic()
     pending, former, snapshots = Pending(), None, 0
@@ -218,7 +218,7 @@ def inspect_cluster(
 
 
 def _garbage(ctx: OperationsContext, memory: CleanerMemory | None = None) -> tuple[str, ...]:
-    """What the cleaner would remove if it had seen it long enough; tokens and uploads in their time are none."""
+    """Garbage that the cleaner would remove had it seen it long enough; live tokens and uploads are none."""
     inventory = take_inventory(ctx)
     found, _ = find_garbage(
         inventory,

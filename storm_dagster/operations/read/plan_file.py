@@ -1,6 +1,6 @@
 """``storm-dagster plan``: the placement that a submission, a healing or a rebalance would get.
 
-The same normalisation, numbering and planner as the real thing; nothing is written anywhere.
+The same normalization, numbering and planner as in a submission; nothing is written anywhere.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class PlacementPlan:
 
 def _load(text: str) -> list[Any]:
     if text.lstrip()[:1] == "{":
-        # Much faster than YAML for large clusters; a YAML flow map that is no JSON is read below.
+        # Much faster than YAML for large clusters; a YAML flow map that is not JSON is read below.
         try:
             return [json.loads(text)]
         except ValueError:

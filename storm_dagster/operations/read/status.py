@@ -1,4 +1,4 @@
-"""The documents of ``list --json`` and ``show --json``. Pure: from a view and what was asked of others."""
+"""The documents of ``list --json`` and ``show --json``. Pure: from a view and the statistics of workers."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskE
 
 
 class _Statuses:
-    """What tasks do, as far as the cluster's records and the topology master say; each record is decoded once.
+    """Statuses of tasks, by the cluster's records and the topology master; each record is decoded once.
 
     Without a worker's node a task is ``starting`` while its supervisor lives and restarts it or its launch
-    time (seconds since it was placed) has not passed, else ``dead``. This is for people; healing judges by
-    its own clock.
+    time (seconds since it was placed) has not passed, else ``dead``. This is for display; healing uses its own
+    clock.
     """
 
     def __init__(self, view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float) -> None:
@@ -117,7 +117,7 @@ class _Statuses:
 
 
 def _held_dead(topology: TopologyView) -> frozenset[int]:
-    """Tasks that the topology master holds to be dead, in a record newer than their placement."""
+    """Tasks that the topology master reports dead, in a record newer than their placement."""
     if topology.beats is None or topology.beats_at is None or topology.assignment_at is None:
         return frozenset()
     if topology.beats_at.mzxid <= topology.assignment_at.mzxid:

@@ -93,7 +93,7 @@ def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     """Stage 4: compute a placement for the cluster as it is now, and stage it.
 
     Raises the planner's error when the topology does not fit (:class:`Unavailable`); nothing waits for
-    room. A submission never uses the twin in place of PySpark.
+    room. A submission never uses the local planner in place of PySpark.
     """
     record, staged, runnable = _read_staged(ctx, token)
     view = ctx.cluster.load_view()

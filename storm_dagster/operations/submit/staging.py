@@ -1,4 +1,4 @@
-"""What a submission keeps between its stages: the token's node, and blobs ``staging.<token>.<part>``.
+"""State of a submission between its stages: the token's node, and blobs ``staging.<token>.<part>``.
 
 Every stage reads what it needs from here, so that any of them can run again, alone, in another process.
 """
@@ -76,7 +76,7 @@ class StagedTasks(Record):
 
 @dataclass(frozen=True)
 class StagedPlacement:
-    """A computed placement, and the turnstile's version when the cluster was read for it."""
+    """A computed placement, and the assignments version of the view that it was computed for."""
 
     assignments_version: int
     result: PlacementResult
@@ -191,10 +191,10 @@ def read_record(ctx: OperationsContext, token: str) -> StagingRecord:
 
 
 def read_topology(ctx: OperationsContext, token: str) -> tuple[dict[str, Any], TopologySpec]:
-    """The normalised conf and topology of a staged submission."""
+    """The normalized conf and topology of a staged submission."""
     conf = decode_json(_read(ctx, token, "conf"), staging_key(token, "conf"))
     if not isinstance(conf, dict):
-        raise Corrupt(f"{staging_key(token, 'conf')} is no map: submit again")
+        raise Corrupt(f"{staging_key(token, 'conf')} is not a map: submit again")
     return conf, decode_topology(_read(ctx, token, "topology"))
 
 
@@ -212,4 +212,4 @@ def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
             int(document["assignments_version"]), PlacementResult.model_validate(document["result"])
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"{key} is no placement ({error}): materialize storm/assignment again") from None
+        raise Corrupt(f"{key} is not a placement ({error}): materialize storm/assignment again") from None

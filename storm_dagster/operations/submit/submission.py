@@ -84,11 +84,11 @@ def stage_conf(
     unknown: Literal["error", "warn"] | None = None,
     replaces: str | None = None,
 ) -> ConfResult:
-    """Stage 1: check and normalise conf and topology, bind the token to a topology id, stage both.
+    """Stage 1: check and normalize conf and topology, bind the token to a topology id, stage both.
 
     Source is the upload ``handle``; without one, or when it has expired, what is staged already, which is
-    validated again. A re-execution takes the current leadership epoch. ``unknown`` says what an unknown
-    conf key is (default: a warning when the upload's part ``source`` says ``thrift``, else an error).
+    validated again. A re-execution takes the current leadership epoch. ``unknown`` decides about unknown
+    conf keys (default: a warning when the upload's part ``source`` is ``thrift``, else an error).
     ``replaces`` (a topology id) publishes over the topology of that name instead of beside it.
 
     Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name is taken,
@@ -171,7 +171,7 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
 
 
 def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
-    """What the submission was begun to replace: a repetition of the stage alone need not know."""
+    """The id that the submission replaces: a repetition of the stage alone need not give it."""
     try:
         return read_record(ctx, token).replaces
     except NotAlive:
@@ -226,14 +226,14 @@ def read_source(
                 else f"submission {token!r} has nothing staged and names no upload: submit from the start"
             )
         archive = read_record(ctx, token).archive
-        # Its unknown keys were judged when it came in.
+        # Its unknown keys were checked when it was uploaded.
         unknown = unknown or "warn"
         where = "the staged conf"
     spec = decode_topology(uploaded)
     try:
         document = decode_json(raw_conf, where)
     except Exception as error:
-        raise InvalidTopology(f"{where} is no JSON: {error}") from None
+        raise InvalidTopology(f"{where} is not valid JSON: {error}") from None
     conf, warnings = validate_conf(document, source=where, unknown=unknown, submitted=True)
     if staged:
         conf.setdefault(SUBMITTED_KEYS, [])
@@ -252,7 +252,7 @@ def read_source(
 def update_differences(
     ctx: OperationsContext, topology: TopologyView, handle: str
 ) -> dict[str, dict[str, Any]]:
-    """What an update of a running topology with an upload changes in its conf: key -> ``{"old", "new"}``, no secrets.
+    """Changes to the conf by an update of a running topology with an upload: key -> ``{"old", "new"}``, no secrets.
 
     :class:`InvalidTopology` for an upload that no topology can be made of.
     """

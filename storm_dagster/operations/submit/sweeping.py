@@ -1,4 +1,4 @@
-"""Deleting what a topology leaves: nodes in fenced transactions, blobs after a look at the epoch."""
+"""Deletion of a topology's remains: nodes in fenced transactions, blobs after a check of the epoch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
     if not ctx.cluster.state.find_children(paths.workers(topology_id)):
         # A worker that is still there keeps its node: the cleaner takes the parent once it is gone.
         delete_tree(ctx, epoch, paths.workers(topology_id), "sweep.workers")
-    # Blobs are not in ZooKeeper, so their deletion is preceded by a look at the epoch.
+    # Blobs are not in ZooKeeper, so the epoch is checked before their deletion.
     found = ctx.cluster.epoch()
     if found is None or found[0] != epoch:
         raise Fenced(
