@@ -45,7 +45,7 @@ class Submission:
     """Whether the archive's bytes travelled."""
 
     def to_document(self) -> dict[str, Any]:
-        """What changing verbs print."""
+        """The document that changing verbs print."""
         return {
             "id": self.id,
             "name": self.name,
@@ -72,7 +72,7 @@ def submit_uploaded(
     """Start the submission of an upload; with ``wait`` return when all tasks run.
 
     A repeated call with the same token gives the same topology. ``timeout`` (seconds) bounds the waiting, and
-    ``look`` is that of :func:`wait_for_run`.
+    ``on_document`` is that of :func:`wait_for_run`.
     """
     started = time.monotonic() if started is None else started
     answer = nimbus.post(

@@ -12,11 +12,11 @@ from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable,
 __all__ = ["Progress", "wait_for_run", "wait_for_status", "wait_for_tasks"]
 
 Progress = Callable[[str, str], None]
-"""Hears (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
+"""Called with (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
 
 
 _TASKS_PAUSE_SECS = 0.25
-"""Workers come up within a second or two: looking seldom would be most of the wait."""
+"""Workers come up within a second or two: polling seldom would be most of the wait."""
 
 
 def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
@@ -39,7 +39,7 @@ def wait_for_run(
 ) -> dict[str, Any]:
     """The finished run's document; the typed error of a run that failed.
 
-    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). ``look`` sees each
+    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). ``on_document`` gets each
     document until then; what it raises ends the wait.
     """
     shown: dict[str, str] = {}
@@ -60,7 +60,7 @@ def wait_for_run(
             queued = document.get("status") == "QUEUED"
             where = " (the run queue is full: see concurrency.runs.max_concurrent_runs)" if queued else ""
             raise Unavailable(
-                f"run {run_id} is still {document.get('status')}{where}: it goes on; look at it in the Dagster UI "
+                f"run {run_id} is still {document.get('status')}{where}: it goes on; see it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
             )
         time.sleep(pause)
@@ -109,7 +109,7 @@ def wait_for_status(
     deadline: float,
     what: str,
 ) -> dict[str, Any] | None:
-    """The topology's document (``None``: it is gone) once ``done`` says so; :class:`Unavailable` else."""
+    """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable` else."""
     pause = 0.1
     while True:
         try:

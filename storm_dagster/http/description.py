@@ -1,4 +1,4 @@
-"""Routes that describe themselves: each is declared once, as what serves it and as what ``/openapi.json`` says of it."""
+"""Routes that describe themselves: each declares once its endpoint and its entry in ``/openapi.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request asks, read strictly: numbers, words and switches of its query."""
+"""Query parameters of a request, read strictly: numbers, words and switches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving an application on an open socket, in a thread, against slow, silent and senseless peers."""
+"""Server of an application on an open socket, in a thread, bounded against slow and invalid clients."""
 
 from __future__ import annotations
 

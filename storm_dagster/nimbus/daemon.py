@@ -1,4 +1,4 @@
-"""The nimbus daemon: what it starts, in which order, and how it ends.
+"""The nimbus daemon: its start in order, and its end.
 
 Threads: the election (the caller's thread), the HTTP service, the leader's duties, the blob synchronisation,
 and upkeep. None of them waits for another, so that a slow download never delays leadership.
@@ -226,7 +226,7 @@ def _assemble(
 
 
 def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess | None]:
-    """Where Dagster is: by conf, else the webserver of the local cluster, which may start after nimbus."""
+    """The address of Dagster: by conf, else the webserver of the local cluster, which may start after nimbus."""
     named = DagsterAccess.of(conf)
     if named is not None:
         return lambda: named
@@ -244,7 +244,7 @@ def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess
 
 
 def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
-    """A new leader looks at everything once before it acts; what it cannot read it must not lead."""
+    """Read everything once as a new leader; a cluster that it cannot read it must not lead."""
     for path in paths.FIRST_LEVEL:
         nimbus.cluster.state.mkdirs(path)
     view = nimbus.cluster.load_view()
@@ -262,9 +262,9 @@ def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) 
         try:
             sync.run_once(wake.set)
         except Unavailable as error:
-            _log.warning("blobs are not synchronised now: %s", error)
+            _log.warning("blobs are not synchronized now: %s", error)
         except StormDagsterError as error:
-            _log.error("blobs are not synchronised: %s", error)
+            _log.error("blobs are not synchronized: %s", error)
         except Exception:
             _log.exception("synchronising blobs failed")
         if not ended.is_set() and wake.wait(_SYNC_SECS):

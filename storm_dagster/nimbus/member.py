@@ -27,7 +27,7 @@ __all__ = ["Identity", "Nimbus"]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this nimbus is."""
+    """Identity of this nimbus."""
 
     id: str
     """Name of its local folder."""

@@ -37,7 +37,7 @@ class INimbus(Protocol):
         ...
 
     def forced_scheduler(self) -> str | None:
-        """The strategy of every placement, whatever ``topology.scheduler.strategy`` says; ``None``: theirs."""
+        """The strategy of every placement, instead of ``topology.scheduler.strategy``; ``None``: theirs."""
         ...
 
 

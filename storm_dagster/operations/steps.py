@@ -49,7 +49,7 @@ class Operation:
 
 
 def shared_steps(name: str, *parts: str | Operation) -> Operation:
-    """Steps that several operations share; an operation among ``parts`` stands for its steps, each once."""
+    """Steps that several operations share; an operation among ``parts`` means its steps, each once."""
     steps = dict.fromkeys(
         step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,))
     )

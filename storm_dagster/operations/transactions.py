@@ -69,7 +69,7 @@ def lost_race(error: StormDagsterError) -> bool:
 def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
     """Run ``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
 
-    It is called with a view loaded for it and must recognise its own earlier success in it. Gives up
+    It is called with a view loaded for it and must recognize its own earlier success in it. Gives up
     with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
     """
     wait = float(ctx.conf.get("nimbus.assignment.wait.secs", 300))

@@ -19,7 +19,7 @@ __all__ = ["Bundle", "bundle_target", "vendor_requirements"]
 
 @dataclass(frozen=True)
 class Bundle:
-    """All that a submission uploads, but for the conf."""
+    """Parts of an upload except the conf."""
 
     name: str
     topology: TopologySpec

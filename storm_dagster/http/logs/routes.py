@@ -106,7 +106,7 @@ class LogRoutes:
                     Parameter("size", int, f"showLog, download: bytes, at most {LONGEST_PAGE}"),
                     Parameter("dir", str, "listDir: folder, relative to the folder of logs"),
                     Parameter("file", str, "searchLog: file, relative to the folder of logs"),
-                    Parameter("key", str, "searchLog: text to look for"),
+                    Parameter("key", str, "searchLog: text to find"),
                     Parameter(
                         "offset", int, "searchLog: bytes to leave out at the side that the search begins at"
                     ),
@@ -359,7 +359,7 @@ def _required(request: Request, name: str) -> str:
 
 
 def _raw_key(request: Request) -> bytes:
-    """The key as bytes: logs hold whatever a worker wrote."""
+    """The key as bytes: logs hold any bytes that a worker wrote."""
     pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), encoding="latin-1")
     return next((value.encode("latin-1") for name, value in pairs if name == "key"), b"")
 

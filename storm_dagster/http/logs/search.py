@@ -1,4 +1,4 @@
-"""Looking for words in a log: plain text, in linear time, with a budget for each request."""
+"""Search in a log: plain text, in linear time, with a budget for each request."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["Found", "Search", "search_log"]
 
 BLOCK = 131_072
 MOST_BLOCKS = 1024
-"""Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` says where to go on."""
+"""Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` is where to go on."""
 _LONGEST_CONTEXT = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Search:
-    """What to look for."""
+    """Parameters of a search."""
 
     key: bytes
     offset: int = 0
@@ -33,7 +33,7 @@ class Search:
 
 @dataclass
 class Found:
-    """Matches by their offset in the file; ``next_offset`` is ``None`` when all was looked through."""
+    """Matches by their offset in the file; ``next_offset`` is ``None`` when all was searched."""
 
     matches: dict[int, str] = field(default_factory=dict)
     next_offset: int | None = None

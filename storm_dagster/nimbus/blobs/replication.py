@@ -39,7 +39,7 @@ class NimbusPeer:
 
 
 class Replicator:
-    """Pushes blobs to the followers. ``peers`` is asked anew for each push and each retry."""
+    """Pushes blobs to the followers. ``peers`` is called again for each push and each retry."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class Replicator:
             time.sleep(_RETRY_SECS)
 
     def push_deletion(self, key: str, *, epoch: int) -> None:
-        """Ask all followers to drop the blob; one that is away drops it when it synchronises."""
+        """Ask all followers to drop the blob; one that is away drops it when it synchronizes."""
         for peer in self._peers():
             self._pool.submit(self._delete_one, peer, key, epoch)
 

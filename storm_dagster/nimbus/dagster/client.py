@@ -28,12 +28,12 @@ _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _AGAIN = "ask again (a submission: with its token); what the run had begun is taken up"
 _MOST_EVENT_PAGES = 50
 _SLOW_SECS = 18.0
-"""A Dagster that lives may take this long to launch a run; with the look before, less than a client waits."""
+"""Longest launch of a run by a Dagster that responds; with the check before, less than a client waits."""
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run that was looked up."""
+    """A run that was found."""
 
     run_id: str
     status: str
@@ -72,7 +72,7 @@ class DagsterClient:
         self._transport.close()
 
     def run_url(self, run_id: str) -> str | None:
-        """Where people look at the run."""
+        """URL of the run's page."""
         return self._transport.run_url(run_id)
 
     def add_partition(self, key: str) -> None:
@@ -125,7 +125,7 @@ class DagsterClient:
             wanted["pipelineName"] = self.names.name(job)
         result = self._call(queries.FIND_RUNS, {"filter": wanted, "limit": 1}, "runsOrError")
         if result["__typename"] != "Runs":
-            raise _refusal("looking for a run", result)
+            raise _refusal("finding a run", result)
         for run in result["results"]:
             return FoundRun(str(run["runId"]), str(run["status"]))
         return None
@@ -187,7 +187,7 @@ class DagsterClient:
         return found
 
     def _refusal_at_location(self, doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
-        """The refusal of something that our code location is needed for: whether that is there is asked first."""
+        """The refusal of a request that needs our code location; whether that is loaded is asked first."""
         refusal = _refusal(doing, result)
         if isinstance(refusal, InvalidRequest):
             return refusal
@@ -203,7 +203,7 @@ class DagsterClient:
 def location_trouble(
     doing: str, entries: Sequence[Mapping[str, Any]], repositoryLocationName: str, repositoryName: str
 ) -> Misconfigured | Unavailable | None:
-    """What is wrong with the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
+    """The problem of the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
     name = repositoryLocationName
     entry = next((entry for entry in entries if entry["name"] == name), None)
     if entry is None:
@@ -215,7 +215,7 @@ def location_trouble(
     loaded = entry.get("locationOrLoadError") or {}
     if loaded.get("__typename") == "PythonError":
         return Unavailable(
-            f"{doing}: code location {name!r} failed to load ({str(loaded.get('message')).strip():.500}): mend it and "
+            f"{doing}: code location {name!r} failed to load ({str(loaded.get('message')).strip():.500}): fix it and "
             "reload it in Dagster"
         )
     repositories = [str(each["name"]) for each in loaded.get("repositories") or ()]
@@ -235,7 +235,7 @@ def run_document(
 ) -> dict[str, Any]:
     """The document of ``GET /v1/runs/{id}`` from GraphQL's answers.
 
-    Steps stand in the order in which they began; those still to come follow in the order of the stages.
+    Steps are in the order in which they began; those still to come follow in the order of the stages.
     """
     names = names or DagsterNames()
     stats = {step["stepKey"]: step for step in run.get("stepStats") or ()}

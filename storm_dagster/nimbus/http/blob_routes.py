@@ -90,7 +90,7 @@ def _number(request: Request, header: str) -> int | None:
 
 
 def write_terms(request: Request) -> WriteTerms:
-    """What the headers of a write ask for."""
+    """Terms of a write from its headers."""
     return WriteTerms(
         epoch=_number(request, "X-Storm-Epoch"),
         minimum=_number(request, "X-Storm-Min-Replication"),

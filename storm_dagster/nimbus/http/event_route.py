@@ -38,7 +38,7 @@ class EventBatch(TypedDict):
 
 @closed
 class EventResult(TypedDict):
-    """Ids of events that Dagster has, those that it will never take with the reason, and why it took no more."""
+    """Ids of stored events, refused ones with the reason, and why no more were stored."""
 
     stored: list[str]
     refused: dict[str, str]
@@ -74,7 +74,7 @@ def event_operation(nimbus: Nimbus) -> HttpOperation:
             turns.release()
 
     async def endpoint(request: Request) -> Response:
-        # Nothing of a stranger's body is read.
+        # Nothing of an unauthorized body is read.
         topology_id = await run_in_threadpool(known, request)
         document = await bounded_json(request)
         return JSONResponse(await run_in_threadpool(report, topology_id, document))

@@ -1,7 +1,7 @@
 """``/metrics`` for Prometheus.
 
 Labels come from fixed sets (route patterns, statuses) and from running topologies (their components, and the
-at most 100 metrics of a task), never from what callers say.
+at most 100 metrics of a task), never from requests.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologySnapshot], int]], ...] 
 
 
 class Metrics:
-    """The figures of one nimbus, in a registry of its own."""
+    """The metrics of one nimbus, in a registry of its own."""
 
     media_type = CONTENT_TYPE_LATEST
 

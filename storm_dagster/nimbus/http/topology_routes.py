@@ -73,7 +73,7 @@ def topology_operations(
             schemas.HealthDocument,
             errors=(),
         ),
-        one("GET", "/metrics", exposition, "Figures for Prometheus", Media({"text/plain": str}), errors=()),
+        one("GET", "/metrics", exposition, "Metrics for Prometheus", Media({"text/plain": str}), errors=()),
         one(
             "POST",
             "/v1/submit",
@@ -104,7 +104,7 @@ def topology_operations(
             "GET",
             "/v1/topologies/{name}",
             get(lambda request: reader.show(path_name(request))),
-            "A topology with its tasks, workers, figures and errors",
+            "A topology with its tasks, workers, statistics and errors",
             schemas.ShowDocument,
             parameters=(name,),
         ),

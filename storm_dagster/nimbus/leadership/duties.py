@@ -1,4 +1,4 @@
-"""What the leader does by itself: due transitions, healing when no sensor is armed, cleaning, reporting.
+"""Duties of the leader: due transitions, healing when no sensor is armed, cleaning, reporting.
 
 Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader leaves both
 healing and due transitions to them (``docs/decisions.md#healing-sensor``).
@@ -63,7 +63,7 @@ class LeaderDuties:
         self._nimbus.alarm = None
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop``."""
+        """Run until ``stop``."""
         while not stop.wait(_TICK_SECS):
             try:
                 self.run_once()
@@ -133,7 +133,7 @@ class LeaderDuties:
             return
         if not self._armed:
             self._armed = True
-            # The judgement starts now: nothing was watched before.
+            # Liveness starts now: nothing was watched before.
             self._liveness = LivenessMemory(boot_id=self._boot_id, since=boot_clock())
             self._attempts = {}
             _log.warning(
@@ -185,5 +185,5 @@ class LeaderDuties:
         for problem in report.problems:
             _log.warning("not cleaned: %s", problem)
         if report.waiting:
-            # Garbage must be seen twice: look again once its grace has passed.
+            # Garbage must be seen twice: clean again once its grace has passed.
             self._next_clean = min(self._next_clean, boot_clock() + 61.0)

@@ -18,7 +18,7 @@ __all__ = ["Election"]
 _log = logging.getLogger(__name__)
 
 CHECK_SECS = 5.0
-"""A follower looks for a leader this often, besides being woken by its watch."""
+"""A follower polls for a leader this often, besides being woken by its watch."""
 _FIRST_BACK_OFF_SECS = 1.0
 _LONGEST_BACK_OFF_SECS = 60.0
 
@@ -44,14 +44,14 @@ class Election:
         nimbus.cluster.state.add_listener(self._on_connection)
 
     def wake(self) -> None:
-        """Look again now; may be called from any thread."""
+        """Poll now; may be called from any thread."""
         self._wake.set()
 
     def _on_connection(self, _: str) -> None:
         self._wake.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop``. What goes wrong is logged and tried again; only a foreign cluster id ends it.
+        """Run until ``stop``. Errors are logged and the round repeated; only another cluster's id ends it.
 
         Raises :class:`Conflict` when the root became another cluster's.
         """
@@ -78,7 +78,7 @@ class Election:
             return self._give_up("an election attempt failed", error)
 
     def _give_up(self, what: str, error: Exception) -> float:
-        """Drop ``/nimbus_master``, say why, and wait 1, 2, 4 ... 60 s; how long, in seconds."""
+        """Drop ``/nimbus_master``, log the reason, and wait 1, 2, 4 ... 60 s; how long, in seconds."""
         me = self._nimbus.identity
         self._failures += 1
         pause = min(_FIRST_BACK_OFF_SECS * 2 ** (self._failures - 1), _LONGEST_BACK_OFF_SECS)
@@ -97,7 +97,7 @@ class Election:
         except StormDagsterError as lost:
             # Then it ends with the session; no write lands meanwhile, because nothing acts for it.
             _log.warning("leadership could not be given up now: %s", lost)
-        # Among the followers again: it says so to others, and takes blobs.
+        # Among the followers again: registered as one, and it takes blobs.
         self._registered = None
         try:
             self._register()
@@ -106,7 +106,7 @@ class Election:
         return pause
 
     def run_once(self) -> float:
-        """One look; how long to wait at most before the next, in seconds."""
+        """One round; how long to wait at most before the next, in seconds."""
         leadership, me = self._nimbus.leadership, self._nimbus.identity
         leader = leadership.current(self.wake)
         if leader is None or leader == me.address:
@@ -143,7 +143,7 @@ class Election:
         )
         if not decision.allowed or lacking:
             self._log_once(logging.WARNING, decision.reason)
-        # Somebody else's leader may be about to announce itself: look again soon.
+        # Somebody else's leader may be about to announce itself: poll again soon.
         return decision.allowed, 1.0
 
     def _lead(self, epoch: int) -> float:
@@ -197,7 +197,7 @@ class Election:
             self._nimbus.status.update(epoch=None, leader=None, leader_http=None)
 
     def _log_once(self, level: int, text: str) -> None:
-        """Log a state once, not at every look."""
+        """Log a state once, not at every round."""
         if text != self._logged:
             self._logged = text
             _log.log(level, "%s", text)

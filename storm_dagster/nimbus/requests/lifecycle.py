@@ -73,7 +73,7 @@ class LifecycleRequests:
         ``run_id`` is ``None`` when Dagster did not answer within 5 s, or refused nimbus, and the leader did it itself (kill,
         activate, deactivate, complete-upgrade, rollback); all others are then :class:`Unavailable`. :class:`NotAlive` for an
         unknown topology, :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing
-        is changed: the answer says what would be done, for a rebalance with the plan.
+        is changed: the response describes the change, for a rebalance with the plan.
         """
         if verb not in VERBS:
             raise InvalidRequest(f"{verb!r:.40} is no change of a topology: use {', '.join(VERBS)}")
@@ -91,7 +91,7 @@ class LifecycleRequests:
             "status": topology.base.status,
         }
         event = _EVENTS.get(verb)
-        # The run decides; what cannot be done now needs no run to say so.
+        # The run decides; what cannot be done now needs no run.
         if event is not None:
             apply_event(topology.base, event)
         if verb == "rebalance":
@@ -135,7 +135,7 @@ class LifecycleRequests:
             self._nimbus.uploads.require(handle)
 
     def _plan(self, topology_id: str, fields: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-        """What the rebalance would do, by the plain-Python planner; its error when it does not fit."""
+        """The plan of the rebalance, by the local planner; its error when it does not fit."""
         asked = {key: value for key, value in fields.items() if key != "wait_secs"}
         report = rebalance(self._nimbus.operations(epoch), topology_id, **asked, wait_secs=0, dry_run=True)
         placement = report.placement
@@ -181,7 +181,7 @@ class LifecycleRequests:
         by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleResult | UpgradeReport]] = {
             "activate": lifecycle.activate,
             "deactivate": lifecycle.deactivate,
-            # What takes back or ends must not wait for Dagster.
+            # Rolling back and completing must not wait for Dagster.
             "complete-upgrade": lifecycle.complete_upgrade,
             "rollback": lifecycle.roll_back,
         }

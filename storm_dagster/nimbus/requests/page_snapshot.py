@@ -1,7 +1,7 @@
-"""What pages and answers about a topology are made of: one set of facts for REST, Thrift and metrics.
+"""Snapshots of a topology for its pages: one set for REST, Thrift and metrics.
 
 Pure: from a view of the cluster, the topology master's answer and the errors. :class:`~.reading.ClusterReader`
-gives them (``facts(name)``) with everything filled in.
+gives them (``snapshot(name)``) with everything filled in.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ExecutorSnapshot:
 
 @dataclass(frozen=True)
 class ComponentSnapshot:
-    """One component with its executors; figures are the sums of theirs."""
+    """One component with its executors; its statistics are the sums of theirs."""
 
     id: str
     kind: Literal["spout", "bolt"]
@@ -87,12 +87,12 @@ class ComponentSnapshot:
 
     @cached_property
     def windows(self) -> Mapping[str, WindowStats]:
-        """Window -> figures of all executors."""
+        """Window -> statistics of all executors."""
         return {name: merge(one.windows[name] for one in self.executors) for name in WINDOWS}
 
     @property
     def capacity(self) -> float:
-        """That of the busiest executor, as in Storm."""
+        """Capacity of the busiest executor, as in Storm."""
         return max((one.capacity for one in self.executors), default=0.0)
 
 
@@ -116,7 +116,7 @@ class WorkerSnapshot:
 
 @dataclass(frozen=True)
 class TopologySnapshot:
-    """Everything about one topology at one moment."""
+    """One topology at one moment."""
 
     id: str
     name: str
@@ -127,9 +127,9 @@ class TopologySnapshot:
     tasks_total: int
     executors_total: int
     answered: bool
-    """Whether the topology master gave figures; without them all are 0."""
+    """Whether the topology master gave statistics; without them all are 0."""
     metrics: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    """(component, task) -> what it reported with ``report_metric``."""
+    """(component, task) -> values of ``report_metric``."""
 
     @property
     def workers_total(self) -> int:
@@ -152,7 +152,7 @@ class TopologySnapshot:
         return [part for _, part in sorted(self.components.items()) if part.kind == "bolt"]
 
     def totals(self, window: str, *, include_sys: bool = False) -> dict[str, float]:
-        """Storm's topology-wide figures of a window: tuples sent by all, acks, failures and latency of spouts."""
+        """Storm's topology-wide totals of a window: tuples sent by all, acks, failures and latency of spouts."""
         shown = [part for part in self.components.values() if include_sys or not part.is_system]
         every = [part.windows[window].totals(include_sys=include_sys) for part in shown]
         spouts = merge(part.windows[window] for part in shown if part.kind == "spout").totals(
@@ -188,7 +188,7 @@ def snapshot_topology(
     now_secs: int,
     errors: Iterable[tuple[str, TaskError]] = (),
 ) -> TopologySnapshot:
-    """The facts; ``told`` is the topology master's answer, ``errors`` are (component, error), newest first."""
+    """A topology's snapshot; ``report`` is its master's answer, ``errors`` are (component, error), newest first."""
     table = topology.tasks or TaskTable(components={})
     reported_tasks: Mapping[str, Any] = (report or {}).get("tasks") or {}
     slots = _slots(topology.assignment)

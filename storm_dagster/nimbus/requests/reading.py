@@ -153,9 +153,7 @@ class ClusterReader:
         try:
             return problems(view, topology, self.runnable(topology.code_dir), down)
         except StormDagsterError as error:
-            return [
-                f"{len(down)} tasks do not run, and what stands in their way is not known: {error.message}"
-            ]
+            return [f"{len(down)} tasks do not run, and the reason is not known: {error.message}"]
 
     def _upgrade_of(self, topology: TopologyView) -> dict[str, Any]:
         """``{"upgrade": ...}`` while the topology is being upgraded or rolled back, worker by worker."""
@@ -167,7 +165,7 @@ class ClusterReader:
         return {"upgrade": upgrade_document(state, topology.assignment, topology.tasks)}
 
     def snapshot(self, name: str) -> TopologySnapshot:
-        """Everything that pages of a topology (by name or id) show; :class:`NotAlive` when there is none."""
+        """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is none."""
         topology = topology_by_name(self.view(), name)
         return snapshot_topology(
             topology,
@@ -181,7 +179,7 @@ class ClusterReader:
         return self._stats_of(topology_by_name(self.view(), name))
 
     def snapshots(self, deadline_secs: float) -> list[TopologySnapshot]:
-        """Facts of every topology, without errors; figures of those whose topology master answers in time."""
+        """Snapshots of every topology, without errors; statistics of those whose topology master responds in time."""
         topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
         pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
         wait(pending.values(), timeout=deadline_secs)
@@ -211,8 +209,8 @@ class ClusterReader:
         return held
 
     def placement(self, name: str, task: int | None = None) -> dict[str, Any]:
-        """Why each task of a topology is where it is, as the run that published it stored it, and what stands
-        in the way of those that do not run; with ``task`` also what its worker was chosen against."""
+        """Why each task of a topology is where it is, as the run that published it stored it, and why
+        others do not run; with ``task`` also what its worker was chosen against."""
         view = self.view()
         topology = topology_by_name(view, name)
         key = placement_key(topology.id)
@@ -223,7 +221,9 @@ class ClusterReader:
                 f"the reasons for the placement of {topology.base.name!r} are not stored: rebalance it to get new ones"
             ) from None
         except ValueError:
-            raise Corrupt(f"blob {key!r} is no JSON: rebalance the topology, which writes it anew") from None
+            raise Corrupt(
+                f"blob {key!r} is not valid JSON: rebalance the topology, which writes it again"
+            ) from None
         if not isinstance(document, dict):
             return {"reasons": document}
         down = [row["id"] for row in self.show(name)["tasks"] if row["status"] in ("dead", "unassigned")]
@@ -326,7 +326,7 @@ class ClusterReader:
 
 
 def _alarm_of(healer: bytes | None) -> str | None:
-    """Why healing pauses, as the armed sensor says in its node."""
+    """The reason why healing pauses, from the node of the armed sensor."""
     try:
         reason = json.loads(healer or b"{}").get("alarm")
     except (ValueError, AttributeError):

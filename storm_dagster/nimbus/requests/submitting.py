@@ -121,7 +121,7 @@ class Submissions:
                 return
             self._names.put(name, replace(other, seen=time.monotonic()))
         raise AlreadyAlive(
-            f"topology {name!r} is being submitted already (run {other.run_id}): wait until that has ended, or choose "
+            f"topology {name!r} is being submitted already (run {other.run_id}): wait until it has finished, or choose "
             "another name"
         )
 

@@ -48,7 +48,7 @@ class ThriftPeer:
 
 
 def operation_of(method: str) -> Operation:
-    """What a method is; what is not known here is for administrators."""
+    """The operation of a method; unknown methods are for administrators."""
     if method in _LIST:
         return "list"
     if method in _SUBMIT:
@@ -57,7 +57,7 @@ def operation_of(method: str) -> Operation:
 
 
 class Access:
-    """Decides for each call."""
+    """Authorization of each call."""
 
     def __init__(
         self,

@@ -146,7 +146,7 @@ def _visible(key: str | None) -> str:
     checked = check_blob_key(key)
     if checked.startswith(_INTERNAL):
         # The same words as for a key that does not exist: nobody learns which uploads there are.
-        raise KeyNotFound(f"blob {checked!r:.80} does not exist: look at the keys with listBlobs")
+        raise KeyNotFound(f"blob {checked!r:.80} does not exist: list the keys with listBlobs")
     return checked
 
 

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _ONEWAY = 4
 _LARGE_VALUES = 20_000
 _MOST_LARGE = 4
-"""Messages of so many values that are looked at together: decoded they take a hundred times their bytes."""
+"""Messages of so many values that are decoded together: decoded they take a hundred times their bytes."""
 
 
 class Dispatcher:

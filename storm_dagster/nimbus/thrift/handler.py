@@ -58,7 +58,7 @@ _WANTED = {"activate": "ACTIVE", "deactivate": "INACTIVE"}
 
 
 class WorkerLogLevels:
-    """``LogConfig`` and what stands behind it."""
+    """Log levels of workers as ``LogConfig`` structures."""
 
     def __init__(self, levels: WorkerLevels) -> None:
         self._levels = levels
@@ -222,7 +222,7 @@ class NimbusHandler:
         self._reader.forget()
 
     def _confirm(self, answer: Mapping[str, Any], verb: str, deadline: float) -> None:
-        """Wait a moment for the run, so that a client that looks next sees what it did, or hears why it failed."""
+        """Wait a moment for the run, so that the client's next read shows the change, or the call raises the failure."""
         run_id = answer["run_id"]
         next_poll = time.monotonic() + 1.0
         while run_id is not None and time.monotonic() < deadline:
@@ -269,11 +269,11 @@ class NimbusHandler:
         return self._summaries.topology(self._by_name(name))
 
     def getLeader(self) -> Any:
-        """Who leads; the same from every nimbus."""
+        """The leader; the same from every nimbus."""
         return self._summaries.leader()
 
     def isTopologyNameAllowed(self, name: str | None) -> bool:
-        """Whether a topology could have that name and has not; :class:`RefusedCall` says what is wrong with it."""
+        """Whether the name is free; :class:`RefusedCall` for an invalid one."""
         try:
             check_topology_name(name)
         except InvalidTopology as error:
@@ -299,19 +299,19 @@ class NimbusHandler:
     def getTopologyPageInfo(
         self, topology_id: str | None, window: str | None, include_sys: bool | None
     ) -> Any:
-        """What a page about a topology shows."""
+        """Contents of a topology's page."""
         return self._pages.topology_page(self._by_id(topology_id), window, bool(include_sys))
 
     def getSupervisorPageInfo(
         self, supervisor_id: str | None, host: str | None, include_sys: bool | None
     ) -> Any:
-        """What a page about a supervisor, or the supervisors of a host, shows."""
+        """Contents of the page of a supervisor, or of the supervisors of a host."""
         return self._pages.supervisor_page(supervisor_id, host, bool(include_sys))
 
     def getComponentPageInfo(
         self, topology_id: str | None, component_id: str | None, window: str | None, include_sys: bool | None
     ) -> Any:
-        """What a page about a component shows."""
+        """Contents of a component's page."""
         return self._pages.component_page(self._by_id(topology_id), component_id, window, bool(include_sys))
 
     def getTopologyConf(self, topology_id: str | None) -> str:
@@ -324,7 +324,7 @@ class NimbusHandler:
         return topology_struct(with_system_components(runnable.spec, runnable.conf))
 
     def getUserTopology(self, topology_id: str | None) -> Any:
-        """The topology as it was submitted, normalised."""
+        """The topology as it was submitted, normalized."""
         return topology_struct(self._reader.runnable(self._by_id(topology_id).id).spec)
 
     def getTopologyHistory(self, user: str | None) -> Any:
@@ -340,7 +340,7 @@ class NimbusHandler:
         self._levels.change(topology_by_name(self._reader.view(), _text(name)), config)
 
     def getLogConfig(self, name: str | None) -> Any:
-        """What is changed, and how long it stays so."""
+        """The changed levels, and for how long."""
         return self._levels.config(topology_by_name(self._reader.view(), _text(name)))
 
     def getComponentPendingProfileActions(
@@ -353,7 +353,7 @@ class NimbusHandler:
     def _by_id(self, topology_id: str | None) -> TopologyView:
         view = self._reader.view()
         found = view.topologies.get(topology_id or "")
-        # A damaged one is said to be damaged, not absent.
+        # A damaged one is reported as damaged, not as absent.
         return found or _only(topology_by_name(view, _text(topology_id)), topology_id)
 
     def _by_name(self, name: str | None) -> TopologyView:

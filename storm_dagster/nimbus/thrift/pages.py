@@ -69,7 +69,7 @@ class Pages:
         )
 
     def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool) -> Any:
-        """A TopologyPageInfo; the figures of components are those of ``window``, the totals of every window."""
+        """A TopologyPageInfo; the statistics of components are those of ``window``, the totals of every window."""
         idl = load_idl()
         snapshot = self._reader.snapshot(topology.id)
         window = check_window(window)
@@ -115,7 +115,7 @@ class Pages:
                 f"topology {snapshot.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(snapshot.components))}"
             )
         window = check_window(window)
-        figures = part.windows[window]
+        sums = part.windows[window]
         bolt = part.kind == "bolt"
         return idl.ComponentPageInfo(
             component_id=part.id,
@@ -127,8 +127,8 @@ class Pages:
             window_to_stats={
                 name: _aggregate(part, part.windows[name].totals(include_sys=include_sys)) for name in WINDOWS
             },
-            gsid_to_input_stats=_inputs(figures, include_sys) if bolt else None,
-            sid_to_output_stats=_outputs(part, figures, include_sys),
+            gsid_to_input_stats=_inputs(sums, include_sys) if bolt else None,
+            sid_to_output_stats=_outputs(part, sums, include_sys),
             exec_stats=[
                 idl.ExecutorAggregateStats(
                     exec_summary=_executor(one, stats=False),
@@ -165,7 +165,7 @@ class Pages:
         )
 
     def conf_text(self, topology_id: str) -> str:
-        """The normalised conf with the cluster's below it, as JSON without secrets."""
+        """The normalized conf with the cluster's below it, as JSON without secrets."""
         return json.dumps(public_conf(self._reader.runnable(topology_id).conf), default=str)
 
     def _shown_conf(self, topology_id: str) -> str:
@@ -203,12 +203,12 @@ def _executor_stats(one: ExecutorSnapshot) -> Any:
     idl = load_idl()
 
     def by_stream(name: str) -> dict[str, dict[str, Any]]:
-        return {window: dict(getattr(figures, name)) for window, figures in one.windows.items()}
+        return {window: dict(getattr(sums, name)) for window, sums in one.windows.items()}
 
     def by_input(name: str) -> dict[str, dict[Any, Any]]:
         return {
-            window: {_stream_id(key): value for key, value in getattr(figures, name).items()}
-            for window, figures in one.windows.items()
+            window: {_stream_id(key): value for key, value in getattr(sums, name).items()}
+            for window, sums in one.windows.items()
         }
 
     if one.kind == "bolt":
@@ -279,40 +279,40 @@ def _aggregate(
     )
 
 
-def _inputs(figures: WindowStats, include_sys: bool) -> dict[Any, Any]:
-    """What a bolt did by the stream that it came from."""
+def _inputs(sums: WindowStats, include_sys: bool) -> dict[Any, Any]:
+    """Input statistics of a bolt by stream."""
     idl = load_idl()
     found: dict[Any, Any] = {}
-    for key in sorted({*figures.executed, *figures.acked, *figures.failed}):
+    for key in sorted({*sums.executed, *sums.acked, *sums.failed}):
         if not include_sys and is_system_name(split_input(key)[1]):
             continue
         found[_stream_id(key)] = idl.ComponentAggregateStats(
             type=idl.ComponentType.BOLT,
             common_stats=idl.CommonAggregateStats(
-                acked=figures.acked.get(key, 0), failed=figures.failed.get(key, 0)
+                acked=sums.acked.get(key, 0), failed=sums.failed.get(key, 0)
             ),
             specific_stats=idl.SpecificAggregateStats(
                 bolt=idl.BoltAggregateStats(
-                    execute_latency_ms=figures.execute_ms.get(key, 0.0),
-                    process_latency_ms=figures.process_ms.get(key, 0.0),
-                    executed=figures.executed.get(key, 0),
+                    execute_latency_ms=sums.execute_ms.get(key, 0.0),
+                    process_latency_ms=sums.process_ms.get(key, 0.0),
+                    executed=sums.executed.get(key, 0),
                 )
             ),
         )
     return found
 
 
-def _outputs(part: ComponentSnapshot, figures: WindowStats, include_sys: bool) -> dict[str, Any]:
-    """What it sent by stream; of a spout also what became of that."""
+def _outputs(part: ComponentSnapshot, sums: WindowStats, include_sys: bool) -> dict[str, Any]:
+    """Output statistics by stream; of a spout also acks and failures."""
     idl = load_idl()
     spout = part.kind == "spout"
     found: dict[str, Any] = {}
-    for stream in sorted({*figures.emitted, *figures.transferred}):
+    for stream in sorted({*sums.emitted, *sums.transferred}):
         if not include_sys and is_system_name(stream):
             continue
         specific = (
             idl.SpecificAggregateStats(
-                spout=idl.SpoutAggregateStats(complete_latency_ms=figures.complete_ms.get(stream, 0.0))
+                spout=idl.SpoutAggregateStats(complete_latency_ms=sums.complete_ms.get(stream, 0.0))
             )
             if spout
             else idl.SpecificAggregateStats(bolt=idl.BoltAggregateStats())
@@ -320,10 +320,10 @@ def _outputs(part: ComponentSnapshot, figures: WindowStats, include_sys: bool) -
         found[stream] = idl.ComponentAggregateStats(
             type=idl.ComponentType.SPOUT if spout else idl.ComponentType.BOLT,
             common_stats=idl.CommonAggregateStats(
-                emitted=figures.emitted.get(stream, 0),
-                transferred=figures.transferred.get(stream, 0),
-                acked=figures.acked.get(stream, 0) if spout else None,
-                failed=figures.failed.get(stream, 0) if spout else None,
+                emitted=sums.emitted.get(stream, 0),
+                transferred=sums.transferred.get(stream, 0),
+                acked=sums.acked.get(stream, 0) if spout else None,
+                failed=sums.failed.get(stream, 0) if spout else None,
             ),
             specific_stats=specific,
         )

@@ -33,7 +33,7 @@ _POLL_SECS = 3.0
 
 @dataclass(frozen=True)
 class PendingSubmission:
-    """One submission, as its record holds it."""
+    """Record of one submission."""
 
     name: str
     handle: str
@@ -66,12 +66,12 @@ class PendingSubmissions:
     def reserve(self, name: str) -> None:
         """Keep the name for one submission until it is launched or dropped; :class:`AlreadyAlive` when it is kept.
 
-        Of many callers with one name exactly one is told that it was taken, however slow Dagster is.
+        Of many callers with one name exactly one succeeds, however slow Dagster is.
         """
         with self._lock:
             if name in self._names:
                 raise AlreadyAlive(
-                    f"topology {name!r} is being submitted already: wait until that has ended, or choose another name"
+                    f"topology {name!r} is being submitted already: wait until it has finished, or choose another name"
                 )
             self._names.add(name)
 
@@ -118,7 +118,7 @@ class PendingSubmissions:
             except StormDagsterError as error:
                 _log.warning("pending submissions wait: %s", error)
             except Exception:
-                _log.exception("looking at pending submissions failed")
+                _log.exception("launching pending submissions failed")
 
     def drop(self, pending: PendingSubmission) -> None:
         """Forget it, with everything that was stored for it."""
@@ -159,7 +159,7 @@ class PendingSubmissions:
         except KeyNotFound:
             pass
         except StormDagsterError as error:
-            _log.info("the record %s stays for another look: %s", pending.key, error)
+            _log.info("the record %s stays for the next poll: %s", pending.key, error)
         with self._lock:
             self._launching.discard(pending.key)
             self._names.discard(pending.name)

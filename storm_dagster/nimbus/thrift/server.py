@@ -1,6 +1,6 @@
 """The port: framed messages from many connections, with bounded memory and threads.
 
-Neither Thrift library has a server that survives strangers: each trusts the length in front of a frame, gives every
+Neither Thrift library has a server that survives untrusted clients: each trusts the length in front of a frame, gives every
 connection a thread, or waits for ever. One event loop reads and writes here, calls run in a pool of threads, and
 whoever is slow or holds too much is the one that is dropped.
 """
@@ -35,7 +35,7 @@ State = Literal["idle", "receiving", "working", "sending"]
 
 
 class ServerLimits:
-    """What strangers may take. Times in seconds, sizes in bytes."""
+    """Limits of clients. Times in seconds, sizes in bytes."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ThriftServer:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._connections)
 
     @property

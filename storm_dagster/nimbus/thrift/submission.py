@@ -1,6 +1,6 @@
 """submitTopology: what a Storm client sends becomes an upload of ours, and a Dagster run.
 
-Everything that can be known to be wrong is said before anything is stored. The conf keys of JStorm turn a
+Everything that can be checked is checked before anything is stored. The conf keys of JStorm turn a
 submission over a running topology into a hot deploy or a gray upgrade.
 """
 
@@ -49,7 +49,7 @@ _GZIP = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Deploy:
-    """How a submission takes the place of the topology of its name."""
+    """Replacement of the running topology of the name: hot deploy or gray upgrade."""
 
     verb: Literal["update", "gray-upgrade"]
     selection: Selection | None = None
@@ -67,7 +67,7 @@ class Deploy:
 
 
 def deploy_of(conf: Mapping[str, Any]) -> Deploy | None:
-    """What the conf asks for; ``None`` for a plain submission. A gray upgrade counts before a hot deploy, as in JStorm."""
+    """The deployment that the conf asks for; ``None`` for a plain submission. A gray upgrade counts before a hot deploy, as in JStorm."""
     if conf.get("topology.upgrade"):
         return Deploy("gray-upgrade", selection_of_conf(conf))
     return Deploy("update") if conf.get("topology.hot.deploy.enable") else None
@@ -242,7 +242,7 @@ def _no_archive(location: str | None) -> str:
 
 
 class Late(Unavailable):
-    """It was not known in time what became of a change, which goes on all the same."""
+    """A change was not finished in time; it goes on all the same."""
 
 
 def within(deadline: float, work: Callable[[], None], what: str) -> None:
@@ -265,7 +265,7 @@ def within(deadline: float, work: Callable[[], None], what: str) -> None:
     if not done.wait(max(0.0, deadline - time.monotonic())):
         late.set()
         raise Late(
-            f"{what} is still being started, because Dagster takes its time: look whether the topology appears before trying again"
+            f"{what} is still being started, because Dagster takes its time: check whether the topology appears before you try again"
         )
     if failure:
         raise failure[0]

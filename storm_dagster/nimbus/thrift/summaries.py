@@ -126,7 +126,7 @@ class Summaries:
         )
 
     def sched_status(self, topology: TopologyView) -> str:
-        """What the placement came to, in words."""
+        """Description of the placement's outcome."""
         if topology.assignment is None:
             return "not placed yet"
         placed = len(topology.assignment.task_slots())
@@ -180,7 +180,7 @@ class Summaries:
         me = self._nimbus.identity
         for summary in self.nimbuses():
             mine = (summary.host, summary.port) == (me.host, me.thrift_port)
-            # Elected a moment ago, and still looking around: it takes no changes yet.
+            # Elected a moment ago, and still initializing: it takes no changes yet.
             if summary.isLeader and not (mine and self._nimbus.status.epoch is None):
                 return summary
         raise Unavailable(

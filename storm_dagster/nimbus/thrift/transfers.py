@@ -93,7 +93,7 @@ class Uploading:
         return session
 
     def append(self, session: str | None, chunk: bytes | None) -> None:
-        """Add a chunk, and begin the session's idle time anew; :class:`KeyNotFound` when there is none (any more)."""
+        """Add a chunk, and begin the session's idle time again; :class:`KeyNotFound` when there is none (any more)."""
         self._nimbus.status.require()
         upload = self._find(session)
         if chunk is None:

@@ -67,7 +67,7 @@ def take_snapshot(
         tokens=read_tokens(ctx)[0],
         blobs=stored_hashes(ctx.blobs, keys),
         copies=copies,
-        wanted_copies={topology.id: _wanted(ctx, topology, nimbuses) for topology in visible},
+        wanted_copies={topology.id: _wanted_copies(ctx, topology, nimbuses) for topology in visible},
         unschedulable=dict(_unschedulable(ctx, visible)),
         wishes=frozenset(
             topology.id
@@ -117,7 +117,7 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
     return copies, nimbuses
 
 
-def _wanted(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
+def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
     prefix = topology.assignment.code_dir if topology.assignment else topology.id
     conf: Any = {}
     try:

@@ -52,7 +52,7 @@ Planner = Callable[[PlacementBatch], PlacementResult]
 
 
 def plan_text(
-    text: str, *, conf: ClusterConf | Conf, say: Callable[[str], None] | None = None
+    text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
     """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this process."""
     from storm_dagster.spark.planner import planner_for
@@ -60,9 +60,9 @@ def plan_text(
     conf = conf.values if isinstance(conf, ClusterConf) else conf
 
     plans = parse_plans(text)
-    if say is not None:
+    if log is not None:
         where = conf.get("spark.remote") or conf.get("spark.master") or "a Spark session of its own"
-        say(f"planning {sum(len(plan.topologies) for plan in plans)} topologies on {where}")
+        log(f"planning {sum(len(plan.topologies) for plan in plans)} topologies on {where}")
     planner = planner_for(conf, _pinned_session(conf))
     return [result_document(plan, planner) for plan in plans]
 

@@ -102,7 +102,7 @@ class _Statuses:
         self._dead = _held_dead(topology)
 
     def of(self, task: int, worker: WorkerSlot | None, entry: Mapping[str, Any] | None) -> TaskStatus:
-        """The status of one task; ``told`` is what the topology master says of it."""
+        """The status of one task; ``entry`` is the topology master's for it."""
         if worker is None:
             return "unassigned"
         live = self._topology.live_workers.get(worker.slot)

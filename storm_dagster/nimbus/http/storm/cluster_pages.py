@@ -21,7 +21,7 @@ OWNER = ""
 
 
 class ClusterPages:
-    """Everything that no single topology is the subject of."""
+    """Pages that concern no single topology."""
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._nimbus = nimbus
@@ -32,7 +32,7 @@ class ClusterPages:
         return public_conf(self._nimbus.conf.values)
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the whole cluster."""
+        """Metrics of the whole cluster."""
         view = self._reader.view()
         supervisors = supervisors_of(view, now_secs=int(time.time()))
         total = sum(len(one.info.ports) for one in supervisors)
@@ -252,7 +252,7 @@ def _percent(used: float, total: float) -> float:
 
 
 def _displays(supervisors: list[SupervisorSnapshot]) -> bool:
-    """Whether resources are worth a column: some supervisor says what it has."""
+    """Whether resources are worth a column: some supervisor declares its own."""
     return any(one.info.memory_mb or one.info.cpu for one in supervisors)
 
 

@@ -147,7 +147,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
             "/cluster/configuration", lambda _: cluster.configuration(), "The cluster's conf", dict[str, Any]
         ),
         read(
-            "/cluster/summary", lambda _: cluster.summary(), "Figures of the cluster", schemas.ClusterSummary
+            "/cluster/summary", lambda _: cluster.summary(), "Metrics of the cluster", schemas.ClusterSummary
         ),
         read(
             "/supervisor/summary", lambda _: cluster.supervisors(), "Supervisors", schemas.SupervisorSummary
@@ -215,7 +215,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
             change(
                 f"/topology/{{id}}{part}/debug/{{action}}/{{percent}}",
                 lambda request, _: actions.debug(name(request)),
-                "Refused: tuples are not sampled here; the answer says what to do instead",
+                "Refused: tuples are not sampled here; the response names the alternative",
                 _ID,
                 *((_COMPONENT,) if part else ()),
                 Parameter("action", str, "enable or disable", where="path"),
@@ -259,7 +259,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         read(
             "/topology/{id}/metrics",
             lambda request: topology.metrics(*_query(request)),
-            "Figures of components by stream",
+            "Statistics of components by stream",
             schemas.TopologyMetrics,
             _ID,
             _WINDOW,

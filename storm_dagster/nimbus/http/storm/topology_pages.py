@@ -112,7 +112,7 @@ class TopologyPages:
         return int(self._nimbus.conf["supervisor.http.port"]), self._nimbus.identity.http.partition(":")[0]
 
     def metrics(self, name: str, window: str, sys: bool) -> dict[str, Any]:
-        """``/topology/:id/metrics``: figures of each component by stream."""
+        """``/topology/:id/metrics``: statistics of each component by stream."""
         snapshot = self._reader.snapshot(name)
 
         def described(part: ComponentSnapshot) -> dict[str, Any]:
