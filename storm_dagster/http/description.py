@@ -14,7 +14,7 @@ from starlette.routing import Route
 from storm_dagster.http.responses import Endpoint
 from storm_dagster.http.schemas import ErrorDocument, Schemas, StormErrorDocument
 
-__all__ = ["HttpOperation", "Media", "Parameter", "described_routes", "document_of"]
+__all__ = ["HttpOperation", "Media", "Parameter", "build_routes", "document_of"]
 
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
 _REASONS = {
@@ -141,7 +141,7 @@ def document_of(title: str, version: str, operations: Iterable[HttpOperation]) -
     }
 
 
-def described_routes(title: str, version: str, operations: list[HttpOperation]) -> list[Route]:
+def build_routes(title: str, version: str, operations: list[HttpOperation]) -> list[Route]:
     """Starlette's routes of the operations, and ``/openapi.json`` that describes them."""
     described = HttpOperation(
         "GET",

@@ -70,8 +70,8 @@ def operation(name: str, *parts: str | Operation) -> Operation:
 def all_operations() -> Mapping[str, Operation]:
     """Name -> declaration of every operation of the package."""
     name = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
-        importlib.import_module(f"{name}.{module.name}")
+    for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+        importlib.import_module(module.name)
     return MappingProxyType(dict(sorted(_declared.items())))
 
 

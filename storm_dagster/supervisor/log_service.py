@@ -14,7 +14,7 @@ from typing_extensions import TypedDict
 
 import storm_dagster
 from storm_dagster.http.authentication import Authentication
-from storm_dagster.http.description import HttpOperation, Parameter, described_routes
+from storm_dagster.http.description import HttpOperation, Parameter, build_routes
 from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
@@ -137,7 +137,7 @@ class LogService:
                 errors=(404,),
             ),
         ]
-        routes = described_routes("storm_dagster supervisor", storm_dagster.__version__, operations)
+        routes = build_routes("storm_dagster supervisor", storm_dagster.__version__, operations)
         app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
         app.router.redirect_slashes = False
         guarded = Authentication(app, self._security, conf.values, lambda name: None)

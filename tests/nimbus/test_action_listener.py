@@ -82,7 +82,7 @@ def add(ctx: OperationsContext, name: str) -> str:
     return f"{name}-1-100"
 
 
-def test_every_action_is_heard_in_order(
+def test_the_listener_is_notified_of_every_action_in_order(
     nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Good"
@@ -112,7 +112,7 @@ def test_every_action_is_heard_in_order(
     ctx.cluster.disconnect()
 
 
-def test_a_listener_that_fails_hears_the_next_action_all_the_same(
+def test_a_listener_that_fails_is_notified_of_the_next_action(
     nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Failing"
@@ -150,7 +150,7 @@ def test_a_listener_that_hangs_holds_up_nobody(
     ctx.cluster.disconnect()
 
 
-def test_what_was_not_told_is_told_by_the_next_leader(
+def test_the_next_leader_notifies_of_the_rest(
     nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Good"

@@ -282,7 +282,7 @@ def test_a_leader_cut_off_from_zookeeper_takes_no_writes(tmp_path: Any, make_nim
         nimbus.stop()
 
 
-def test_failed_initialisation_drops_leadership_and_says_why(
+def test_failed_initialization_drops_leadership_and_logs_the_reason(
     nimbuses: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from storm_dagster.nimbus import daemon

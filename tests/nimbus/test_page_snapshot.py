@@ -47,7 +47,7 @@ def told(component: str, **entry: object) -> dict[str, object]:
     return {"component": component, "status": "running", "uptime_secs": 100, "stats": {}, **entry}
 
 
-def test_figures_of_a_bolt_belong_to_its_inputs() -> None:
+def test_statistics_of_a_bolt_belong_to_its_inputs() -> None:
     entry = told(
         "count",
         stats={

@@ -98,7 +98,9 @@ def test_a_wrong_plug_in_stops_the_start_and_says_why(
 
 
 @pytest.mark.zookeeper
-def test_new_slots_are_told_once_they_are_published(zk_cluster: StormClusterState, tmp_path: Path) -> None:
+def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
+    zk_cluster: StormClusterState, tmp_path: Path
+) -> None:
     zk_cluster.state.set_data("/epoch", b"{}")
     conf = load_cluster_conf(None, {"nimbus.inimbus.class": "my_plugins:Plugin"})
     ctx = OperationsContext(

@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.model.dagster_errors import storage_trouble
+from storm_dagster.model.dagster_errors import storage_problem
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster import queries
 from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
 
-__all__ = ["DagsterClient", "FoundRun", "location_trouble", "run_document"]
+__all__ = ["DagsterClient", "FoundRun", "location_problem", "run_document"]
 
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -192,7 +192,7 @@ class DagsterClient:
         if isinstance(refusal, InvalidRequest):
             return refusal
         seen = self._call(queries.LOCATIONS, {}, "workspaceOrError")
-        return location_trouble(doing, seen.get("locationEntries") or [], **self._selector) or refusal
+        return location_problem(doing, seen.get("locationEntries") or [], **self._selector) or refusal
 
     def _call(
         self, query: str, variables: Mapping[str, Any], field: str, patience: float | None = None
@@ -200,7 +200,7 @@ class DagsterClient:
         return self._transport.graphql(query, variables, field, patience)
 
 
-def location_trouble(
+def location_problem(
     doing: str, entries: Sequence[Mapping[str, Any]], repositoryLocationName: str, repositoryName: str
 ) -> Misconfigured | Unavailable | None:
     """The problem of the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
@@ -314,8 +314,8 @@ def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavaila
     detail = result.get("message") or "; ".join(
         str(error.get("message")) for error in result.get("errors") or ()
     )
-    if kind != "RunConfigValidationInvalid" and (trouble := storage_trouble(str(detail or ""))) is not None:
-        return without_storage(doing, trouble)
+    if kind != "RunConfigValidationInvalid" and (problem := storage_problem(str(detail or ""))) is not None:
+        return without_storage(doing, problem)
     text = f"{doing}: Dagster answered {kind}{': ' + str(detail).strip() if detail else ''}"
     if kind == "RunConfigValidationInvalid":
         return InvalidRequest(text)

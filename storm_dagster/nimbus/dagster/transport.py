@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_trouble
+from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.security import read_private_file
 
@@ -148,8 +148,8 @@ class DagsterTransport:
         result = data.get(field) if isinstance(data, dict) else None
         if not isinstance(result, dict):
             errors = document.get("errors") if isinstance(document, dict) else document
-            if (trouble := storage_trouble(errors)) is not None:
-                raise without_storage(f"Dagster at {access.url}", trouble)
+            if (problem := storage_problem(errors)) is not None:
+                raise without_storage(f"Dagster at {access.url}", problem)
             raise Unavailable(f"Dagster at {access.url} answered {field} with an error: {errors!r:.500}")
         return result
 
@@ -224,9 +224,9 @@ class DagsterTransport:
         )
 
 
-def without_storage(doing: str, trouble: str) -> Unavailable:
+def without_storage(doing: str, problem: str) -> Unavailable:
     """The error of a Dagster whose webserver responds and whose database does not."""
-    return Unavailable(f"{doing}: Dagster's storage does not answer ({trouble}): {STORAGE_REMEDY}")
+    return Unavailable(f"{doing}: Dagster's storage does not answer ({problem}): {STORAGE_REMEDY}")
 
 
 def _silence(access: DagsterAccess, secs: float) -> Unavailable:

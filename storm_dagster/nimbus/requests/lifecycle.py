@@ -23,7 +23,7 @@ from storm_dagster.operations.live.rebalance import rebalance, require_offered_h
 from storm_dagster.operations.read.explaining import moves_document
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.submission import update_differences
-from storm_dagster.operations.upgrade.snapshot import UpgradeReport
+from storm_dagster.operations.upgrade.facts import UpgradeReport
 from storm_dagster.operations.upgrade.start import check_request
 
 __all__ = ["VERBS", "LifecycleRequests"]

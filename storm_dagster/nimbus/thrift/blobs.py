@@ -14,7 +14,7 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.thrift.errors import KeyExists, RefusedCall
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, version_number
-from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
+from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 
 __all__ = ["Blobs"]
 
@@ -32,7 +32,7 @@ class Blobs:
         self._nimbus = nimbus
         self._summaries = summaries
         self._downloads = downloads
-        self._uploads = Uploading(nimbus, expiry_secs=expiry_secs, what="blob upload")
+        self._uploads = UploadSessions(nimbus, expiry_secs=expiry_secs, what="blob upload")
 
     def advance(self, now: float) -> None:
         """Expire idle uploads; called by the upkeep thread."""

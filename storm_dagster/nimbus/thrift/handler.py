@@ -32,7 +32,7 @@ from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, Late, TopologySubmission, within
 from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.to_storm import topology_struct
-from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
+from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
 
@@ -112,7 +112,7 @@ class NimbusHandler:
         self._levels = WorkerLogLevels(WorkerLevels(nimbus))
         self._pages = Pages(reader, self._summaries)
         expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
-        self._archives = Uploading(nimbus, expiry_secs=expiry, what="file upload")
+        self._archives = UploadSessions(nimbus, expiry_secs=expiry, what="file upload")
         self._downloads = Downloads(nimbus, expiry_secs=expiry)
         self._blobs = Blobs(nimbus, self._summaries, self._downloads, expiry_secs=expiry)
         self._name_blob_methods()

@@ -86,32 +86,20 @@ def plan_documents(text: str, planner: Planner) -> list[dict[str, Any]]:
     return [result_document(plan, planner) for plan in parse_plans(text)]
 
 
-def parse_plans(text: str) -> list[PlacementPlan]:
+def parse_plans(text: str) -> list[PlacementBatch]:
     """The documents of a YAML stream, or of one JSON document, as batches.
 
     All of them are checked; :class:`InvalidRequest` (or :class:`InvalidTopology`) names the document when
     there are several.
     """
     values = _load(text)
-    plans: list[PlacementPlan] = []
+    plans: list[PlacementBatch] = []
     for number, value in enumerate(values, 1):
         source = "plan" if len(values) == 1 else f"plan, document {number}"
-        plans.append(PlacementPlan(plan_batch(decode_plan(value, source), source)))
+        plans.append(plan_batch(decode_plan(value, source), source))
     if not plans:
         raise InvalidRequest("the plan file is empty: give supervisors and topologies")
     return plans
-
-
-class PlacementPlan:
-    """A checked document: the batch that it asks to place."""
-
-    def __init__(self, batch: PlacementBatch) -> None:
-        self.batch = batch
-
-    @property
-    def topologies(self) -> tuple[TopologyToPlace, ...]:
-        """The topologies, in the document's order."""
-        return self.batch.topologies
 
 
 def _load(text: str) -> list[Any]:
@@ -261,12 +249,13 @@ def _executors(table: TaskTable, wanted: Mapping[str, int], source: str) -> dict
     return dict(wanted)
 
 
-def result_document(plan: PlacementPlan, planner: Planner) -> dict[str, Any]:
+def result_document(batch: PlacementBatch, planner: Planner) -> dict[str, Any]:
     """Plans the batch; the outcome as ``plan --json`` prints it."""
-    result = planner(plan.batch)
+    result = planner(batch)
     return {
         "topologies": {
-            topology.name: _outcome(topology, result.placement(topology.name)) for topology in plan.topologies
+            topology.name: _outcome(topology, result.placement(topology.name))
+            for topology in batch.topologies
         },
         "seconds": {"session": round(result.session_secs, 4), "assign": round(result.assign_secs, 4)},
     }
