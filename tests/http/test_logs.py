@@ -195,7 +195,7 @@ def test_search_goes_both_ways_with_context_and_a_limit(served: Any) -> None:
     def ask(**query: Any) -> dict[str, Any]:
         return view(served, cmd="searchLog", file="words.log", **query).json()
 
-    first = ask(key="Boom", max_match=2, search_from="head", context_before=1, context_after=1)
+    first = ask(key="Boom", max_match=2, search_from="head", look_back=1, look_ahead=1)
     offsets = [int(offset) for offset in first["match_results"]]
     assert offsets == [content.index("Boom"), content.index("Boom", 20)]
     assert first["match_results"][str(offsets[1])] == "line 9 fine\nline 10 Boom\nline 11 fine\n"

@@ -27,28 +27,28 @@ pytestmark = pytest.mark.zookeeper
 LISTENERS = """
 import threading
 
-heard, release, began = [], threading.Event(), threading.Event()
+received, release, began = [], threading.Event(), threading.Event()
 
 class Good:
     def prepare(self, conf):
-        heard.append(("prepare", conf["storm.cluster.mode"]))
+        received.append(("prepare", conf["storm.cluster.mode"]))
     def notify(self, topology_id, action):
-        heard.append((topology_id, action))
+        received.append((topology_id, action))
     def cleanup(self):
-        heard.append(("cleanup", ""))
+        received.append(("cleanup", ""))
 
 class Failing(Good):
     def prepare(self, conf):
         raise SystemExit("prepare")
     def notify(self, topology_id, action):
-        heard.append((topology_id, action))
+        received.append((topology_id, action))
         raise RuntimeError("no")
 
 class Stuck(Good):
     def notify(self, topology_id, action):
         began.set()
         release.wait(60)
-        heard.append((topology_id, action))
+        received.append((topology_id, action))
 
 class Broken:
     def __init__(self):
@@ -103,7 +103,7 @@ def test_the_listener_is_notified_of_every_action_in_order(
     eventually(lambda: len(listeners.received) >= 16, what="fifteen actions", timeout=30)
     assert listeners.received[0] == ("prepare", "distributed")
     for topology_id in ids:
-        mine = [action for received, action in listeners.received if received == topology_id]
+        mine = [action for topology, action in listeners.received if topology == topology_id]
         # The second deactivation changed nothing: nobody hears of it.
         assert mine == ["deactivate", "activate", "killTopology"]
     eventually(lambda: pending_actions(ctx) == [], what="nothing left to tell")
@@ -182,7 +182,7 @@ def test_without_a_listener_nothing_is_written(
         ("", "not of the form"),
         (":Nothing", "cannot be loaded"),
         (":Broken", "ValueError: broken"),
-        (":heard", "TypeError"),
+        (":received", "TypeError"),
     ],
 )
 def test_a_wrong_name_says_what_is_wrong(listeners: Any, suffix: str, says: str) -> None:

@@ -295,7 +295,7 @@ def test_failed_initialization_drops_leadership_and_logs_the_reason(
             raise failures.pop(0)
         genuine(*arguments)
 
-    monkeypatch.setattr(daemon, "_initialise", failing)
+    monkeypatch.setattr(daemon, "_initialize", failing)
     nimbus = nimbuses.start().await_leading()
     assert nimbus.health()["epoch"] == 3, "two epochs were given up"
     assert "not mounted" in caplog.text and "surprise" in caplog.text and "tries again in 2 s" in caplog.text

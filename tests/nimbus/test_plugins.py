@@ -194,7 +194,7 @@ def test_a_container_that_goes_takes_nimbus_along(tmp_path: Path) -> None:
     beats.tick()
     for path in container.iterdir():
         path.unlink()
-    with pytest.raises(Unavailable, match="after 31 looks"):
+    with pytest.raises(Unavailable, match="after 31 checks"):
         for _ in range(31):
             beats.tick()
 

@@ -81,7 +81,7 @@ def test_a_callable_gets_the_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "said"),
+    ("text", "name", "output"),
     [
         ("x = 1\n", None, "holds no topology"),
         (ONE, "Missing", "has no attribute 'Missing'; topologies in it: WordCount"),
@@ -165,7 +165,7 @@ def test_archives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("missing.py", "does not exist"),
         ("missing.zip::flow", "does not exist"),
