@@ -280,7 +280,7 @@ def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]
 def cluster_case(path: Path) -> Case:
     """The row of a plan document."""
     (plan,) = parse_plans(json.dumps(json.loads(path.read_text(encoding="utf-8"))))
-    return Case(path.name, lambda: plan.batch, 5)
+    return Case(path.name, lambda: plan, 5)
 
 
 def write_table(path: Path, table: str) -> None:

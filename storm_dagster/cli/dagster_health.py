@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import yaml
 
-from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_trouble
+from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.instance_advice import instance_advice
-from storm_dagster.nimbus.dagster.client import location_trouble
+from storm_dagster.nimbus.dagster.client import location_problem
 from storm_dagster.nimbus.dagster.queries import LOCATIONS
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 
@@ -39,7 +39,7 @@ def look_at_dagster(conf: Any, timeout: float = 8.0) -> Iterator[DagsterFinding]
             return
         transport = DagsterTransport(lambda: access, timeout=timeout)
         document = transport.post(access.url, {"query": _QUERY})
-        trouble = storage_trouble(document)
+        trouble = storage_problem(document)
         if trouble is not None:
             yield "broken", f"Dagster's storage does not answer: {trouble}", STORAGE_REMEDY
             return
@@ -58,7 +58,7 @@ def look_at_dagster(conf: Any, timeout: float = 8.0) -> Iterator[DagsterFinding]
     except (KeyError, TypeError):
         yield "broken", f"{access.url} answered {str(document)[:300]}", "look at its webserver's log"
         return
-    error = location_trouble(
+    error = location_problem(
         "submissions fail",
         seen.get("locationEntries") or [],
         repositoryLocationName=conf["dagster.location"],

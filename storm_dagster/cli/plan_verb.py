@@ -57,7 +57,7 @@ def plan(invocation: Invocation, file: str) -> None:
     text = _read(file)
     from storm_dagster.operations.read.plan_file import plan_text
 
-    documents = plan_text(text, conf=invocation.conf, say=say)
+    documents = plan_text(text, conf=invocation.conf, log=say)
     if invocation.json:
         print_json(documents[0] if len(documents) == 1 else documents)
         return

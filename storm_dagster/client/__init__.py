@@ -1,4 +1,4 @@
-"""The client of a cluster: what the command line, the code location and users' programs call."""
+"""The client of a cluster, for the command line, the code location and users' programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The HTTP client of nimbus: finds the leader, waits for one with patience, turns answers into typed errors."""
+"""The HTTP client of nimbus: finds the leader, waits for one with patience, turns responses into typed errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_LEADER, _NO_ZOOKEEPER = "no leader", "no connection to ZooKeeper"
 
 
 def _plain(status: object) -> str:
-    """What a nimbus that does not lead says of itself; one that names a leader which is not there has none either."""
+    """The state of a nimbus that does not lead; one that names a leader which is not there has none either."""
     return _NO_ZOOKEEPER if status == _NO_ZOOKEEPER else _NO_LEADER
 
 
@@ -33,7 +33,7 @@ def _remedy(seen: str) -> str:
             "(`storm-dagster dev` does so by itself), or see `storm-dagster doctor`"
         )
     if _NO_LEADER in seen:
-        return "one will lead in a few seconds, try again; `storm-dagster doctor` says what stands in the way"
+        return "one will lead in a few seconds, try again; `storm-dagster doctor` names the problem"
     if "Timeout" in seen:
         return (
             "it is there and does not answer, because it is frozen or overloaded: see `storm-dagster status`"
@@ -61,7 +61,7 @@ def seed_urls(conf: ClusterConf) -> list[str]:
 class NimbusClient:
     """Calls of nimbus's HTTP service; safe to share between threads.
 
-    ``urls`` is asked anew whenever the leader is looked for, because addresses change when a local cluster
+    ``urls`` is called whenever the leader is searched, because addresses change when a local cluster
     is started again. ``patience`` is how long a call waits for a leader, in seconds: a restarting or
     changing leader is not an error before that. Each single request is bounded by ``timeout``.
     """
@@ -77,9 +77,9 @@ class NimbusClient:
         waiting: Callable[[str], None] | None = None,
         require: Callable[[], None] | None = None,
     ) -> None:
-        """``waiting`` hears once what a call waits for, when it has waited for three seconds.
+        """``waiting`` is called once with what a call waits for, after three seconds.
 
-        ``require`` is asked before the first look for a leader, and raises when there is no cluster to wait for.
+        ``require`` is called before the first search for a leader, and raises when there is no cluster to wait for.
         """
         self._urls: Callable[[], list[str]] = urls if callable(urls) else lambda: urls
         self._patience = patience
@@ -135,8 +135,8 @@ class NimbusClient:
         self.close()
 
     # -- the leader ---------------------------------------------------------------------------------------
-    def _look(self) -> tuple[str | None, str]:
-        """(leader's URL, what was seen instead)."""
+    def _find_leader(self) -> tuple[str | None, str]:
+        """(leader's URL, states of the others without one)."""
         seen: list[str] = []
         for url in self._urls():
             try:
@@ -172,16 +172,16 @@ class NimbusClient:
             self._require = None
         began = time.monotonic()
         deadline = began + self._patience if deadline is None else deadline
-        told = self._waiting is None
+        notified = self._waiting is None
         while True:
-            found, seen = self._look()
+            found, seen = self._find_leader()
             if found is not None:
                 self._leader = found
                 return found
             if time.monotonic() >= deadline:
                 raise Unavailable(f"{self._thing} has no leading nimbus in reach ({seen}): {_remedy(seen)}")
-            if not told and self._waiting is not None and time.monotonic() - began >= _QUIET_SECS:
-                told = True
+            if not notified and self._waiting is not None and time.monotonic() - began >= _QUIET_SECS:
+                notified = True
                 self._waiting(f"waiting up to {self._patience:g} s for a leading nimbus ({seen})")
             time.sleep(_PAUSE)
 
@@ -213,7 +213,7 @@ class NimbusClient:
     ) -> httpx.Response:
         """One call of the leader; typed errors for answers from 400 up.
 
-        ``content`` may be a function that makes the body anew for each try. A call that finds no leader, or
+        ``content`` may be a function that makes the body for each try. A call that finds no leader, or
         a follower, is made again until the patience ends; one whose connection broke only with ``repeat``
         (it may have had its effect).
         """
@@ -241,7 +241,7 @@ class NimbusClient:
                     raise failure from None
             except Unavailable as error:
                 # Only a change of leader is waited for; an Unavailable of the leader itself is the answer.
-                if self._look()[0] == base:
+                if self._find_leader()[0] == base:
                     raise
                 failure = error
             self._leader = None

@@ -45,7 +45,7 @@ class Submission:
     """Whether the archive's bytes travelled."""
 
     def to_document(self) -> dict[str, Any]:
-        """What changing verbs print."""
+        """The document that changing verbs print."""
         return {
             "id": self.id,
             "name": self.name,
@@ -67,12 +67,12 @@ def submit_uploaded(
     timeout: float = 300.0,
     started: float | None = None,
     progress: Progress | None = None,
-    look: Callable[[dict[str, Any]], None] = lambda _: None,
+    on_document: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> Submission:
     """Start the submission of an upload; with ``wait`` return when all tasks run.
 
     A repeated call with the same token gives the same topology. ``timeout`` (seconds) bounds the waiting, and
-    ``look`` is that of :func:`wait_for_run`.
+    ``on_document`` is that of :func:`wait_for_run`.
     """
     started = time.monotonic() if started is None else started
     answer = nimbus.post(
@@ -91,7 +91,7 @@ def submit_uploaded(
         return Submission(name, token, run_id, None, None, time.monotonic() - started, uploaded.sent)
     deadline = started + timeout
     if run_id:
-        wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, look=look)
+        wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document)
     document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
     return Submission(
         name,
@@ -124,7 +124,6 @@ def submit_target(
     started = time.monotonic()
     if name is not None:
         check_topology_name(name)
-    validate_conf(conf or {}, source="conf of the submission")
     uploaded = upload_target(
         nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
     )

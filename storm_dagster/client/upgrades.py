@@ -12,7 +12,6 @@ from typing import Any
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.uploads import upload_target
 from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_status, wait_for_tasks
-from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.names import check_topology_name
 
 __all__ = ["Change", "complete_upgrade", "gray_upgrade", "roll_back", "update_topology"]
@@ -20,7 +19,7 @@ __all__ = ["Change", "complete_upgrade", "gray_upgrade", "roll_back", "update_to
 
 @dataclass(frozen=True)
 class Change:
-    """An accepted change, and what became of it when it was waited for."""
+    """An accepted change, and its outcome when it was waited for."""
 
     id: str | None
     name: str
@@ -33,7 +32,7 @@ class Change:
     """What the new code changes in the conf: key -> ``{"old", "new"}``."""
 
     def to_document(self) -> dict[str, Any]:
-        """What changing verbs print."""
+        """The document that changing verbs print."""
         document: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
@@ -57,7 +56,6 @@ def _upload(
     requirements: Path | None,
     progress: Progress | None,
 ) -> str:
-    validate_conf(conf or {}, source="conf of the new code")
     uploaded = upload_target(
         nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
     )
@@ -108,7 +106,7 @@ def update_topology(
 
     With ``wait`` it returns when all tasks of the new one run. Whatever is wrong with the new code is raised, as the
     error of its kind, and the old topology runs on. Conf that was given at earlier submissions and not in ``conf``
-    is kept (``topology.update.keep.conf``). ``dry_run`` only says what the new code changes in the conf.
+    is kept (``topology.update.keep.conf``). ``dry_run`` only returns the changes to the conf.
     """
     started = time.monotonic()
     nimbus.get(f"/v1/topologies/{check_topology_name(name)}")
@@ -183,7 +181,7 @@ def complete_upgrade(
     timeout: float = 300.0,
     progress: Progress | None = None,
 ) -> Change:
-    """End the upgrade where it stands: its code is the topology's. Other workers get it at their next start."""
+    """End the upgrade in its present state: its code is the topology's. Other workers get it at their next start."""
     return _end(nimbus, name, "complete-upgrade", wait, timeout, progress)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.client.http import NimbusClient
+from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive
@@ -101,17 +102,18 @@ def upload_target(
 ) -> Uploaded:
     """Describe TARGET in a child process, build its archive and upload it with ``conf``.
 
-    ``home`` (the cluster's folder) stays out of the archive. ``progress`` hears the steps ``describe`` and
-    ``upload`` with ``STARTED`` and ``SUCCESS``. Errors as :func:`bundle_target` and :class:`NimbusClient` raise them.
+    ``home`` (the cluster's folder) stays out of the archive. ``progress`` is called with the steps ``describe``
+    and ``upload``, each ``STARTED`` and ``SUCCESS``. Errors as :func:`bundle_target` and :class:`NimbusClient` raise them.
     """
-    tell = progress or (lambda step, state: None)
+    checked, _ = validate_conf(conf or {}, source="conf of the submission")
+    on_step = progress or (lambda step, state: None)
     with tempfile.TemporaryDirectory(prefix="storm-dagster-submit-") as folder:
-        tell("describe", "STARTED")
+        on_step("describe", "STARTED")
         bundle = bundle_target(target, args, folder=Path(folder), home=home, requirements=requirements)
-        tell("describe", "SUCCESS")
-        tell("upload", "STARTED")
+        on_step("describe", "SUCCESS")
+        on_step("upload", "STARTED")
         done = upload(
-            nimbus, archive=bundle.archive, conf=conf or {}, topology=bundle.topology, name=bundle.name
+            nimbus, archive=bundle.archive, conf=checked, topology=bundle.topology, name=bundle.name
         )
-        tell("upload", "SUCCESS")
+        on_step("upload", "SUCCESS")
         return done

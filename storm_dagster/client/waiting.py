@@ -12,20 +12,20 @@ from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable,
 __all__ = ["Progress", "wait_for_run", "wait_for_status", "wait_for_tasks"]
 
 Progress = Callable[[str, str], None]
-"""Hears (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
+"""Called with (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
 
 
 _TASKS_PAUSE_SECS = 0.25
-"""Workers come up within a second or two: looking seldom would be most of the wait."""
+"""Workers come up within a second or two: polling seldom would be most of the wait."""
 
 
 def _run_error(run_id: str, document: dict[str, Any]) -> StormDagsterError:
     error = document.get("error")
     if isinstance(error, dict) and error.get("type"):
         return error_from_document({"error": error})
-    said = str(error.get("message")) if isinstance(error, dict) else str(error or "no reason given")
+    detail = str(error.get("message")) if isinstance(error, dict) else str(error or "no reason given")
     return StormDagsterError(
-        f"run {run_id} ended as {document.get('status')}: {said}; see {document.get('url') or 'the Dagster UI'}"
+        f"run {run_id} ended as {document.get('status')}: {detail}; see {document.get('url') or 'the Dagster UI'}"
     )
 
 
@@ -35,32 +35,32 @@ def wait_for_run(
     *,
     deadline: float,
     progress: Progress | None = None,
-    look: Callable[[dict[str, Any]], None] = lambda _: None,
+    on_document: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The finished run's document; the typed error of a run that failed.
 
-    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). ``look`` sees each
+    ``deadline`` is of the monotonic clock; :class:`Unavailable` when it passes (the run goes on). ``on_document`` gets each
     document until then; what it raises ends the wait.
     """
-    told: dict[str, str] = {}
+    shown: dict[str, str] = {}
     pause = 0.1
     while True:
         document = nimbus.get(f"/v1/runs/{run_id}")
         for step in document.get("steps", ()):
             name, status = str(step.get("name")), str(step.get("status"))
-            if progress is not None and status != "PENDING" and told.get(name) != status:
-                told[name] = status
+            if progress is not None and status != "PENDING" and shown.get(name) != status:
+                shown[name] = status
                 progress(name, status)
         if document.get("finished"):
             if document.get("status") != "SUCCESS":
                 raise _run_error(run_id, document)
             return document
-        look(document)
+        on_document(document)
         if time.monotonic() >= deadline:
             queued = document.get("status") == "QUEUED"
             where = " (the run queue is full: see concurrency.runs.max_concurrent_runs)" if queued else ""
             raise Unavailable(
-                f"run {run_id} is still {document.get('status')}{where}: it goes on; look at it in the Dagster UI "
+                f"run {run_id} is still {document.get('status')}{where}: it goes on; see it in the Dagster UI "
                 f"({document.get('url') or 'no URL known'})"
             )
         time.sleep(pause)
@@ -72,14 +72,14 @@ def wait_for_tasks(
 ) -> dict[str, Any]:
     """The topology's document once every one of its tasks runs; :class:`Unavailable` at the deadline."""
     pause = 0.05
-    told = ""
+    shown = ""
     while True:
         document = nimbus.get(f"/v1/topologies/{name}")
         tasks = document.get("tasks", [])
         running = sum(1 for task in tasks if task.get("status") == "running")
         state = f"{running} of {len(tasks)} run"
-        if progress is not None and state != told:
-            told = state
+        if progress is not None and state != shown:
+            shown = state
             progress("tasks", state)
         if tasks and running == len(tasks):
             return document
@@ -109,7 +109,7 @@ def wait_for_status(
     deadline: float,
     what: str,
 ) -> dict[str, Any] | None:
-    """The topology's document (``None``: it is gone) once ``done`` says so; :class:`Unavailable` else."""
+    """The topology's document (``None``: it is gone) once ``done`` holds; :class:`Unavailable` else."""
     pause = 0.1
     while True:
         try:

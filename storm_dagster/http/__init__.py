@@ -1,1 +1,1 @@
-"""What the HTTP services of nimbus and supervisors share: serving, guarding, log files, their description."""
+"""Parts of the HTTP services of nimbus and supervisors: serving, guarding, log files, description."""

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
 
 _OPEN = frozenset({"/healthz"})
-"""Asked by load balancers and by clients that look for the leader; says nothing about topologies."""
+"""Asked by load balancers and by clients that search the leader; contains nothing about topologies."""
 _WORKERS = re.compile(r"/v1/topologies/[^/]+/events")
 """Sent by workers, which have no secret: the route itself knows them by their start tokens."""
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,127}")
@@ -73,7 +73,7 @@ def groups_of(user: str) -> frozenset[str]:
 
 
 def certificate_state(transport: Any) -> dict[str, Any]:
-    """What the application is told of a connection: the common name of the client's certificate."""
+    """State of a connection for the application: the common name of the client's certificate."""
     link = transport.get_extra_info("ssl_object")
     return {} if link is None else {_CERTIFICATE: _common_name(link.getpeercert())}
 
@@ -87,7 +87,7 @@ def _common_name(certificate: Mapping[str, Any] | None) -> str | None:
 
 
 def operation_of(method: str, path: str) -> tuple[Operation, str | None]:
-    """What a request is, and the topology it concerns. What is not known here is for administrators."""
+    """The operation of a request and its topology. Unknown requests are for administrators."""
     if method in ("GET", "HEAD") and path in _LIST:
         return "list", None
     if _SUBMIT.fullmatch(path):
@@ -99,7 +99,7 @@ def operation_of(method: str, path: str) -> tuple[Operation, str | None]:
 
 
 class Authentication:
-    """Middleware that lets a request through only for somebody known who may do it."""
+    """Middleware that admits only requests of authenticated and authorized callers."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class Authentication:
             caller = Caller(certificate, host=host, groups=self._groups(certificate))
         else:
             raise NotAuthenticated(
-                "this cluster asks who you are: send its secret (storm.secret.file of the client's conf; "
+                "this cluster needs authentication: send its secret (storm.secret.file of the client's conf; "
                 "Authorization: Bearer), or show a client certificate (storm.tls.cert)"
             )
         wanted = headers.get(b"doasuser") or _do_as(scope)

@@ -1,4 +1,4 @@
-"""Routes that describe themselves: each is declared once, as what serves it and as what ``/openapi.json`` says of it."""
+"""Routes that describe themselves: each declares once its endpoint and its entry in ``/openapi.json``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from storm_dagster.http.answers import Endpoint
+from storm_dagster.http.responses import Endpoint
 from storm_dagster.http.schemas import ErrorDocument, Schemas, StormErrorDocument
 
-__all__ = ["Media", "Operation", "Parameter", "described_routes", "document_of"]
+__all__ = ["HttpOperation", "Media", "Parameter", "build_routes", "document_of"]
 
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
 _REASONS = {
@@ -53,7 +53,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Operation:
+class HttpOperation:
     """One method of one path.
 
     ``answers`` maps a status to the type of its document, to ``None`` for an answer without a body, or to
@@ -122,7 +122,7 @@ class Operation:
         return described
 
 
-def document_of(title: str, version: str, operations: Iterable[Operation]) -> dict[str, Any]:
+def document_of(title: str, version: str, operations: Iterable[HttpOperation]) -> dict[str, Any]:
     """The OpenAPI 3.1 document of a service."""
     table: dict[str, Any] = {}
     schemas = Schemas()
@@ -141,9 +141,9 @@ def document_of(title: str, version: str, operations: Iterable[Operation]) -> di
     }
 
 
-def described_routes(title: str, version: str, operations: list[Operation]) -> list[Route]:
+def build_routes(title: str, version: str, operations: list[HttpOperation]) -> list[Route]:
     """Starlette's routes of the operations, and ``/openapi.json`` that describes them."""
-    described = Operation(
+    described = HttpOperation(
         "GET",
         "/openapi.json",
         _unset,

@@ -1,10 +1,10 @@
-"""What every request passes: who may speak to a service on loopback, counting, and headers for browsers.
+"""Guard of every request: hosts and origins that may use a service on loopback, counting, headers for browsers.
 
 A page of another site may make a browser send requests here (CSRF), or make its own name resolve to this machine
-(DNS rebinding). So the name in ``Host`` must be ours or an address literal, which no foreign page can forge; the
-``Origin`` of a page must be this very service; and a browser that says ``Sec-Fetch-Site: cross-site`` may only
+(DNS rebinding). So the name in ``Host`` must be ours or an address literal, which no other site can forge; the
+``Origin`` of a page must be this very service; and a browser that sends ``Sec-Fetch-Site: cross-site`` may only
 follow a link to a page that changes nothing. No answer carries a CORS header and none is JSONP, so that a
-foreign page reads nothing either.
+other sites read nothing either.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from storm_dagster.http.answers import error_response
+from storm_dagster.http.responses import error_response
 from storm_dagster.model.errors import InvalidRequest
 
 __all__ = ["Guard", "Observe", "allowed_hosts", "host_of"]
@@ -70,7 +70,7 @@ def _same_origin(origin: str, scheme: str, authority: str) -> bool:
 
 
 class Guard:
-    """Refuses requests that a foreign page makes a browser send, and has all others observed."""
+    """Refuses requests that another site makes a browser send, and counts all others."""
 
     def __init__(
         self, app: ASGIApp, *, hosts: frozenset[str], observe: Observe, routes: Iterable[Route]

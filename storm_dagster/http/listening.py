@@ -1,4 +1,4 @@
-"""Listening sockets, and words for a port that is taken."""
+"""Listening sockets, and the error for a port in use."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ UploadHandle = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 
 
 def choice(*values: str) -> Any:
-    """The type whose values are these words."""
+    """Make the type whose values are these words."""
     return Literal[values]  # type: ignore[valid-type]
 
 
@@ -83,7 +83,7 @@ class Schemas:
         self.components: dict[str, Any] = {}
 
     def of(self, kind: Any) -> dict[str, Any]:
-        """The schema of a type. ``ValueError`` when another type of the same name stands in the document already."""
+        """The schema of a type. ``ValueError`` when another type of the same name is in the document already."""
         schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
         for name, component in schema.pop("$defs", {}).items():
             if self.components.setdefault(name, component) != component:

@@ -1,4 +1,4 @@
-"""Serving an application on an open socket, in a thread, against slow, silent and senseless peers."""
+"""Server of an application on an open socket, in a thread, bounded against slow and invalid clients."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _BoundedProtocol(_Base):
         self.app_state = {**self.app_state, **certificate_state(transport)}
         self._head_bytes = 0
         self._idle_since = time.monotonic()
-        self._look_again()
+        self._schedule_check()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection ended."""
@@ -63,16 +63,16 @@ class _BoundedProtocol(_Base):
         self._idle_since = time.monotonic()
         super().on_response_complete()
 
-    def _look_again(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_HEAD_SECS / 2, self._look)
+    def _schedule_check(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_HEAD_SECS / 2, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         cycle = self.cycle
         waiting = cycle is None or cycle.response_complete
         if waiting and time.monotonic() - self._idle_since > _HEAD_SECS:
             self.transport.abort()
             return
-        self._look_again()
+        self._schedule_check()
 
 
 class HttpService:

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, check_value
-from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.security import SECRET_KEYS, public_conf, read_private_file
 
 __all__ = [
@@ -58,28 +58,37 @@ def unknown_keys(conf: Conf) -> dict[str, str]:
     return found
 
 
-def validate_conf(conf: Any, *, source: str, unknown: str = "error") -> tuple[dict[str, Any], list[str]]:
+def validate_conf(
+    conf: Any, *, source: str, unknown: Literal["error", "warn"] = "error", submitted: bool = False
+) -> tuple[dict[str, Any], list[str]]:
     """The conf, checked, and warnings.
 
     ``unknown`` is ``"error"`` (command line, YAML, plan files) or ``"warn"`` (Thrift). Raises
-    :class:`InvalidRequest` that names every wrong key at once, and ``source``.
+    :class:`InvalidRequest` that names every wrong key at once, and ``source``. Of a ``submitted`` conf (a topology's
+    or a component's) null under a key with a default means "not set", and the error is :class:`InvalidTopology`.
     """
+    failure = InvalidTopology if submitted else InvalidRequest
     if not isinstance(conf, Mapping):
-        raise InvalidRequest(f"{source}: conf must be a map of keys to values, got {type(conf).__name__}")
+        hint = ": send a JSON object" if submitted else ""
+        raise failure(f"{source}: the conf must be a map of keys to values, got {type(conf).__name__}{hint}")
     problems: list[str] = []
     warnings: list[str] = []
     problems.extend(f"conf key {key!r} must be a string" for key in conf if not isinstance(key, str))
     strange = unknown_keys({key: None for key in conf if isinstance(key, str)})
     (problems if unknown == "error" else warnings).extend(strange.values())
     defaults = _defaults()
+    checked: dict[str, Any] = {}
     for key, value in conf.items():
         if key in CONF_KEYS and not (value is None and defaults[key] is None):
+            if value is None and submitted:
+                continue
             wrong = check_value(key, value)
             if wrong:
                 problems.append(wrong)
+        checked[key] = value
     if problems:
-        raise InvalidRequest(f"{source}: " + "; ".join(problems))
-    return dict(conf), warnings
+        raise failure(f"{source}: " + "; ".join(problems))
+    return checked, warnings
 
 
 def parse_assignments(pairs: Iterable[str], *, source: str = "--conf") -> dict[str, Any]:

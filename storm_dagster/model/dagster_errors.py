@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["STORAGE_REMEDY", "storage_trouble"]
+__all__ = ["STORAGE_REMEDY", "storage_problem"]
 
 STORAGE_REMEDY = (
     "start the database that `storage` in dagster.yaml names (without one: fix the folder DAGSTER_HOME). "
@@ -19,8 +19,8 @@ _BACKGROUND = re.compile(r"\(Background on this error at: \S+\)|\[SQL:.*", re.S)
 _LONGEST = 300
 
 
-def storage_trouble(answer: Any) -> str | None:
-    """The database's message in a response (or text) of Dagster; ``None`` when it is not about storage."""
+def storage_problem(answer: Any) -> str | None:
+    """The database's words in an answer (or text) of Dagster; ``None`` when it is not about storage."""
     for text in _texts(answer):
         if _SIGNS.search(text):
             words = " ".join(_BACKGROUND.sub("", text).split())

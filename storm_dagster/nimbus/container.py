@@ -1,7 +1,7 @@
-"""Life and death with the container that nimbus runs in (JStorm's container heartbeat, by files).
+"""Mutual heartbeat with the container that nimbus runs in (JStorm's container heartbeat, by files).
 
 Each side touches a file in its folder every few seconds, named by the present time in seconds; the other one
-looks whether a newer name has appeared. The age is taken from this process's own clock since the newest name last
+checks for a newer name. The age is taken from this process's own clock since the newest name last
 changed: a clock that is set meanwhile, here or there, ends nobody.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["ContainerHeartbeat"]
 _log = logging.getLogger(__name__)
 _KEPT = 10
 _TOLERATED = 30
-"""Looks without any beat of the container before it counts as absent (JStorm)."""
+"""Checks without any beat of the container before it counts as absent (JStorm)."""
 
 
 class ContainerHeartbeat:
@@ -48,7 +48,7 @@ class ContainerHeartbeat:
         self.failure: StormDagsterError | None = None
 
     def tick(self) -> None:
-        """Beat once and look once; :class:`Unavailable` when the container is gone."""
+        """Beat once and check once; :class:`Unavailable` when the container is gone."""
         self._own.mkdir(parents=True, exist_ok=True)
         (self._own / str(int(self._wall()))).touch()
         for old in _stamps(self._own)[:-_KEPT]:
@@ -59,7 +59,7 @@ class ContainerHeartbeat:
             self._misses += 1
             if self._misses > _TOLERATED:
                 raise Unavailable(
-                    f"no beat of the container stands in {self._container} after {self._misses} looks: "
+                    f"no beat of the container is in {self._container} after {self._misses} checks: "
                     "start its heartbeat, or unset container.nimbus.heartbeat"
                 )
             return
@@ -73,7 +73,7 @@ class ContainerHeartbeat:
             )
 
     def run(self, ended: threading.Event, stop: threading.Event) -> None:
-        """Until ``ended``; sets ``stop``, with :attr:`failure`, when the container is gone."""
+        """Run until ``ended``; sets ``stop``, with :attr:`failure`, when the container is gone."""
         while True:
             try:
                 self.tick()

@@ -1,4 +1,4 @@
-"""The nimbus daemon: what it starts, in which order, and how it ends.
+"""The nimbus daemon: its start in order, and its end.
 
 Threads: the election (the caller's thread), the HTTP service, the leader's duties, the blob synchronisation,
 and upkeep. None of them waits for another, so that a slow download never delays leadership.
@@ -24,7 +24,7 @@ from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
-from storm_dagster.nimbus.blobs.replication import Peer, Replicator
+from storm_dagster.nimbus.blobs.replication import NimbusPeer, Replicator
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.blobs.uploads import Uploads
 from storm_dagster.nimbus.dagster.client import DagsterClient
@@ -46,10 +46,9 @@ from storm_dagster.nimbus.leadership.start import (
 from storm_dagster.nimbus.member import Identity, Nimbus
 from storm_dagster.nimbus.requests.action_listener import ActionNotifier
 from storm_dagster.nimbus.requests.inbox import clean_inbox
-from storm_dagster.nimbus.requests.reading import ClusterReader
+from storm_dagster.nimbus.requests.reading import ClusterReader, TopologyStats
 from storm_dagster.nimbus.requests.submitting import Submissions
-from storm_dagster.nimbus.requests.topology_stats import TopologyStats
-from storm_dagster.nimbus.requests.unreported import Unreported
+from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import load_inimbus
 from storm_dagster.zk.leadership import LeadershipSession
@@ -115,7 +114,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
 
     nimbus, sync = _assemble(conf, home, identity, inbox, cluster, leadership, base, stack)
     sync_wake = threading.Event()
-    election = Election(nimbus, sync, lambda epoch: _initialise(nimbus, epoch, sync_wake))
+    election = Election(nimbus, sync, lambda epoch: _initialize(nimbus, epoch, sync_wake))
     stack.callback(election.close)
     nimbus.wake_election = election.wake
     nimbus.inimbus, nimbus.reads = inimbus, reads
@@ -127,7 +126,7 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
     ended = threading.Event()
     threads = (
         ("nimbus-duties", lambda: LeaderDuties(nimbus).run(ended)),
-        ("nimbus-blob-sync", lambda: _synchronise(sync, sync_wake, ended)),
+        ("nimbus-blob-sync", lambda: _synchronize(sync, sync_wake, ended)),
         ("nimbus-actions", lambda: ActionNotifier(nimbus).run(ended)),
         ("nimbus-upkeep", lambda: _keep_up(nimbus, (submissions, thrift), ended)),
     )
@@ -176,7 +175,7 @@ def _assemble(
     status = LeaderStatus(identity.address, leadership.is_leader)
     registry = BlobRegistry(cluster, identity.address)
 
-    def peers() -> list[Peer]:
+    def peers() -> list[NimbusPeer]:
         return nimbus.peers()
 
     replicator = Replicator(
@@ -210,7 +209,7 @@ def _assemble(
         blobs=blobs,
         uploads=Uploads(blobs, expiry_secs=conf["nimbus.file.copy.expiration.secs"], now=time.monotonic()),
         dagster=dagster,
-        unreported=Unreported(),
+        unreported=LeaderOutbox(),
     )
     sync = BlobSync(
         cluster,
@@ -227,7 +226,7 @@ def _assemble(
 
 
 def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess | None]:
-    """Where Dagster is: by conf, else the webserver of the local cluster, which may start after nimbus."""
+    """The address of Dagster: by conf, else the webserver of the local cluster, which may start after nimbus."""
     named = DagsterAccess.of(conf)
     if named is not None:
         return lambda: named
@@ -244,8 +243,8 @@ def _dagster_access(conf: ClusterConf, home: Path) -> Callable[[], DagsterAccess
     return local
 
 
-def _initialise(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
-    """A new leader looks at everything once before it acts; what it cannot read it must not lead."""
+def _initialize(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
+    """Read everything once as a new leader; a cluster that it cannot read it must not lead."""
     for path in paths.FIRST_LEVEL:
         nimbus.cluster.state.mkdirs(path)
     view = nimbus.cluster.load_view()
@@ -256,16 +255,16 @@ def _initialise(nimbus: Nimbus, epoch: int, sync_wake: threading.Event) -> None:
     sync_wake.set()
 
 
-def _synchronise(sync: BlobSync, wake: threading.Event, ended: threading.Event) -> None:
+def _synchronize(sync: BlobSync, wake: threading.Event, ended: threading.Event) -> None:
     """Blobs: every five seconds, when one is registered, and when leadership was won."""
     while not ended.is_set():
         wake.clear()
         try:
             sync.run_once(wake.set)
         except Unavailable as error:
-            _log.warning("blobs are not synchronised now: %s", error)
+            _log.warning("blobs are not synchronized now: %s", error)
         except StormDagsterError as error:
-            _log.error("blobs are not synchronised: %s", error)
+            _log.error("blobs are not synchronized: %s", error)
         except Exception:
             _log.exception("synchronising blobs failed")
         if not ended.is_set() and wake.wait(_SYNC_SECS):

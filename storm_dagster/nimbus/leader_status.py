@@ -1,4 +1,4 @@
-"""Whether this nimbus leads right now, as all its threads see it."""
+"""Leadership of this nimbus now, as all its threads see it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Known", "LeaderStatus"]
 
 @dataclass(frozen=True)
 class Known:
-    """What the election loop knows."""
+    """Snapshot of leadership by the election loop."""
 
     epoch: int | None = None
     """This nimbus's epoch while it leads and has finished its initialisation."""
@@ -25,14 +25,14 @@ class Known:
 
     @property
     def missing(self) -> int:
-        """How many blobs this nimbus lacks."""
+        """Number of blobs that this nimbus lacks."""
         return len(self.lacking)
 
 
 class LeaderStatus:
-    """The answer to "may I act", for the HTTP threads, the duties and the blob store.
+    """Permission to act as the leader, for the HTTP threads, the duties and the blob store.
 
-    ``certain(epoch)`` asks the leadership session, which says no at once when its connection is suspended: a
+    ``certain(epoch)`` asks the leadership session, which denies it at once when its connection is suspended: a
     remembered yes is never enough to act on.
     """
 
@@ -44,7 +44,7 @@ class LeaderStatus:
 
     @property
     def known(self) -> Known:
-        """The newest knowledge."""
+        """The newest snapshot."""
         return self._known
 
     def update(
@@ -54,7 +54,7 @@ class LeaderStatus:
         leader: str | None,
         leader_http: str | None,
     ) -> None:
-        """Replace the knowledge of who leads (called by the election loop only)."""
+        """Replace the snapshot (called by the election loop only)."""
         with self._lock:
             self._known = replace(self._known, epoch=epoch, leader=leader, leader_http=leader_http)
 

@@ -11,11 +11,11 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.view import ClusterView
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
-from storm_dagster.nimbus.blobs.replication import Peer
+from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.blobs.uploads import Uploads
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.leader_status import LeaderStatus
-from storm_dagster.nimbus.requests.unreported import Unreported
+from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.inimbus import INimbus
 from storm_dagster.zk.cached_state import CachedReads
@@ -27,7 +27,7 @@ __all__ = ["Identity", "Nimbus"]
 
 @dataclass(frozen=True)
 class Identity:
-    """Who this nimbus is."""
+    """Identity of this nimbus."""
 
     id: str
     """Name of its local folder."""
@@ -72,7 +72,7 @@ class Nimbus:
     blobs: NimbusBlobStore
     uploads: Uploads
     dagster: DagsterClient
-    unreported: Unreported
+    unreported: LeaderOutbox
     alarm: str | None = None
     """Why this leader's own healing pauses."""
     inimbus: INimbus | None = None
@@ -107,15 +107,15 @@ class Nimbus:
             return self.cluster.load_view()
         return self.reads.load_view(self.cluster.cluster_id())
 
-    def peers(self) -> list[Peer]:
+    def peers(self) -> list[NimbusPeer]:
         """Every other nimbus that is alive, the leader included."""
         found = {
-            address: Peer(address, str(detail["http"]))
+            address: NimbusPeer(address, str(detail["http"]))
             for address, detail in self.leadership.followers().items()
             if isinstance(detail.get("http"), str)
         }
         known = self.cluster.epoch()
         if known is not None and known[1].leader == self.leadership.current():
-            found[known[1].leader] = Peer(known[1].leader, known[1].http)
+            found[known[1].leader] = NimbusPeer(known[1].leader, known[1].http)
         found.pop(self.identity.address, None)
         return sorted(found.values(), key=lambda peer: peer.address)

@@ -72,7 +72,7 @@ class TimeCacheMap(Generic[K, V]):
                     _log.exception("expiring %r failed", key)
 
     def put(self, key: K, value: V) -> bool:
-        """Put or refresh the entry: its life starts anew. ``False``, and no change, when the map is full."""
+        """Put or refresh the entry: its life starts again. ``False``, and no change, when the map is full."""
         with self._lock:
             known = any(key in bucket for bucket in self._buckets)
             if not known and self._limit is not None and self._size() >= self._limit:
@@ -83,7 +83,7 @@ class TimeCacheMap(Generic[K, V]):
             return True
 
     def touch(self, key: K) -> V | None:
-        """The value, its life started anew; ``None`` when it is not there (any more)."""
+        """The value, its life started again; ``None`` when it is not there (any more)."""
         with self._lock:
             for bucket in self._buckets:
                 if key in bucket:

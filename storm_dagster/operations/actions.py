@@ -1,8 +1,8 @@
 """Actions on topologies, for the listener ``nimbus.topology.action.notifier.plugin.class`` (Storm, JStorm).
 
 An operation appends its action to the very transaction that does it, as a sequential node, so that the
-listener hears what happened, all of it, in the order in which it happened, whichever process did it. The leader
-reads the nodes, tells the listener, and deletes them. Without a listener nothing is written.
+listener is notified of every action, in order, whichever process did it. The leader reads the nodes, calls the
+listener, and deletes them. Without a listener nothing is written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.records import Record, decode_record, encode_record
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.turnstile import fenced
+from storm_dagster.operations.transactions import fenced_transaction
 from storm_dagster.zk.cluster_state import Transaction
 
 __all__ = ["NOTIFIER_KEY", "Action", "PendingAction", "announce", "forget_action", "pending_actions"]
@@ -43,7 +43,7 @@ class _ActionRecord(Record):
 
 @dataclass(frozen=True)
 class PendingAction:
-    """An action that was not told yet."""
+    """An action that the listener was not notified of yet."""
 
     node: str
     """Name of its node below ``/actions``."""
@@ -59,7 +59,7 @@ def announce(ctx: OperationsContext, transaction: Transaction, topology_id: str,
 
 
 def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
-    """The actions that were not told yet, oldest first. One that cannot be read has an empty ``action``."""
+    """The pending actions, oldest first. One that cannot be read has an empty ``action``."""
     state = ctx.cluster.state
     # ZooKeeper's numbers have ten digits, so that names sort as they do.
     names = sorted(state.find_children(paths.ACTIONS) or ())
@@ -78,9 +78,9 @@ def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
 
 
 def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
-    """The listener heard it. :class:`Fenced` when this leader is deposed: the next one tells it again."""
-    transaction = fenced(ctx, ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
+    """Delete an action once the listener was notified. :class:`Fenced` for a deposed leader: the next one repeats it."""
+    transaction = fenced_transaction(ctx, ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
     try:
         transaction.commit()
     except Conflict:
-        return  # It is gone already.
+        return

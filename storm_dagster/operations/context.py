@@ -1,11 +1,11 @@
-"""What every operation is given: the cluster's state, its blobs, its conf, a planner, and the outer world."""
+"""Context of every operation: the cluster's state, its blobs, its conf, a planner, and clocks."""
 
 from __future__ import annotations
 
 import logging
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,14 @@ from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.core.submission import total_conf
 from storm_dagster.core.submission.conf import FORCED_SCHEDULER
 from storm_dagster.model.conf import ClusterConf
-from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, NotAlive, Unavailable
+from storm_dagster.model.errors import (
+    AlreadyAlive,
+    Corrupt,
+    InvalidRequest,
+    KeyNotFound,
+    NotAlive,
+    Unavailable,
+)
 from storm_dagster.model.names import code_key, conf_key, topology_name_of
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.topology import decode_topology
@@ -26,7 +33,14 @@ from storm_dagster.operations.inimbus import INimbus, forced_scheduler, load_ini
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["OperationsContext", "Planner", "damaged_topology", "load_runnable", "topology_by_name"]
+__all__ = [
+    "OperationsContext",
+    "Planner",
+    "check_name_free",
+    "damaged_topology",
+    "load_runnable",
+    "topology_by_name",
+]
 
 Planner = Callable[[PlacementBatch], PlacementResult]
 
@@ -43,7 +57,7 @@ class OperationsContext:
     blobs: BlobStore
     conf: ClusterConf
     planner: Planner
-    """The PySpark assignment; in tests of operations its twin."""
+    """The PySpark assignment; in tests of operations the local planner."""
     now_secs: Callable[[], int] = _wall_secs
     sleep: Callable[[float], None] = time.sleep
     log: logging.Logger = field(default_factory=lambda: logging.getLogger("storm_dagster.operations"))
@@ -54,7 +68,7 @@ class OperationsContext:
     monotonic: Callable[[], float] = time.monotonic
     jitter: Callable[[], float] = random.random
     checkpoint: Callable[[str], None] = no_observer
-    """Hears ``before.<step>`` and ``after.<step>`` of every step (:mod:`storm_dagster.operations.steps`)."""
+    """Called with ``before.<step>`` and ``after.<step>`` of every step (:mod:`storm_dagster.operations.steps`)."""
 
     inimbus: INimbus | None = None
     """The plug-in of ``nimbus.inimbus.class``; made here when the conf names one and none is given."""
@@ -83,7 +97,7 @@ class OperationsContext:
 
 
 def damaged_topology(view: ClusterView, name: str) -> str | None:
-    """What is damaged of a topology (by name or id) that the view had to leave out; ``None`` when nothing is."""
+    """The reason why the view left out a damaged topology (by name or id); ``None`` when nothing is damaged."""
     for path, reason in view.corrupt.items():
         _, _, rest = path.removeprefix("/").partition("/")
         topology_id = rest.partition("/")[0]
@@ -93,6 +107,23 @@ def damaged_topology(view: ClusterView, name: str) -> str | None:
         except InvalidRequest:
             continue
     return None
+
+
+def check_name_free(
+    view: ClusterView,
+    name: str,
+    own: Collection[str | None] = (),
+    remedy: str = "kill it first, choose another name, or update it",
+) -> None:
+    """:class:`AlreadyAlive` when a topology has the name, a damaged one included; those of the ids ``own`` may."""
+    for topology in view.topologies.values():
+        if topology.base.name == name and topology.id not in own:
+            raise AlreadyAlive(
+                f"topology {name!r} is alive already (id {topology.id}, {topology.base.status}): {remedy}"
+            )
+    damage = damaged_topology(view, name)
+    if damage is not None:
+        raise AlreadyAlive(f"topology {name!r} exists already and is damaged ({damage}): remove it first")
 
 
 def topology_by_name(view: ClusterView, name: str) -> TopologyView:
@@ -125,5 +156,5 @@ def load_runnable(ctx: OperationsContext, code_dir: str) -> Runnable:
         ) from None
     conf = decode_json(raw_conf, conf_key(code_dir))
     if not isinstance(conf, dict):
-        raise Corrupt(f"blob {conf_key(code_dir)} is no map: kill the topology and submit it again")
+        raise Corrupt(f"blob {conf_key(code_dir)} is not a map: kill the topology and submit it again")
     return Runnable(spec=decode_topology(raw_code), conf=total_conf(ctx.values(), conf))

@@ -16,8 +16,8 @@ def encode_json(document: Any) -> bytes:
 
 
 def decode_json(raw: bytes, what: str) -> Any:
-    """The document in ``raw``; :class:`Corrupt`, naming ``what``, when it is no JSON."""
+    """The document in ``raw``; :class:`Corrupt`, naming ``what``, when it is not valid JSON."""
     try:
         return json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{what} is no valid JSON ({error}): it was damaged, store it again") from None
+        raise Corrupt(f"{what} is not valid JSON ({error}): it was damaged, store it again") from None

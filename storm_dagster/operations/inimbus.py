@@ -16,7 +16,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.plugins import load_plugin
 from storm_dagster.model.records import Assignment
 
-__all__ = ["INimbus", "forced_scheduler", "load_inimbus", "tell_new_slots"]
+__all__ = ["INimbus", "forced_scheduler", "load_inimbus", "notify_new_slots"]
 
 _log = logging.getLogger(__name__)
 _KEY = "nimbus.inimbus.class"
@@ -26,18 +26,18 @@ _made: dict[tuple[str, str], INimbus] = {}
 
 
 class INimbus(Protocol):
-    """What the named class offers; it is called without arguments to make the object."""
+    """Interface of the named class; it is called without arguments to make the object."""
 
     def prepare(self, conf: Mapping[str, Any], directory: Path) -> None:
-        """Once, before anything else; ``directory`` exists and is the plug-in's own."""
+        """Called once, before anything else; ``directory`` exists and is the plug-in's own."""
         ...
 
     def assign_slots(self, topology_id: str, slots: Sequence[tuple[str, int]]) -> None:
-        """After an assignment was published: the (supervisor id, port) that it has and the one before had not."""
+        """Called after an assignment was published, with its (supervisor id, port) pairs that the former had not."""
         ...
 
     def forced_scheduler(self) -> str | None:
-        """The strategy of every placement, whatever ``topology.scheduler.strategy`` says; ``None``: theirs."""
+        """The strategy of every placement, instead of ``topology.scheduler.strategy``; ``None``: theirs."""
         ...
 
 
@@ -76,8 +76,8 @@ def forced_scheduler(plugin: INimbus | None) -> str | None:
     return strategy
 
 
-def tell_new_slots(plugin: INimbus, before: Assignment | None, after: Assignment) -> None:
-    """Call ``assign_slots`` with what is new. The assignment has landed, so that an error is only logged."""
+def notify_new_slots(plugin: INimbus, before: Assignment | None, after: Assignment) -> None:
+    """Call ``assign_slots`` with the new slots. The assignment is stored, so that an error is only logged."""
     had = {worker.slot for worker in before.workers} if before is not None else set()
     new = [worker.slot for worker in after.workers if worker.slot not in had]
     if not new:

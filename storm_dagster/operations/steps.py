@@ -4,7 +4,7 @@ A step is one thing that lands or does not: a transaction, a blob stored, a blob
 declares its steps next to its code with :func:`operation`, so that the list of all crash points is known
 without running anything; the tests end a real process before and after each of them.
 
-Nothing here can end a process. A step only tells the observer that stands in the context
+Nothing here can end a process. A step only calls the observer of the context
 (:attr:`OperationsContext.checkpoint`), which no conf key, environment variable or request can set.
 """
 
@@ -24,7 +24,7 @@ _declared: dict[str, Operation] = {}
 
 
 class Observed(Protocol):
-    """Whatever carries the observer of steps: the operations' context."""
+    """Interface of the operations' context: the observer of steps."""
 
     @property
     def checkpoint(self) -> Callable[[str], None]:
@@ -44,12 +44,12 @@ class Operation:
     steps: tuple[str, ...]
 
     def points(self) -> tuple[str, ...]:
-        """Where the acting process may end: ``before.<step>`` and ``after.<step>`` of each step."""
+        """The crash points: ``before.<step>`` and ``after.<step>`` of each step."""
         return tuple(f"{side}.{name}" for name in self.steps for side in ("before", "after"))
 
 
 def shared_steps(name: str, *parts: str | Operation) -> Operation:
-    """Steps that several operations share; an operation among ``parts`` stands for its steps, each once."""
+    """Steps that several operations share; an operation among ``parts`` means its steps, each once."""
     steps = dict.fromkeys(
         step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,))
     )
@@ -70,13 +70,13 @@ def operation(name: str, *parts: str | Operation) -> Operation:
 def all_operations() -> Mapping[str, Operation]:
     """Name -> declaration of every operation of the package."""
     name = __name__.rpartition(".")[0]
-    for module in pkgutil.iter_modules(importlib.import_module(name).__path__):
-        importlib.import_module(f"{name}.{module.name}")
+    for module in pkgutil.walk_packages(importlib.import_module(name).__path__, f"{name}."):
+        importlib.import_module(module.name)
     return MappingProxyType(dict(sorted(_declared.items())))
 
 
 def step(ctx: Observed, name: str) -> AbstractContextManager[None]:
-    """What happens inside is one step; the observer hears of it before, and after when it did not fail."""
+    """Mark the block as one step; the observer is called before, and after when it did not fail."""
     observer = ctx.checkpoint
     return _NOTHING if observer is no_observer else _observed(observer, name)
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file
 from storm_dagster.packaging.describing import Description, describe_target
-from storm_dagster.packaging.requirements import vendor_requirements
 
-__all__ = ["Bundle", "bundle_target"]
+__all__ = ["Bundle", "bundle_target", "vendor_requirements"]
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """All that a submission uploads, but for the conf."""
+    """Parts of an upload except the conf."""
 
     name: str
     topology: TopologySpec
@@ -41,6 +44,37 @@ def _archive_of(
     return build_archive(
         out, collect_files(found.root, found.include, leave_out=leave_out), vendored=vendored
     )
+
+
+def vendor_requirements(file: Path, into: Path, *, timeout: float = 600.0) -> None:
+    """Install what ``file`` lists, with its dependencies, into the folder ``into``.
+
+    The packages are those of this interpreter and platform: workers must run the same. Raises
+    :class:`InvalidRequest` when the file is missing, :class:`InvalidTopology` with pip's last words when it
+    fails, :class:`Unavailable` when there is no pip or it takes longer than ``timeout`` seconds.
+    """
+    if not file.is_file():
+        raise InvalidRequest(f"--requirements {file}: there is no such file")
+    if importlib.util.find_spec("pip") is None:
+        raise Unavailable(
+            f"--requirements needs pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip"
+        )
+    command = [
+        sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile",
+        "--quiet", "--target", str(into), "--requirement", str(file.absolute()),
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout,
+            cwd=file.absolute().parent, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Unavailable(
+            f"pip did not finish {file} within {timeout:g} s: try again, or vendor by hand"
+        ) from None
+    if done.returncode != 0:
+        words = done.stdout.decode("utf-8", "replace").strip()[-1500:]
+        raise InvalidTopology(f"pip cannot install {file}: {words}")
 
 
 def bundle_target(

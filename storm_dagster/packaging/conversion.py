@@ -1,4 +1,4 @@
-"""What counts as a topology, as the JSON form that travels."""
+"""Conversion of topology objects to the spec that is uploaded."""
 
 from __future__ import annotations
 

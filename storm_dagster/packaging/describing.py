@@ -27,7 +27,7 @@ _MAX_REPLY = 64 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Description:
-    """What a target is, and what must travel with it."""
+    """Description of a target, and the files that travel with it."""
 
     target: Target
     topology: TopologySpec
@@ -97,7 +97,7 @@ def describe_target(
 ) -> Description:
     """The topology that ``target`` names, described by a child process within ``timeout`` seconds.
 
-    User code is never imported here. A callable target is called with ``args`` (texts). An archive is
+    User code is never imported here. A callable target is called with ``args`` (strings). An archive is
     unpacked, safely, into ``unpacked`` (default: a temporary folder that is gone afterwards, so that
     ``root`` is only a name then). Raises :class:`InvalidRequest` when the target's text names nothing, and
     :class:`InvalidTopology` when it is not importable, has no such attribute, holds several topologies or

@@ -1,4 +1,4 @@
-"""TARGET texts of ``submit``: what they name, checked as far as a look at the disk can tell.
+"""TARGET strings of ``submit``: parsed, and checked against the disk.
 
 ``file.py[:Name]``, ``package.module[:Name]``, or an archive (``.zip``, ``.jar``, ``.whl``, ``.tar.gz``)
 ``::module[:Name]``.
@@ -58,7 +58,7 @@ def _existing(path: Path, target: str) -> Path:
 
 
 def parse_target(text: str) -> Target:
-    """The target that ``text`` names; :class:`InvalidRequest` says what is wrong with it."""
+    """The target that ``text`` names; :class:`InvalidRequest` names the problem."""
     if "::" in text:
         archive, _, rest = text.partition("::")
         if not archive.lower().endswith(ARCHIVE_SUFFIXES):

@@ -1,6 +1,6 @@
 """Unpacking of archives that are not trusted: zip, jar, whl and tar.gz.
 
-Nothing that an archive says is trusted: names are checked against one grammar, only plain files and
+Nothing in an archive is trusted: names are checked against one grammar, only plain files and
 folders are taken, and bytes are counted as they come out, not as headers promise. An archive that breaks
 a rule is refused as a whole with :class:`InvalidTopology` naming the entry, and leaves nothing behind.
 """
@@ -24,14 +24,14 @@ from typing import IO, Literal
 
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["UnpackLimits", "UnpackReport", "archive_kind", "unpack_archive"]
+__all__ = ["UnpackLimits", "UnpackResult", "archive_kind", "unpack_archive"]
 
 _CHUNK = 256 * 1024
 
 
 @dataclass(frozen=True)
 class UnpackLimits:
-    """How much one archive may hold."""
+    """Limits of one archive."""
 
     entries: int = 100_000
     """Most files and folders."""
@@ -46,8 +46,8 @@ class UnpackLimits:
 
 
 @dataclass(frozen=True)
-class UnpackReport:
-    """What an archive held."""
+class UnpackResult:
+    """Contents of an unpacked archive."""
 
     kind: Literal["zip", "tar.gz"]
     files: int
@@ -65,7 +65,7 @@ class _Entry:
 
 
 def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
-    """What the file is, by its content: jar and whl are zips. :class:`InvalidTopology` for anything else."""
+    """The kind of the file, by its content: jar and whl are zips. :class:`InvalidTopology` for anything else."""
     with path.open("rb") as stream:
         magic = stream.read(4)
     if magic in (b"PK\x03\x04", b"PK\x05\x06") or (magic and zipfile.is_zipfile(path)):
@@ -77,7 +77,7 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
     )
 
 
-def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> UnpackReport:
+def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> UnpackResult:
     """Unpack into ``target``, which must not exist; it appears complete or not at all.
 
     Raises :class:`InvalidTopology` for an archive that breaks a rule and ``OSError`` when the disk does not
@@ -147,7 +147,7 @@ class _Names:
             self._files[key] = name
 
 
-def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackReport:
+def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackResult:
     kind = archive_kind(path)
     names = _Names(path.name, limits)
     packed = path.stat().st_size
@@ -182,13 +182,13 @@ def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackReport
         raise InvalidTopology(f"archive {path.name} is damaged ({error}): pack and upload it again") from None
     except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:
         # zipfile: an unknown compression or an encrypted entry; tarfile: numbers that make no sense.
-        raise InvalidTopology(f"archive {path.name} cannot be read ({error}): pack it anew") from None
-    return UnpackReport(kind, files, folders, total)
+        raise InvalidTopology(f"archive {path.name} cannot be read ({error}): pack it again") from None
+    return UnpackResult(kind, files, folders, total)
 
 
 def _create(path: Path, executable: bool) -> IO[bytes]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # O_EXCL and O_NOFOLLOW: a file is only ever made, nothing that stands there is written through.
+    # O_EXCL and O_NOFOLLOW: a file is only ever made, nothing that exists there is written through.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o755 if executable else 0o644), "wb")
 
@@ -207,7 +207,7 @@ def _check_size(archive: str, name: str, total: int, packed: int, limits: Unpack
 
 
 def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_Entry]:
-    # zipfile makes an object of each entry before one can be looked at: the directory's size bounds them.
+    # zipfile makes an object of each entry before one can be checked: the directory's size bounds them.
     directory = _zip_directory_bytes(path)
     if directory // 46 > limits.entries:
         raise InvalidTopology(
@@ -270,7 +270,7 @@ class _Bounded:
     def read(self, size: int = -1) -> bytes:
         if size < 0 or size > 4 * 1024**2:
             raise InvalidTopology(
-                f"archive {self._archive} has a header of {size} bytes: it is damaged or forged, pack it anew"
+                f"archive {self._archive} has a header of {size} bytes: it is damaged or forged, pack it again"
             )
         data = self._stream.read(size)
         self._check(self._stream.tell())

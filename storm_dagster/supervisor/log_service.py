@@ -13,13 +13,13 @@ from starlette.requests import Request
 from typing_extensions import TypedDict
 
 import storm_dagster
-from storm_dagster.http.answers import EXCEPTION_HANDLERS, get, post
 from storm_dagster.http.authentication import Authentication
-from storm_dagster.http.description import Operation, Parameter, described_routes
+from storm_dagster.http.description import HttpOperation, Parameter, build_routes
 from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.logs.stacks import stacks_text
+from storm_dagster.http.responses import EXCEPTION_HANDLERS, get, post
 from storm_dagster.http.schemas import Port, closed
 from storm_dagster.http.server import HttpService
 from storm_dagster.model.conf import ClusterConf
@@ -110,7 +110,7 @@ class LogService:
         port = Parameter("port", Port, "Port of the worker", where="path")
         operations = [
             *logs.operations(),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/healthz",
                 get(lambda _: {"status": "ok", "id": self._id, "version": storm_dagster.__version__}),
@@ -118,7 +118,7 @@ class LogService:
                 "supervisor",
                 answers={200: SupervisorHealth},
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/v1/workers",
                 get(lambda _: {"workers": self._rows()}),
@@ -126,7 +126,7 @@ class LogService:
                 "supervisor",
                 answers={200: SupervisorWorkers},
             ),
-            Operation(
+            HttpOperation(
                 "POST",
                 "/v1/workers/{port}/restart",
                 post(lambda request, _: self._restart(request), 202),
@@ -137,7 +137,7 @@ class LogService:
                 errors=(404,),
             ),
         ]
-        routes = described_routes("storm_dagster supervisor", storm_dagster.__version__, operations)
+        routes = build_routes("storm_dagster supervisor", storm_dagster.__version__, operations)
         app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
         app.router.redirect_slashes = False
         guarded = Authentication(app, self._security, conf.values, lambda name: None)

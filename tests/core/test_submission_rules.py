@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.submission import (
-    check_conf,
     executors_of,
     fixed_task_components,
     normalize_conf,
@@ -22,7 +21,7 @@ from storm_dagster.core.submission import (
     wanted_executors,
     with_system_components,
 )
-from storm_dagster.model.conf import default_conf
+from storm_dagster.model.conf import default_conf, validate_conf
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import ComponentTasks, TaskTable
@@ -94,10 +93,10 @@ class TestConf:
 
     def test_all_wrong_keys_are_named_at_once(self) -> None:
         with pytest.raises(InvalidTopology) as caught:
-            check_conf({"topology.workers": "two", "topology.debgu": True}, source="here")
+            validate_conf({"topology.workers": "two", "topology.debgu": True}, source="here", submitted=True)
         assert "topology.workers must be an integer" in caught.value.message
         assert "did you mean 'topology.debug'" in caught.value.message
-        assert check_conf({"nimbus.x": 1}, source="here", unknown="warn")[1]
+        assert validate_conf({"nimbus.x": 1}, source="here", unknown="warn", submitted=True)[1]
 
 
 class TestParallelism:

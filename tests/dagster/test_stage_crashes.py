@@ -22,7 +22,7 @@ from storm_dagster.core.invariants import RULES, violations
 from storm_dagster.defs.keys import STAGES, TOKEN_TAG
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.read.inspection import look
+from storm_dagster.operations.read.inspection import take_snapshot
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -130,7 +130,7 @@ def facts(world: Any) -> Any:
         conf=cluster_conf(world.home),
         planner=lambda batch: batch,  # type: ignore[arg-type,return-value]
     )
-    return look(ctx)
+    return take_snapshot(ctx)
 
 
 def check(world: Any) -> None:

@@ -10,11 +10,11 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
-from storm_dagster.http.answers import EXCEPTION_HANDLERS
-from storm_dagster.http.description import described_routes
+from storm_dagster.http.description import build_routes
 from storm_dagster.http.guard import Guard, allowed_hosts
 from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
+from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import HttpService
 
 
@@ -38,7 +38,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         conf=lambda: {"storm.secret": "*****", "storm.zookeeper.port": 2181},
         idle_secs=2,
     )
-    table = described_routes("logs", "1", routes.operations())
+    table = build_routes("logs", "1", routes.operations())
     app = Starlette(routes=table, exception_handlers=EXCEPTION_HANDLERS)
     listener = listen("127.0.0.1", 0, "test")
     port = listener.getsockname()[1]

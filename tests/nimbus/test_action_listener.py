@@ -27,28 +27,28 @@ pytestmark = pytest.mark.zookeeper
 LISTENERS = """
 import threading
 
-heard, release, began = [], threading.Event(), threading.Event()
+received, release, began = [], threading.Event(), threading.Event()
 
 class Good:
     def prepare(self, conf):
-        heard.append(("prepare", conf["storm.cluster.mode"]))
+        received.append(("prepare", conf["storm.cluster.mode"]))
     def notify(self, topology_id, action):
-        heard.append((topology_id, action))
+        received.append((topology_id, action))
     def cleanup(self):
-        heard.append(("cleanup", ""))
+        received.append(("cleanup", ""))
 
 class Failing(Good):
     def prepare(self, conf):
         raise SystemExit("prepare")
     def notify(self, topology_id, action):
-        heard.append((topology_id, action))
+        received.append((topology_id, action))
         raise RuntimeError("no")
 
 class Stuck(Good):
     def notify(self, topology_id, action):
         began.set()
         release.wait(60)
-        heard.append((topology_id, action))
+        received.append((topology_id, action))
 
 class Broken:
     def __init__(self):
@@ -82,7 +82,7 @@ def add(ctx: OperationsContext, name: str) -> str:
     return f"{name}-1-100"
 
 
-def test_every_action_is_heard_in_order(
+def test_the_listener_is_notified_of_every_action_in_order(
     nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Good"
@@ -100,19 +100,19 @@ def test_every_action_is_heard_in_order(
         thread.start()
     for thread in threads:
         thread.join(60)
-    eventually(lambda: len(listeners.heard) >= 16, what="fifteen actions", timeout=30)
-    assert listeners.heard[0] == ("prepare", "distributed")
+    eventually(lambda: len(listeners.received) >= 16, what="fifteen actions", timeout=30)
+    assert listeners.received[0] == ("prepare", "distributed")
     for topology_id in ids:
-        mine = [action for heard, action in listeners.heard if heard == topology_id]
+        mine = [action for topology, action in listeners.received if topology == topology_id]
         # The second deactivation changed nothing: nobody hears of it.
         assert mine == ["deactivate", "activate", "killTopology"]
     eventually(lambda: pending_actions(ctx) == [], what="nothing left to tell")
     assert nimbus.stop() == 0
-    assert listeners.heard[-1] == ("cleanup", "")
+    assert listeners.received[-1] == ("cleanup", "")
     ctx.cluster.disconnect()
 
 
-def test_a_listener_that_fails_hears_the_next_action_all_the_same(
+def test_a_listener_that_fails_is_notified_of_the_next_action(
     nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Failing"
@@ -122,7 +122,7 @@ def test_a_listener_that_fails_hears_the_next_action_all_the_same(
     lifecycle.deactivate(ctx, "wc")
     lifecycle.activate(ctx, "wc")
     eventually(
-        lambda: listeners.heard == [(topology_id, "deactivate"), (topology_id, "activate")],
+        lambda: listeners.received == [(topology_id, "deactivate"), (topology_id, "activate")],
         what="both actions",
     )
     assert nimbus.leads()
@@ -143,14 +143,14 @@ def test_a_listener_that_hangs_holds_up_nobody(
     assert lifecycle.kill(ctx, "wc", 0).status is None
     assert nimbus.leads() and nimbus.get("/v1/topologies").json()["topologies"] == []
     listeners.release.set()
-    eventually(lambda: len(listeners.heard) == 4, what="the rest", timeout=45)
-    assert listeners.heard[1:] == [
+    eventually(lambda: len(listeners.received) == 4, what="the rest", timeout=45)
+    assert listeners.received[1:] == [
         (topology_id, action) for action in ("deactivate", "activate", "killTopology")
     ]
     ctx.cluster.disconnect()
 
 
-def test_what_was_not_told_is_told_by_the_next_leader(
+def test_the_next_leader_notifies_of_the_rest(
     nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Good"
@@ -161,7 +161,7 @@ def test_what_was_not_told_is_told_by_the_next_leader(
     assert [action.action for action in pending_actions(ctx)] == ["deactivate"]
     first.stop()
     nimbuses.start("n2", **{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
-    eventually(lambda: (topology_id, "deactivate") in listeners.heard, what="the action of before")
+    eventually(lambda: (topology_id, "deactivate") in listeners.received, what="the action of before")
     ctx.cluster.disconnect()
 
 
@@ -182,7 +182,7 @@ def test_without_a_listener_nothing_is_written(
         ("", "not of the form"),
         (":Nothing", "cannot be loaded"),
         (":Broken", "ValueError: broken"),
-        (":heard", "TypeError"),
+        (":received", "TypeError"),
     ],
 )
 def test_a_wrong_name_says_what_is_wrong(listeners: Any, suffix: str, says: str) -> None:

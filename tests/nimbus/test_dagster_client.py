@@ -10,11 +10,11 @@ import httpx
 import msgspec
 import pytest
 
-from storm_dagster.model.dagster_errors import storage_trouble
+from storm_dagster.model.dagster_errors import storage_problem
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
-from storm_dagster.nimbus.dagster.client import DagsterClient, location_trouble, run_document
+from storm_dagster.nimbus.dagster.client import DagsterClient, location_problem, run_document
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.testing.waiting import eventually
 
@@ -155,8 +155,8 @@ def test_a_location_that_does_not_load_now_is_asked_again() -> None:
     loads = {"name": "storm", "locationOrLoadError": None}
     broken = {"name": "storm", "locationOrLoadError": {"__typename": "PythonError", "message": "no module x"}}
     selector = {"repositoryLocationName": "storm", "repositoryName": "__repository__"}
-    assert location_trouble("launching", [loads], **selector) is None
-    trouble = location_trouble("launching", [broken], **selector)
+    assert location_problem("launching", [loads], **selector) is None
+    trouble = location_problem("launching", [broken], **selector)
     assert isinstance(trouble, Unavailable) and "no module x" in trouble.message
 
 
@@ -240,7 +240,7 @@ def test_a_run_whose_process_was_killed_is_asked_for_again() -> None:
     ids=["postgres", "sqlite", "another error", "no error"],
 )
 def test_a_lost_storage_is_known_by_the_words_of_its_database(answer: Any, words: str | None) -> None:
-    assert storage_trouble(answer) == words
+    assert storage_problem(answer) == words
 
 
 EVENTS = """

@@ -92,7 +92,7 @@ def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
     assert nimbus.code == 0, "a failed attempt does not end the process"
 
 
-def test_blobs_are_synchronised_one_at_a_time(nimbuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_are_synchronized_one_at_a_time(nimbuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     inside: list[int] = []
     most: list[int] = []
     begun, release = threading.Event(), threading.Event()

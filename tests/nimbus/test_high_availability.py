@@ -282,12 +282,12 @@ def test_a_leader_cut_off_from_zookeeper_takes_no_writes(tmp_path: Any, make_nim
         nimbus.stop()
 
 
-def test_failed_initialisation_drops_leadership_and_says_why(
+def test_failed_initialization_drops_leadership_and_logs_the_reason(
     nimbuses: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from storm_dagster.nimbus import daemon
 
-    genuine = daemon._initialise
+    genuine = daemon._initialize
     failures = [Unavailable("the blob store is not mounted"), RuntimeError("surprise")]
 
     def failing(*arguments: Any) -> None:
@@ -295,7 +295,7 @@ def test_failed_initialisation_drops_leadership_and_says_why(
             raise failures.pop(0)
         genuine(*arguments)
 
-    monkeypatch.setattr(daemon, "_initialise", failing)
+    monkeypatch.setattr(daemon, "_initialize", failing)
     nimbus = nimbuses.start().await_leading()
     assert nimbus.health()["epoch"] == 3, "two epochs were given up"
     assert "not mounted" in caplog.text and "surprise" in caplog.text and "tries again in 2 s" in caplog.text

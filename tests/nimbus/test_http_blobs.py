@@ -188,7 +188,7 @@ def test_json_bodies_are_checked(http: httpx.Client) -> None:
     assert http.patch("/v1/blobs/k").status_code == 405
 
 
-def test_foreign_names_and_origins_are_refused(http: httpx.Client, nimbus: Any) -> None:
+def test_other_host_names_and_origins_are_refused(http: httpx.Client, nimbus: Any) -> None:
     rebound = http.get("/v1/blobs", headers={"Host": "attacker.example:7621"})
     assert rebound.status_code == 400 and "attacker.example" in rebound.json()["error"]["message"]
     assert http.get("/v1/blobs", headers={"Origin": "http://attacker.example"}).status_code == 400

@@ -143,8 +143,10 @@ def test_submission_is_one_run_per_token(with_dagster: Any, cluster: Any) -> Non
 @pytest.mark.dagster
 def test_failed_run_tells_its_typed_error(with_dagster: Any) -> None:
     nimbus = with_dagster
-    dagster_says = post(nimbus, "/v1/topologies/wc/kill")
-    assert dagster_says.status_code == 404 and dagster_says.json()["error"]["type"] == "NotAlive"
+    dagster_descriptions = post(nimbus, "/v1/topologies/wc/kill")
+    assert (
+        dagster_descriptions.status_code == 404 and dagster_descriptions.json()["error"]["type"] == "NotAlive"
+    )
     for document, status in (
         ({"name": "a/b", "handle": "0" * 32}, 400),
         ({"name": "wc", "handle": "0" * 32}, 404),
@@ -340,7 +342,7 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
         lines = second.get("/metrics").text.splitlines()
         return next(line for line in lines if line.startswith("storm_nimbus_unreported_deeds"))
 
-    eventually(lambda: float(waiting().split()[-1]) == 0, timeout=60, what="both deeds reported")
+    eventually(lambda: float(waiting().split()[-1]) == 0, timeout=60, what="both events reported")
     query = """query($key: AssetKeyInput!) { assetOrError(assetKey: $key) { __typename
       ... on Asset { assetMaterializations(limit: 10) { partition description } } } }"""
     keys = """query { assetNodes { partitionKeysByDimension { partitionKeys } } }"""
@@ -349,10 +351,10 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
         document = {"query": text, "variables": variables or {}}
         return httpx.post(dagster_server.url, json=document, timeout=20, trust_env=False).json()["data"]
 
-    told = ask(query, {"key": {"path": ["storm", "active_topology"]}})["assetOrError"][
+    materialized = ask(query, {"key": {"path": ["storm", "active_topology"]}})["assetOrError"][
         "assetMaterializations"
     ]
-    said = {event["partition"]: event["description"] for event in told}
+    said = {event["partition"]: event["description"] for event in materialized}
     assert "kill of gone-1-100" in said["gone"] and "deactivate of stays-2-100" in said["stays"]
     registered = {
         key

@@ -18,9 +18,9 @@ from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.nimbus.container import ContainerHeartbeat
 from storm_dagster.nimbus.daemon import run
 from storm_dagster.operations import inimbus
+from storm_dagster.operations.assignment_records import append_assignment
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.records_io import append_assignment
-from storm_dagster.operations.turnstile import commit, fenced
+from storm_dagster.operations.transactions import commit, fenced_transaction
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState, connect_session
@@ -98,7 +98,9 @@ def test_a_wrong_plug_in_stops_the_start_and_says_why(
 
 
 @pytest.mark.zookeeper
-def test_new_slots_are_told_once_they_are_published(zk_cluster: StormClusterState, tmp_path: Path) -> None:
+def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
+    zk_cluster: StormClusterState, tmp_path: Path
+) -> None:
     zk_cluster.state.set_data("/epoch", b"{}")
     conf = load_cluster_conf(None, {"nimbus.inimbus.class": "my_plugins:Plugin"})
     ctx = OperationsContext(
@@ -122,7 +124,7 @@ def test_new_slots_are_told_once_they_are_published(zk_cluster: StormClusterStat
             task_start_secs={f"1-{len(ports)}" if len(ports) > 1 else "1": 1},
             timestamp_ms=1,
         )
-        transaction = fenced(ctx, zk_cluster.state.get_version("/epoch") or 0)
+        transaction = fenced_transaction(ctx, zk_cluster.state.get_version("/epoch") or 0)
         append_assignment(ctx, transaction, assignment, at)
         before = len(Plugin.assigned)
         commit(ctx, transaction, "publish")
@@ -192,7 +194,7 @@ def test_a_container_that_goes_takes_nimbus_along(tmp_path: Path) -> None:
     beats.tick()
     for path in container.iterdir():
         path.unlink()
-    with pytest.raises(Unavailable, match="after 31 looks"):
+    with pytest.raises(Unavailable, match="after 31 checks"):
         for _ in range(31):
             beats.tick()
 

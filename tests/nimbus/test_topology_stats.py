@@ -19,7 +19,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import decode_request
-from storm_dagster.nimbus.requests.topology_stats import TopologyStats
+from storm_dagster.nimbus.requests.reading import TopologyStats
 
 
 def topology(port: int, *, live: bool = True) -> TopologyView:

@@ -55,7 +55,7 @@ def test_two_rebalances_at_once_are_one_and_a_conflict(world: Any) -> None:
             lambda n=workers: rebalance(other, "wc", executors={"split": n + 3}, wait_secs=1000, stay=False),
         )
         kinds = sorted(type(result).__name__ for result in results)
-        assert kinds == ["Conflict", "RebalanceReport"], results
+        assert kinds == ["Conflict", "RebalanceResult"], results
         base = world.cluster.load_view().topologies[topology_id].base
         assert base.status == "REBALANCING"
         finish_rebalance(world.context(), topology_id)

@@ -25,7 +25,7 @@ from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.draining import drain, undo_drain
 from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, rebalance
-from storm_dagster.operations.read.inspection import look
+from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.steps import all_operations, no_observer
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY
 from storm_dagster.operations.upgrade.ending import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
@@ -54,7 +54,7 @@ class Scene:
     """Asserts that it is done."""
     undone: Callable[[], object]
     """Asserts that nothing of it remains."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    snapshot: dict[str, Any] = field(default_factory=dict)
 
 
 def named(world: Any, name: str = "wc") -> Any:
@@ -155,7 +155,7 @@ def turning(event: str) -> Callable[[Any], Scene]:
 
 def rebalancing(world: Any) -> Scene:
     topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
-    wish = {"workers": 4, "executors": {"split": 3}, "wait_secs": 0}
+    pending = {"workers": 4, "executors": {"split": 3}, "wait_secs": 0}
 
     def completed() -> None:
         is_active(world, topology_id, 4)
@@ -164,8 +164,8 @@ def rebalancing(world: Any) -> Scene:
     return Scene(
         world,
         "storm_dagster.operations.live.rebalance:rebalance",
-        {"name": "wc", **wish},
-        again=lambda ctx: rebalance(ctx, "wc", **wish),
+        {"name": "wc", **pending},
+        again=lambda ctx: rebalance(ctx, "wc", **pending),
         begun=lambda: (named(world).base.status, named(world).base.workers) != ("ACTIVE", 2),
         completed=completed,
         undone=lambda: is_active(world, topology_id),
@@ -580,10 +580,10 @@ HEALS = {rule.name for rule in RULES if rule.heals}
 
 
 def check(world: Any, former: Any = None) -> Any:
-    facts = look(world.context(), former)
-    found = [violation for violation in violations(facts) if violation.rule not in HEALS]
+    snapshot = take_snapshot(world.context(), former)
+    found = [violation for violation in violations(snapshot) if violation.rule not in HEALS]
     assert [violation.sentence for violation in found] == []
-    return facts
+    return snapshot
 
 
 def act(scene: Scene) -> Actor:

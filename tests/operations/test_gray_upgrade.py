@@ -287,7 +287,7 @@ def test_an_upgraded_worker_that_is_judged_dead_rolls_the_upgrade_back(topology:
     topology.clean()
 
 
-def test_another_worker_that_dies_is_placed_anew_with_the_former_code(topology: Upgraded) -> None:
+def test_another_worker_that_dies_is_placed_again_with_the_former_code(topology: Upgraded) -> None:
     topology.begin()
     topology.batch()
     (upgraded,) = topology.state.upgraded

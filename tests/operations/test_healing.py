@@ -29,7 +29,7 @@ class Observer:
         self.now = 1000.0
         self.memory = LivenessMemory()
 
-    def look(self, after: float = 1.0, **options: Any) -> Any:
+    def poll(self, after: float = 1.0, **options: Any) -> Any:
         """Look ``after`` seconds later; supervisors have completed a loop meanwhile."""
         self.now += after
         for supervisor_id, info in self.world.cluster.load_view().supervisors.items():
@@ -47,7 +47,7 @@ def started(world: Any, workers: int = 2) -> tuple[str, Any]:
     topology_id = world.submit("wc", conf={"topology.workers": workers})
     world.run_workers(topology_id)
     observer = Observer(world)
-    assert observer.look().causes == ()
+    assert observer.poll().causes == ()
     return topology_id, observer
 
 
@@ -59,10 +59,10 @@ def test_a_lost_host_is_placed_elsewhere_at_once(world: Any) -> None:
     topology_id, observer = started(world)
     old = assignment_of(world, topology_id)
     world.cluster.state.delete_node(paths.supervisor("s2"))
-    assert observer.look().causes == (), "a lost supervisor alone moves nothing"
+    assert observer.poll().causes == (), "a lost supervisor alone moves nothing"
     (lost,) = [worker for worker in old.workers if worker.node == "s2"]
     world.stop_worker(topology_id, "s2", lost.port)
-    (cause,) = observer.look().causes
+    (cause,) = observer.poll().causes
     assert (cause.kind, cause.node, cause.tasks) == ("lost_host", "s2", lost.ids)
     world.time += 50
     (report,) = reassign(world.context(), [Cause.from_json(cause.to_json())])
@@ -79,7 +79,7 @@ def test_a_lost_host_is_placed_elsewhere_at_once(world: Any) -> None:
     # The same cause again is void: it speaks of an older assignment.
     assert [part.status for part in reassign(world.context(), [cause])] == ["void"]
     world.run_workers(topology_id)
-    assert observer.look().causes == ()
+    assert observer.poll().causes == ()
 
 
 def test_a_worker_that_crashed_is_its_supervisors_business_until_the_limit(world: Any) -> None:
@@ -87,11 +87,11 @@ def test_a_worker_that_crashed_is_its_supervisors_business_until_the_limit(world
     worker = assignment_of(world, topology_id).workers[0]
     world.stop_worker(topology_id, *worker.slot)
     world.supervisor(worker.node, restarting=(worker.port,))
-    seen = observer.look()
+    seen = observer.poll()
     assert seen.causes == () and seen.restarting == ((topology_id, *worker.slot),)
     assert seen.next_check == observer.now + 120
-    assert observer.look(119).causes == ()
-    (cause,) = observer.look(2).causes
+    assert observer.poll(119).causes == ()
+    (cause,) = observer.poll(2).causes
     assert cause.kind == "dead_worker"
     (report,) = reassign(world.context(), [cause])
     new = assignment_of(world, topology_id)
@@ -103,9 +103,9 @@ def test_a_worker_that_nobody_restarts_is_dead_after_the_task_timeout(world: Any
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]
     world.stop_worker(topology_id, *worker.slot)
-    observer.look()
-    assert observer.look(30).causes == ()
-    (cause,) = observer.look(1).causes
+    observer.poll()
+    assert observer.poll(30).causes == ()
+    (cause,) = observer.poll(1).causes
     assert cause.kind == "dead_worker" and cause.tasks == worker.ids
 
 
@@ -113,19 +113,19 @@ def test_a_worker_that_comes_back_is_forgotten(world: Any) -> None:
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]
     world.stop_worker(topology_id, *worker.slot)
-    observer.look()
+    observer.poll()
     world.run_workers(topology_id)
-    observer.look(29)
+    observer.poll(29)
     world.stop_worker(topology_id, *worker.slot)
-    assert observer.look(10).causes == ()
+    assert observer.poll(10).causes == ()
 
 
 def test_a_launch_has_its_own_limit(world: Any) -> None:
     world.submit("wc")
     observer = Observer(world)
-    observer.look()
-    assert observer.look(120).causes == ()
-    assert [cause.kind for cause in observer.look(1).causes] == ["dead_worker"]
+    observer.poll()
+    assert observer.poll(120).causes == ()
+    assert [cause.kind for cause in observer.poll(1).causes] == ["dead_worker"]
 
 
 def test_a_new_observer_grants_one_full_timeout(world: Any) -> None:
@@ -135,10 +135,10 @@ def test_a_new_observer_grants_one_full_timeout(world: Any) -> None:
     world.cluster.state.delete_node(paths.supervisor("s1"))
     world.cluster.state.delete_node(paths.supervisor("s2"))
     observer = Observer(world)
-    assert observer.look().causes == ()
-    assert observer.look(30).causes == ()
-    assert len(observer.look(1).causes) == 2
-    assert observer.look(1, grant=True).causes == (), "after an outage everything begins anew"
+    assert observer.poll().causes == ()
+    assert observer.poll(30).causes == ()
+    assert len(observer.poll(1).causes) == 2
+    assert observer.poll(1, grant=True).causes == (), "after an outage everything begins anew"
 
 
 def test_dead_tasks_take_their_whole_worker(world: Any) -> None:
@@ -147,13 +147,13 @@ def test_dead_tasks_take_their_whole_worker(world: Any) -> None:
     hung = next(worker for worker in topology.assignment.workers if 6 not in worker.ids)
     beats = topology.beats.model_copy(update={"dead": str(hung.ids[0])})
     world.cluster.write_beats(topology_id, beats)
-    (cause,) = observer.look().causes
+    (cause,) = observer.poll().causes
     assert (cause.kind, cause.tasks) == ("dead_task", hung.ids)
     (report,) = reassign(world.context(), [cause])
     assert report.status == "assigned"
     # The record is older than the new placement: it says nothing about it.
     world.run_workers(topology_id)
-    assert observer.look().causes == ()
+    assert observer.poll().causes == ()
 
 
 def test_a_silent_topology_master_loses_its_worker_only(world: Any) -> None:
@@ -161,21 +161,21 @@ def test_a_silent_topology_master_loses_its_worker_only(world: Any) -> None:
     topology = world.cluster.load_view().topologies[topology_id]
     beats = topology.beats.model_copy(update={"dead": "1-4"})
     world.cluster.write_beats(topology_id, topology.beats)
-    observer.look()
+    observer.poll()
     for _ in range(3):
         world.cluster.write_beats(topology_id, beats.model_copy(update={"dead": ""}))
-        assert observer.look(29).causes == ()
-    (cause,) = observer.look(31).causes
+        assert observer.poll(29).causes == ()
+    (cause,) = observer.poll(31).causes
     assert cause.kind == "silent_master" and 6 in cause.tasks
 
 
 def test_beats_before_the_first_report_have_the_launch_limit(world: Any) -> None:
     _, observer = started(world)
-    assert observer.look(118).causes == ()
-    assert [cause.kind for cause in observer.look(5).causes] == ["silent_master"]
+    assert observer.poll(118).causes == ()
+    assert [cause.kind for cause in observer.poll(5).causes] == ["silent_master"]
 
 
-def test_the_twin_steps_in_when_spark_is_out_of_reach(world: Any) -> None:
+def test_the_local_planner_steps_in_when_spark_is_out_of_reach(world: Any) -> None:
     def planner(batch: Any) -> Any:
         raise Unavailable("Spark is out of reach")
 
@@ -183,7 +183,7 @@ def test_the_twin_steps_in_when_spark_is_out_of_reach(world: Any) -> None:
     worker = assignment_of(world, topology_id).workers[0]
     world.cluster.state.delete_node(paths.supervisor(worker.node))
     world.stop_worker(topology_id, *worker.slot)
-    (cause,) = observer.look().causes
+    (cause,) = observer.poll().causes
     (report,) = reassign(world.context(planner=planner), [cause])
     assert (report.status, report.planner) == ("assigned", "python")
     assert report.why_planner == "Spark is out of reach"
@@ -197,7 +197,7 @@ def test_what_finds_no_slot_fails_with_the_reason_and_stays(world: Any) -> None:
     for worker in before.workers:
         if worker.node == "s2":
             world.stop_worker(topology_id, *worker.slot)
-    causes = observer.look().causes
+    causes = observer.poll().causes
     (report,) = reassign(world.context(), causes)
     assert report.status == "failed" and "slot" in (report.error or "")
     assert assignment_of(world, topology_id) == before
@@ -208,7 +208,7 @@ def test_a_deposed_leader_reassigns_nothing(world: Any) -> None:
     worker = assignment_of(world, topology_id).workers[0]
     world.cluster.state.delete_node(paths.supervisor(worker.node))
     world.stop_worker(topology_id, *worker.slot)
-    causes = observer.look().causes
+    causes = observer.poll().causes
     old = world.context(epoch=world.context().current_epoch())
     world.lead("127.0.0.1:6628")
     before = world.cluster.read_assignment(topology_id)
@@ -222,11 +222,11 @@ def test_topologies_that_went_or_are_going_are_left_alone(world: Any) -> None:
     worker = assignment_of(world, topology_id).workers[0]
     world.cluster.state.delete_node(paths.supervisor(worker.node))
     world.stop_worker(topology_id, *worker.slot)
-    (cause,) = observer.look().causes
+    (cause,) = observer.poll().causes
     lifecycle.kill(world.context(), "wc", 60)
-    assert observer.look().causes == ()
-    stranger = replace(cause, topology_id="none-1-1", name="none")
-    assert [part.status for part in reassign(world.context(), [cause, stranger])] == ["gone", "gone"]
+    assert observer.poll().causes == ()
+    outsider = replace(cause, topology_id="none-1-1", name="none")
+    assert [part.status for part in reassign(world.context(), [cause, outsider])] == ["gone", "gone"]
 
 
 def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: Any) -> None:
@@ -237,6 +237,6 @@ def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: Any) -> None
     lost = next(worker for worker in before.workers if worker.node == "s2")
     world.cluster.state.delete_node(paths.supervisor("s2"))
     world.stop_worker(topology_id, *lost.slot)
-    (report,) = reassign(world.context(), observer.look().causes)
+    (report,) = reassign(world.context(), observer.poll().causes)
     assert report.status == "assigned"
     assert {worker.node for worker in assignment_of(world, topology_id).workers} == {"s1", "s3"}

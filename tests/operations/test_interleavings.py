@@ -187,14 +187,14 @@ class Cluster(RuleBasedStateMachine):
         name=names,
         workers=st.integers(1, 4),
         split=st.integers(1, 3),
-        anew=st.booleans(),
+        again=st.booleans(),
         delay=st.sampled_from([0, 0, 30]),
     )
     def rebalance(
-        self, actor: int, pinned: bool, name: str, workers: int, split: int, anew: bool, delay: int
+        self, actor: int, pinned: bool, name: str, workers: int, split: int, again: bool, delay: int
     ) -> None:
         def run(ctx: Any) -> None:
-            rebalance(ctx, name, workers, {"split": split}, reassign=anew, wait_secs=delay, stay=False)
+            rebalance(ctx, name, workers, {"split": split}, reassign=again, wait_secs=delay, stay=False)
 
         self.begin(actor, pinned, run)
 
@@ -396,11 +396,11 @@ class Cluster(RuleBasedStateMachine):
     # -- what holds ---------------------------------------------------------------------------------------
     @invariant()
     def invariants_hold(self) -> None:
-        facts = look(self.world.context(), self.former)
-        self.former = facts
-        found = [each.sentence for each in violations(facts) if each.rule not in HEALS]
+        snapshot = look(self.world.context(), self.former)
+        self.former = snapshot
+        found = [each.sentence for each in violations(snapshot) if each.rule not in HEALS]
         assert found == []
-        for token, record in (facts.tokens or {}).items():
+        for token, record in (snapshot.tokens or {}).items():
             assert self.ids.setdefault(token, record.topology_id) == record.topology_id
 
     def teardown(self) -> None:
@@ -429,9 +429,9 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(2):
             report, _ = clean(ctx, grace_secs=0, token_secs=0, upload_secs=0)
         assert (report.nodes, report.blobs, report.tokens, report.problems) == ((), (), (), ())
-        facts = look(ctx)
-        assert [each.sentence for each in violations(facts)] == []
-        for topology in facts.view.topologies.values():
+        snapshot = look(ctx)
+        assert [each.sentence for each in violations(snapshot)] == []
+        for topology in snapshot.view.topologies.values():
             assert topology.base.status == topology.base.wanted_status
 
 

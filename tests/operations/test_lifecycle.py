@@ -125,7 +125,8 @@ def test_delays_run_on_the_observers_clock(world: Any) -> None:
     again = lifecycle.finish_due(ctx, memory, boot_id="other", boot_now=500.0)
     assert again.done == ()
     done = lifecycle.finish_due(ctx, memory, boot_id="b", boot_now=110.0)
-    assert done.done == (f"remove {topology_id}",)
+    assert [each.describe() for each in done.done] == [f"remove {topology_id}"]
+    assert done.done == (lifecycle.DoneAction("remove", topology_id, "wc"),)
     assert lifecycle.finish_due(ctx, done.memory, boot_id="b", boot_now=111.0).done == ()
 
 

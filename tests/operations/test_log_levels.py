@@ -14,7 +14,7 @@ from storm_dagster.model.log_levels import level_in_force
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
-from storm_dagster.operations.read.inspection import look
+from storm_dagster.operations.read.inspection import take_snapshot
 
 pytestmark = pytest.mark.zookeeper
 
@@ -34,7 +34,7 @@ def test_levels_are_kept_taken_back_and_go_with_the_topology(world: Any) -> None
     assert world.cluster.state.get_version(paths.log_levels(topology_id)) == at, "nothing changed"
     keep_log_levels(ctx, "wc", {"b": LevelChange()})
     assert list(world.cluster.read_log_levels(topology_id).loggers) == ["a"]
-    assert not violations(look(ctx))
+    assert not violations(take_snapshot(ctx))
     lifecycle.kill(ctx, "wc", 0)
     assert not world.cluster.state.exists(paths.topology(topology_id))
     assert world.cluster.read_log_levels(topology_id).loggers == {}

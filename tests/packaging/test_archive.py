@@ -10,8 +10,8 @@ import pytest
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.packaging import build_archive, bundle_target, collect_files
-from storm_dagster.packaging.ignore_rules import IgnoreRules
-from storm_dagster.packaging.requirements import vendor_requirements
+from storm_dagster.packaging.archive import IgnoreRules
+from storm_dagster.packaging.bundle import vendor_requirements
 
 TOPOLOGY = """
 from storm_dagster.api import Spout, Topology

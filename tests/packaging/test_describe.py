@@ -81,7 +81,7 @@ def test_a_callable_gets_the_arguments(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "name", "said"),
+    ("text", "name", "output"),
     [
         ("x = 1\n", None, "holds no topology"),
         (ONE, "Missing", "has no attribute 'Missing'; topologies in it: WordCount"),
@@ -106,10 +106,10 @@ def test_a_callable_gets_the_arguments(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_modules_are_refused(tmp_path: Path, text: str, name: str | None, said: str) -> None:
+def test_bad_modules_are_refused(tmp_path: Path, text: str, name: str | None, output: str) -> None:
     target = write(tmp_path / "bad_target.py", text)
     message = refused(f"{target}:{name}" if name else target)
-    assert said in message
+    assert output in message
     assert "bad_target" in message
 
 
@@ -165,7 +165,7 @@ def test_archives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "output"),
     [
         ("missing.py", "does not exist"),
         ("missing.zip::flow", "does not exist"),
@@ -178,10 +178,10 @@ def test_archives(tmp_path: Path) -> None:
     ],
 )
 def test_texts_that_name_nothing(
-    tmp_path: Path, text: str, said: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, text: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=output):
         parse_target(text)
 
 

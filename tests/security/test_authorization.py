@@ -49,8 +49,8 @@ def test_every_combination_of_lists(absent: Any) -> None:
         assert allowed(ANN, "list", conf, None) == allowed(ANN, "submit", conf, None) == (admin or user)
         assert allowed(ANN, "topology", conf, conf) == (admin or owner)
         assert allowed(ANN, "topology", conf, None) == admin, "of what does not run only administrators hear"
-        stranger = Caller("eve")
-        assert not any(allowed(stranger, each, conf, conf) for each in OPERATIONS)
+        outsider = Caller("eve")
+        assert not any(allowed(outsider, each, conf, conf) for each in OPERATIONS)
         assert all(allowed(CLUSTER, each, conf, None) for each in OPERATIONS)
 
 

@@ -26,8 +26,8 @@ def test_with_a_secret_only_who_shows_it_is_served(
     caplog.set_level(logging.DEBUG)
     first = start_nimbus(storm__secret=SECRET).await_leading()
     second = start_nimbus("n2", storm__secret=SECRET)
-    with first.client(Security()) as stranger, first.client() as friend:
-        assert stranger.get("/healthz").status_code == 200
+    with first.client(Security()) as outsider, first.client() as friend:
+        assert outsider.get("/healthz").status_code == 200
         for method, path in (
             ("GET", "/v1/topologies"),
             ("GET", "/v1/cluster"),
@@ -37,12 +37,12 @@ def test_with_a_secret_only_who_shows_it_is_served(
             ("GET", "/no/such/path"),
         ):
             for header in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic !!"}):
-                refused = stranger.request(method, path, headers=header)
+                refused = outsider.request(method, path, headers=header)
                 assert refused.status_code == 401, (method, path, header)
                 assert refused.json()["error"]["type"] == "NotAuthenticated"
                 assert refused.headers["WWW-Authenticate"] == "Bearer" and SECRET not in refused.text
             assert friend.request(method, path).status_code != 401
-        assert stranger.get("/v1/topologies", auth=("anybody", SECRET)).status_code == 200
+        assert outsider.get("/v1/topologies", auth=("anybody", SECRET)).status_code == 200
         with pytest.raises(NotAuthenticated), NimbusBlobClient(first.url) as blobs:
             blobs.put("k", b"x")
         security = Security(SECRET)
@@ -58,9 +58,9 @@ def test_with_a_secret_only_who_shows_it_is_served(
 
 def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Any) -> None:
     nimbus = start_nimbus(storm__secret=SECRET).await_leading()
-    with nimbus.client(Security()) as stranger, nimbus.client() as friend:
+    with nimbus.client(Security()) as outsider, nimbus.client() as friend:
         for where in ({"params": {"doAsUser": "ann"}}, {"headers": {"doAsUser": "ann"}}):
-            assert stranger.get("/v1/topologies", **where).status_code == 401
+            assert outsider.get("/v1/topologies", **where).status_code == 401
             assert friend.get("/v1/topologies", **where).status_code == 403
 
 

@@ -82,8 +82,8 @@ def test_without_a_certificate_of_the_authority_there_is_no_conversation(
     daemon = certificate("daemon")
     nimbus = start_nimbus(keys=daemon, nimbus__admins=["daemon"])
     nimbus.await_leading()
-    stranger = certificate("daemon", by=trustme.CA())
-    for keys in (stranger, {"storm.tls.ca": daemon["storm.tls.ca"]}):
+    outsider = certificate("daemon", by=trustme.CA())
+    for keys in (outsider, {"storm.tls.ca": daemon["storm.tls.ca"]}):
         with pytest.raises((OSError, EOFError, TTransportException)):
             is_served(nimbus, keys)
     with socket.create_connection(("127.0.0.1", nimbus.ports["thrift"]), timeout=20) as plain:

@@ -57,25 +57,25 @@ def test_workers_of_one_topology_understand_each_other(transports: Callable[[str
 
 
 @pytest.mark.parametrize("key", ["", OTHER])
-def test_a_stranger_is_not_heard(transports: Callable[[str], Transport], key: str) -> None:
-    stranger, friend, receiver = transports(key), transports(KEY), transports(KEY)
-    linked(stranger, receiver)
+def test_an_outsider_is_refused(transports: Callable[[str], Transport], key: str) -> None:
+    outsider, friend, receiver = transports(key), transports(KEY), transports(KEY)
+    linked(outsider, receiver)
     linked(friend, receiver)
-    heard: list[bytes] = []
+    received: list[bytes] = []
 
-    def friend_heard() -> bool:
-        stranger.flush(lambda *_: None)
-        heard.extend(arrived(friend, receiver))
-        return bool(heard)
+    def friend_received() -> bool:
+        outsider.flush(lambda *_: None)
+        received.extend(arrived(friend, receiver))
+        return bool(received)
 
-    eventually(friend_heard, 20, "the friend's frame")
+    eventually(friend_received, 20, "the friend's frame")
     # The friend came through both later and slower than the stranger had time to.
     for _ in range(20):
-        stranger.flush(lambda *_: None)
+        outsider.flush(lambda *_: None)
         receiver.wait(0.02)
-        heard.extend(message[-1] for message in receiver.receive(10))
-    assert {decode_frame(raw).token for raw in heard} == {"token-1"}
-    assert stranger.peers["s", 1].backlog, "what it wanted to say never left"
+        received.extend(message[-1] for message in receiver.receive(10))
+    assert {decode_frame(raw).token for raw in received} == {"token-1"}
+    assert outsider.peers["s", 1].backlog, "what it wanted to say never left"
 
 
 def test_questions_to_a_worker_need_its_key(transports: Callable[[str], Transport]) -> None:

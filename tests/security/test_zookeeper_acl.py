@@ -21,15 +21,15 @@ def secured(zk_conf: dict[str, Any], user: str = USER) -> dict[str, Any]:
     return {**zk_conf, "storm.zookeeper.auth.payload": user}
 
 
-def test_a_stranger_neither_reads_nor_writes(
+def test_an_outsider_neither_reads_nor_writes(
     zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]
 ) -> None:
     with StormClusterState.open(secured(zk_conf), create_root=True) as mine:
         mine.state.create_node("/tasks/wc-1-1", b"table")
         mine.state.set_ephemeral_node("/workers/wc-1-1/s1-6900", b"worker")
         mine.state.transaction().create("/topology/wc-1-1", b"base").commit()
-        for stranger in (zk_connect(), zk_connect(auth="storm:another-password")):
-            state = ZooKeeperClusterState(stranger)
+        for outsider in (zk_connect(), zk_connect(auth="storm:another-password")):
+            state = ZooKeeperClusterState(outsider)
             for path in (paths.CLUSTER_ID, "/tasks/wc-1-1", "/topology/wc-1-1", "/workers/wc-1-1/s1-6900"):
                 with pytest.raises(InvalidRequest, match="credentials"):
                     state.get_data(path)

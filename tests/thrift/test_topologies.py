@@ -84,11 +84,11 @@ def test_storm_s_partial_key_grouping_is_ours() -> None:
 @pytest.mark.parametrize(
     ("made", "why"),
     [
-        (lambda: topology(storm.ComponentObject(serialized_java=b"\xac\xed\x00\x05sr")), "serialised Java object"),
+        (lambda: topology(storm.ComponentObject(serialized_java=b"\xac\xed\x00\x05sr")), "serialized Java object"),
         (lambda: topology(storm.ComponentObject(java_object=java("a.b.Bolt"))), "Java class 'a.b.Bolt'"),
         (lambda: topology(storm.ComponentObject()), "unknown kind"),
         (lambda: topology(storm.ComponentObject(shell=storm.ShellComponent(script="x"))), "without a command"),
-        (lambda: topology(common=common(storm.Grouping(custom_serialized=b"\xac\xed"))), "serialised Java object"),
+        (lambda: topology(common=common(storm.Grouping(custom_serialized=b"\xac\xed"))), "serialized Java object"),
         (lambda: topology(common=common(storm.Grouping(custom_object=java("a.G")))), "Java class 'a.G'"),
         (lambda: topology(common=common(storm.Grouping())), "unknown kind"),
         (lambda: topology(common=common(json_conf="{")), "no JSON"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from storm_dagster.core.submission.conf import (
     ONE_TIME_KEYS,
     SUBMITTED_KEYS,
-    check_conf,
     conf_differences,
     kept_conf,
     message_timeout_secs,
@@ -22,18 +21,18 @@ from storm_dagster.core.submission.tasks import (
     rescale,
     topology_master_task,
 )
-from storm_dagster.core.submission.validation import validate_topology
+from storm_dagster.core.submission.validation import normalize_submission, validate_topology
 
 __all__ = [
     "ONE_TIME_KEYS",
     "SUBMITTED_KEYS",
-    "check_conf",
     "conf_differences",
     "executors_of",
     "fixed_task_components",
     "kept_conf",
     "message_timeout_secs",
     "normalize_conf",
+    "normalize_submission",
     "normalize_topology",
     "number_tasks",
     "partition",

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
-from storm_dagster.model.conf import Conf, default_conf, validate_conf
-from storm_dagster.model.conf_schema import CONF_KEYS
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.conf import Conf
+from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import TopologySpec
 
 __all__ = [
     "ONE_TIME_KEYS",
     "SUBMITTED_KEYS",
-    "check_conf",
     "conf_differences",
     "kept_conf",
     "message_timeout_secs",
     "normalize_conf",
     "total_conf",
 ]
-
-Unknown = Literal["error", "warn"]
 
 # Set by the system; what a client wrote there is overwritten.
 _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
@@ -35,32 +30,6 @@ ONE_TIME_KEYS = frozenset(
     }
 )
 """Keys that speak of the one submission that they came with: no later one keeps them."""
-
-
-def without_nulls(conf: Conf) -> dict[str, Any]:
-    """Drop null values of known keys that have a default: null there means "not set"."""
-    defaults = default_conf()
-    return {
-        key: value
-        for key, value in conf.items()
-        if value is not None or key not in CONF_KEYS or defaults[key] is None
-    }
-
-
-def check_conf(conf: object, *, source: str, unknown: Unknown = "error") -> tuple[dict[str, Any], list[str]]:
-    """Check a submitted or component conf; returns it and warnings.
-
-    Unknown keys below our prefixes are errors, or warnings with ``unknown="warn"`` (Thrift). Raises
-    :class:`InvalidTopology` that names every wrong key at once, and ``source``.
-    """
-    if not isinstance(conf, Mapping):
-        raise InvalidTopology(
-            f"{source}: the conf must be a map of keys to values, got {type(conf).__name__}: send a JSON object"
-        )
-    try:
-        return validate_conf(without_nulls(conf), source=source, unknown=unknown)
-    except InvalidRequest as error:
-        raise InvalidTopology(error.message) from None
 
 
 FORCED_SCHEDULER = "forced scheduler of nimbus.inimbus.class"
@@ -108,16 +77,16 @@ def message_timeout_secs(conf: Conf) -> int:
 
 
 def normalize_conf(
-    cluster: Conf, submitted: Conf, topology: TopologySpec, topology_id: str
+    cluster: Conf, submitted: Conf, topology: TopologySpec, topology_id: str = ""
 ) -> dict[str, Any]:
-    """The conf that is stored with the topology.
+    """The conf that is stored with the topology, of validated ones.
 
-    The author's conf, then the submission's, then what the system decides: name and id, the cluster's
-    mode, workers, ackers (null becomes 1) and ``topology.max.task.parallelism`` of the merged conf, so
-    that a later change of the cluster's conf does not change a running topology. Normalizing twice
+    The author's conf, then the submission's, then what the system decides: name and id (left out while the topology
+    has none), the cluster's mode, workers, ackers (null becomes 1) and ``topology.max.task.parallelism`` of the
+    merged conf, so that a later change of the cluster's conf does not change a running topology. Normalizing twice
     changes nothing. Raises :class:`InvalidTopology` for a ``storm.local.dir`` other than the cluster's.
     """
-    own = {**without_nulls(topology.conf), **without_nulls(submitted)}
+    own = {**topology.conf, **submitted}
     given = submitted.get(SUBMITTED_KEYS)
     given = sorted(set(submitted) - ONE_TIME_KEYS - set(_SYSTEM_KEYS)) if given is None else list(given)
     local_dir = own.get("storm.local.dir")
@@ -134,7 +103,7 @@ def normalize_conf(
         },
         **({SUBMITTED_KEYS: given} if given else {}),
         "topology.name": topology.name,
-        "topology.id": topology_id,
+        **({"topology.id": topology_id} if topology_id else {}),
         "storm.cluster.mode": cluster.get("storm.cluster.mode", "distributed"),
         "topology.workers": total.get("topology.workers", 1),
         "topology.acker.executors": 1 if ackers is None else ackers,

@@ -9,19 +9,38 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from storm_dagster.core.scheduling.build import user_workers
+from storm_dagster.core.submission.conf import normalize_conf, total_conf
+from storm_dagster.core.submission.parallelism import normalize_topology
+from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.core.submission.tasks import number_tasks
 from storm_dagster.core.windowing import window_shape
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_schema import check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.names import check_component_id, check_stream_id, check_topology_name
+from storm_dagster.model.records import encode_record
 from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec
 
-__all__ = ["check_code_name", "validate_topology"]
+__all__ = ["check_code_name", "normalize_submission", "validate_topology"]
 
 _IDENTIFIER = r"[^\W\d]\w*"
 _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
+
+
+def normalize_submission(
+    cluster: Conf, submitted: Conf, spec: TopologySpec, topology_id: str = ""
+) -> tuple[dict[str, Any], TopologySpec]:
+    """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what cannot run."""
+    conf = normalize_conf(cluster, submitted, spec, topology_id)
+    total = total_conf(cluster, conf)
+    normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
+    validate_topology(normal, total)
+    # Refused here when no node could hold the table.
+    encode_record(number_tasks(with_system_components(normal, total), total))
+    return conf, normal
 
 
 def validate_topology(spec: TopologySpec, conf: Conf) -> None:

@@ -215,7 +215,7 @@ def bring_about(
         say(f"{verb}: run {run_id or 'none, the leader did it itself'}")
         if run_id:
             deadline = time.monotonic() + _WAIT_SECS
-            wait_for_run(nimbus, run_id, deadline=deadline, look=_patience(shares_queue))
+            wait_for_run(nimbus, run_id, deadline=deadline, on_document=_patience(shares_queue))
         return run_id
 
     differ = differences(declaration, described, actual)
@@ -231,7 +231,7 @@ def bring_about(
             token=token,
             inactive=declaration.inactive,
             progress=lambda step, state: say(f"{step}: {state}"),
-            look=_patience(shares_queue),
+            on_document=_patience(shares_queue),
         )
         return [f"submitted as {submission.id} (run {submission.run_id})"]
     if only_submit or actual is None:

@@ -22,7 +22,7 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.healing import reassign
-from storm_dagster.operations.reports import ReassignReport
+from storm_dagster.operations.results import ReassignResult
 
 __all__ = ["build_reassign_job"]
 
@@ -39,7 +39,7 @@ def _causes_now(ops: OperationsContext) -> list[Cause]:
     return [cause for cause in found.causes if cause.kind not in ("silent_master", "never_ran")]
 
 
-def _metadata(report: ReassignReport) -> dict[str, Any]:
+def _metadata(report: ReassignResult) -> dict[str, Any]:
     return {
         "topology_id": report.topology_id,
         "outcome": report.status,
@@ -56,7 +56,7 @@ def _metadata(report: ReassignReport) -> dict[str, Any]:
 def _log_materializations(
     context: dg.OpExecutionContext,
     ops: OperationsContext,
-    report: ReassignReport,
+    report: ReassignResult,
     zookeeper: ZooKeeperResource,
 ) -> None:
     """One materialization for each of the two assets, at the topology's partition."""

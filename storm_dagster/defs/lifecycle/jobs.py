@@ -20,7 +20,7 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
-from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.results import LifecycleResult
 
 __all__ = ["build_lifecycle_jobs"]
 
@@ -33,7 +33,7 @@ _LONGEST_WAIT_SECS = 600
 _LONGEST_START_SECS = 60.0
 
 
-def lifecycle_metadata(report: LifecycleReport, began: float) -> dict[str, Any]:
+def lifecycle_metadata(report: LifecycleResult, began: float) -> dict[str, Any]:
     """What became of the topology."""
     return {
         "topology_id": report.topology_id,
@@ -49,7 +49,7 @@ def _observe(
     context: dg.OpExecutionContext,
     handles: Handles,
     verb: str,
-    report: LifecycleReport,
+    report: LifecycleResult,
     began: float,
     gap_secs: float | None = None,
 ) -> None:
@@ -63,7 +63,7 @@ def _verb_job(
     names: DagsterNames,
     verb: str,
     description: str,
-    operation: Callable[[OperationsContext, str], LifecycleReport],
+    operation: Callable[[OperationsContext, str], LifecycleResult],
 ) -> dg.JobDefinition:
     def verb_op(context: dg.OpExecutionContext, config: NameConfig, handles: Handles) -> None:
         began = time.monotonic()
@@ -96,12 +96,12 @@ def kill_topology(
         context.instance.delete_dynamic_partition(names.partitions, report.name)
 
 
-def _await_removal(ops: OperationsContext, report: LifecycleReport) -> LifecycleReport:
+def _await_removal(ops: OperationsContext, report: LifecycleResult) -> LifecycleResult:
     """Wait until the killed topology is gone; remove it here when nobody has by the end of its delay."""
     deadline = ops.monotonic() + (report.delay_secs or 0) + _GRACE_SECS
     while ops.monotonic() < deadline:
         if report.topology_id not in ops.cluster.load_view().topologies:
-            return LifecycleReport(
+            return LifecycleResult(
                 report.topology_id, report.name, None, changed=True, previous=report.previous
             )
         ops.sleep(_POLL_SECS)
@@ -144,7 +144,7 @@ def update_topology(
         )
 
 
-def _await_workers(ops: OperationsContext, report: LifecycleReport) -> float | None:
+def _await_workers(ops: OperationsContext, report: LifecycleResult) -> float | None:
     """Seconds from the last tuple of the old topology until every worker of the new one runs; ``None``: not in time."""
     began = ops.monotonic()
     while ops.monotonic() - began < _LONGEST_START_SECS:

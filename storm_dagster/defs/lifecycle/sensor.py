@@ -104,12 +104,13 @@ def lifecycle_sensor(
         requests.append(dg.AddDynamicPartitionsRequest(names.partitions, new))
     if gone:
         requests.append(dg.DeleteDynamicPartitionsRequest(names.partitions, gone))
-    for line in report.done:
+    lines = [done.describe() for done in report.done]
+    for line in lines:
         context.log.info(line)
     for topology_id, message in report.failed.items():
         context.log.warning(f"{topology_id}: {message}")
-    done = ", ".join([*report.done, *(f"new key {n}" for n in new), *(f"dropped key {n}" for n in gone)])
-    waiting = len(report.memory.seen or {}) - len(report.done)
+    done = ", ".join([*lines, *(f"new key {n}" for n in new), *(f"dropped key {n}" for n in gone)])
+    waiting = len(report.memory.seen or {}) - len(lines)
     settings = check_settings(context.instance)
     state = {
         "memory": record,

@@ -110,7 +110,7 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
                 [f"{part.invariant} {part.sentence}: {part.remedy}" for part in seen.violations[:50]]
             ),
             "warnings": notes([f"{part.invariant} {part.sentence}" for part in seen.warnings[:50]]),
-            "looks": seen.looks,
+            "looks": seen.snapshots,
             "topologies": len(seen.view.topologies),
         },
     )

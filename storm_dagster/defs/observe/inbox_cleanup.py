@@ -19,7 +19,7 @@ from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.operations.live.cleaner import clean, find_garbage, take_inventory
-from storm_dagster.operations.reports import CleanReport
+from storm_dagster.operations.results import CleanResult
 
 __all__ = ["CLEAN_JOB", "build_inbox_cleanup"]
 
@@ -46,7 +46,7 @@ def remembered(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[s
 
 
 def observation(
-    memory: Mapping[str, float], report: CleanReport | None, waiting: int, key: dg.AssetKey = INBOX
+    memory: Mapping[str, float], report: CleanResult | None, waiting: int, key: dg.AssetKey = INBOX
 ) -> dg.AssetObservation:
     """What waits, what was removed, and what to remember."""
     removed = [*report.nodes, *report.blobs, *report.tokens] if report else []

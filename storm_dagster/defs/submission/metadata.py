@@ -22,13 +22,13 @@ from storm_dagster.defs.pictures.metadata import (
 )
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.records import Assignment
-from storm_dagster.operations.reports import (
-    ActivateReport,
-    AssignmentReport,
-    CodeReport,
-    ConfReport,
-    PublishReport,
-    TasksReport,
+from storm_dagster.operations.results import (
+    ActivateResult,
+    AssignmentResult,
+    CodeResult,
+    ConfResult,
+    PublishResult,
+    TasksResult,
 )
 
 __all__ = [
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-def conf_metadata(report: ConfReport) -> dict[str, Any]:
+def conf_metadata(report: ConfResult) -> dict[str, Any]:
     """Stage 1: id, token, epoch, the normalized conf, components, warnings."""
     components = list(report.topology.components())
     return {
@@ -61,7 +61,7 @@ def conf_metadata(report: ConfReport) -> dict[str, Any]:
     }
 
 
-def code_metadata(report: CodeReport) -> dict[str, Any]:
+def code_metadata(report: CodeResult) -> dict[str, Any]:
     """Stage 2: the blobs with size and hash, and how many nimbuses hold each."""
     return {
         "topology_id": report.topology_id,
@@ -77,7 +77,7 @@ def code_metadata(report: CodeReport) -> dict[str, Any]:
     }
 
 
-def tasks_metadata(report: TasksReport) -> dict[str, Any]:
+def tasks_metadata(report: TasksResult) -> dict[str, Any]:
     """Stage 3: which tasks belong to which component, and how they are grouped into executors."""
     return {
         "topology_id": report.topology_id,
@@ -110,7 +110,7 @@ def placement_metadata(
     }
 
 
-def planned_metadata(report: AssignmentReport, components: Mapping[int, str]) -> dict[str, Any]:
+def planned_metadata(report: AssignmentResult, components: Mapping[int, str]) -> dict[str, Any]:
     """Stage 4: the placement, who computed it and how long it took."""
     return {
         "topology_id": report.topology_id,
@@ -131,7 +131,7 @@ def stored_metadata(assignment: Assignment, components: Mapping[int, str], name:
     }
 
 
-def published_metadata(report: PublishReport, components: Mapping[int, str]) -> dict[str, Any]:
+def published_metadata(report: PublishResult, components: Mapping[int, str]) -> dict[str, Any]:
     """Stage 5: paths and versions of what the one transaction wrote, and the tries that it took."""
     return {
         "topology_id": report.topology_id,
@@ -147,7 +147,7 @@ def published_metadata(report: PublishReport, components: Mapping[int, str]) -> 
     }
 
 
-def active_metadata(report: ActivateReport) -> dict[str, Any]:
+def active_metadata(report: ActivateResult) -> dict[str, Any]:
     """Stage 6: the status that the topology has now."""
     return {
         "topology_id": report.topology_id,

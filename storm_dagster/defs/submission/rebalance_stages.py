@@ -16,7 +16,7 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.explaining import moves_document
-from storm_dagster.operations.reports import RebalanceReport
+from storm_dagster.operations.results import RebalanceResult
 
 __all__ = ["plan_rebalance", "publish_rebalance"]
 
@@ -26,7 +26,7 @@ def _components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
     return table.component_of() if table is not None else {}
 
 
-def _summary(report: RebalanceReport) -> dict[str, Any]:
+def _summary(report: RebalanceResult) -> dict[str, Any]:
     return {
         "topology_id": report.topology_id,
         "status": report.status,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote
@@ -11,8 +13,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
-from storm_dagster.http.description import Media, Operation, Parameter
-from storm_dagster.http.logs.html import log_page
+from storm_dagster.http.description import HttpOperation, Media, Parameter
 from storm_dagster.http.logs.pages import (
     LONGEST_PAGE,
     PAGE_BYTES,
@@ -23,7 +24,7 @@ from storm_dagster.http.logs.pages import (
 )
 from storm_dagster.http.logs.search import Found, Search, search_log
 from storm_dagster.http.logs.tree import LogTree
-from storm_dagster.http.questions import asked_flag, asked_int, asked_text, asked_word
+from storm_dagster.http.query import query_flag, query_int, query_text, query_word
 from storm_dagster.http.schemas import Port, choice
 from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
@@ -32,6 +33,33 @@ __all__ = ["LogRoutes"]
 
 _CHUNK = 1 << 18
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
+
+
+_UNSEEN = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def log_page(*, path: str, name: str, text: str, start: int, length: int, size: int) -> str:
+    """HTML of the part of a log, with links to the other parts. Control and bidi characters are shown as ``\\ufffd``."""
+    shown = escape(_UNSEEN.sub("\ufffd", text))
+    last = max(0, size - length)
+    places = {
+        "first": 0,
+        "previous": max(0, start - length),
+        "next": min(start + length, last),
+        "last": last,
+    }
+    links = " ".join(
+        f'<a href="{escape(path)}?file={quote(name, safe="")}&amp;start={place}&amp;length={length}">{word}</a>'
+        for word, place in places.items()
+    )
+    title = escape(_UNSEEN.sub("\ufffd", name))
+    return (
+        "<!DOCTYPE html>\n"
+        f'<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        "<style>body{font:14px sans-serif;margin:1em}pre{white-space:pre-wrap;overflow-wrap:anywhere}</style>"
+        f"</head><body><h1>{title}</h1><p>bytes {start} to {start + len(text.encode('utf-8', 'replace'))} of {size}: {links}</p>"
+        f"<pre>{shown}</pre><p>{links}</p></body></html>\n"
+    )
 
 
 class LogRoutes:
@@ -55,7 +83,7 @@ class LogRoutes:
         self._conf = conf
         self._idle_secs = idle_secs
 
-    def operations(self) -> list[Operation]:
+    def operations(self) -> list[HttpOperation]:
         """The routes and what they answer."""
         page = (
             Parameter("file", str, "Log file, relative to the folder of logs", required=True),
@@ -65,7 +93,7 @@ class LogRoutes:
         )
         one_file = page[:1]
         return [
-            Operation(
+            HttpOperation(
                 "GET",
                 "/logview",
                 self.logview,
@@ -78,7 +106,7 @@ class LogRoutes:
                     Parameter("size", int, f"showLog, download: bytes, at most {LONGEST_PAGE}"),
                     Parameter("dir", str, "listDir: folder, relative to the folder of logs"),
                     Parameter("file", str, "searchLog: file, relative to the folder of logs"),
-                    Parameter("key", str, "searchLog: text to look for"),
+                    Parameter("key", str, "searchLog: text to find"),
                     Parameter(
                         "offset", int, "searchLog: bytes to leave out at the side that the search begins at"
                     ),
@@ -103,7 +131,7 @@ class LogRoutes:
                 },
                 errors=(404, 416, 503),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/log",
                 self._page_of(self._workers, "/api/v1/log"),
@@ -113,7 +141,7 @@ class LogRoutes:
                 answers={200: Media({"text/html": str})},
                 errors=(404, 416),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/daemonlog",
                 self._page_of(self._tree, "/api/v1/daemonlog"),
@@ -123,7 +151,7 @@ class LogRoutes:
                 answers={200: Media({"text/html": str})},
                 errors=(404, 416),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/download",
                 self._download_from(self._workers),
@@ -136,7 +164,7 @@ class LogRoutes:
                 },
                 errors=(404, 416),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/daemondownload",
                 self._download_from(self._tree),
@@ -149,7 +177,7 @@ class LogRoutes:
                 },
                 errors=(404, 416),
             ),
-            Operation(
+            HttpOperation(
                 "GET",
                 "/api/v1/listLogs",
                 self.list_logs,
@@ -167,7 +195,7 @@ class LogRoutes:
 
     async def logview(self, request: Request) -> Response:
         """``GET /logview?cmd=...``."""
-        command = asked_text(request, "cmd")
+        command = query_text(request, "cmd")
         if command not in _COMMANDS:
             raise InvalidRequest(f"cmd must be one of {', '.join(_COMMANDS)}, got {command!r:.40}")
         if command == "showLog":
@@ -180,7 +208,7 @@ class LogRoutes:
             return await run_in_threadpool(self._search, request)
         if command == "showConf":
             return JSONResponse(dict(await run_in_threadpool(self._conf)))
-        port = asked_int(request, "workerPort")
+        port = query_int(request, "workerPort")
         if port is None or not 0 <= port <= 65535:
             raise InvalidRequest("workerPort must be the port of a worker, such as workerPort=6900")
         return PlainTextResponse(await run_in_threadpool(self._stacks, port))
@@ -188,13 +216,13 @@ class LogRoutes:
     def _show(self, request: Request) -> Response:
         stream, size = self._tree.open(_required(request, "log"))
         with stream:
-            first, length = page_bounds(size, asked_int(request, "pos"), asked_int(request, "size"))
+            first, length = page_bounds(size, query_int(request, "pos"), query_int(request, "size"))
             body = b"%016d\n" % size + read_page(stream, first, length)
         return Response(body, media_type="text/plain; charset=utf-8", headers=_BYTES)
 
     def _download(self, request: Request) -> Response:
         name = _required(request, "log")
-        position, length = asked_int(request, "pos"), asked_int(request, "size")
+        position, length = query_int(request, "pos"), query_int(request, "size")
         if position is None and length is None:
             return self._whole(self._tree, name, request)
         stream, size = self._tree.open(name)
@@ -207,7 +235,7 @@ class LogRoutes:
             )
 
     def _list(self, request: Request) -> Response:
-        folder = (asked_text(request, "dir") or "").strip("/")
+        folder = (query_text(request, "dir") or "").strip("/")
         entries = self._tree.list("" if folder == "." else folder)
         return JSONResponse(
             {
@@ -230,11 +258,11 @@ class LogRoutes:
             key=key,
             offset=_bounded(request, "offset", 0, 0, 2**62),
             most=_bounded(request, "max_match", 10, 1, 1000),
-            look_back=_bounded(request, "look_back", 2, 0, 100),
-            look_ahead=_bounded(request, "look_ahead", 10, 0, 100),
-            ignore_case=asked_flag(request, "case_ignore"),
+            context_before=_bounded(request, "look_back", 2, 0, 100),
+            context_after=_bounded(request, "look_ahead", 10, 0, 100),
+            ignore_case=query_flag(request, "case_ignore"),
             search_from="head"
-            if asked_word(request, "search_from", ("head", "tail"), "tail") == "head"
+            if query_word(request, "search_from", ("head", "tail"), "tail") == "head"
             else "tail",
         )
         stream, size = self._tree.open(name)
@@ -253,11 +281,11 @@ class LogRoutes:
     def _page_of(self, tree: LogTree, path: str) -> Any:
         def page(request: Request) -> Response:
             name = _required(request, "file")
-            encoding = check_encoding(asked_text(request, "encoding"))
+            encoding = check_encoding(query_text(request, "encoding"))
             stream, size = tree.open(name)
             with stream:
-                wanted = asked_int(request, "length", PAGE_BYTES) or 0
-                first, length = page_bounds(size, asked_int(request, "start"), wanted)
+                wanted = query_int(request, "length", PAGE_BYTES) or 0
+                first, length = page_bounds(size, query_int(request, "start"), wanted)
                 raw = read_page(stream, first, length)
             text = whole_characters(raw, encoding, cut_before=first > 0)
             return HTMLResponse(
@@ -272,7 +300,7 @@ class LogRoutes:
 
     async def list_logs(self, request: Request) -> Response:
         """``GET /api/v1/listLogs``."""
-        topology_id, port = asked_text(request, "topoId"), asked_text(request, "port")
+        topology_id, port = query_text(request, "topoId"), query_text(request, "port")
 
         def names() -> list[str]:
             found: list[str] = []
@@ -324,20 +352,20 @@ def _in_thread(answer: Callable[[Request], Response]) -> Any:
 
 
 def _required(request: Request, name: str) -> str:
-    value = asked_text(request, name)
+    value = query_text(request, name)
     if value is None:
         raise InvalidRequest(f"parameter {name} is missing")
     return value
 
 
 def _raw_key(request: Request) -> bytes:
-    """The key as bytes: logs hold whatever a worker wrote."""
+    """The key as bytes: logs hold any bytes that a worker wrote."""
     pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), encoding="latin-1")
     return next((value.encode("latin-1") for name, value in pairs if name == "key"), b"")
 
 
 def _bounded(request: Request, name: str, default: int, low: int, high: int) -> int:
-    value = asked_int(request, name, default)
+    value = query_int(request, name, default)
     if value is None or not low <= value <= high:
         raise InvalidRequest(f"parameter {name} must be from {low} to {high}, got {value}")
     return value

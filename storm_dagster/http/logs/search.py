@@ -1,4 +1,4 @@
-"""Looking for words in a log: plain text, in linear time, with a budget for each request."""
+"""Search in a log: plain text, in linear time, with a budget for each request."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ __all__ = ["Found", "Search", "search_log"]
 
 BLOCK = 131_072
 MOST_BLOCKS = 1024
-"""Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` says where to go on."""
+"""Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` is where to go on."""
 _LONGEST_CONTEXT = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Search:
-    """What to look for."""
+    """Parameters of a search."""
 
     key: bytes
     offset: int = 0
     """From the head: where to begin; from the tail: how many bytes of the end to leave out."""
     most: int = 10
-    look_back: int = 2
+    context_before: int = 2
     """Lines shown before a match."""
-    look_ahead: int = 10
+    context_after: int = 10
     """Lines shown after it."""
     ignore_case: bool = False
     search_from: Literal["head", "tail"] = "head"
@@ -33,7 +33,7 @@ class Search:
 
 @dataclass
 class Found:
-    """Matches by their offset in the file; ``next_offset`` is ``None`` when all was looked through."""
+    """Matches by their offset in the file; ``next_offset`` is ``None`` when all was searched."""
 
     matches: dict[int, str] = field(default_factory=dict)
     next_offset: int | None = None
@@ -109,12 +109,12 @@ def _context(stream: BinaryIO, size: int, offset: int, length: int, search: Sear
     before = os.pread(stream.fileno(), offset - first, first)
     after = os.pread(stream.fileno(), min(length + _LONGEST_CONTEXT, size - offset), offset)
     start = len(before)
-    for _ in range(search.look_back + 1):
+    for _ in range(search.context_before + 1):
         start = before.rfind(b"\n", 0, start)
         if start < 0:
             break
     end = length
-    for _ in range(search.look_ahead + 1):
+    for _ in range(search.context_after + 1):
         place = after.find(b"\n", end)
         if place < 0:
             end = len(after)

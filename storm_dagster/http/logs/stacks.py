@@ -8,7 +8,7 @@ __all__ = ["stacks_text"]
 
 
 def stacks_text(header: str, stacks: Mapping[str, Sequence[str]] | None, problem: str = "") -> str:
-    """One worker's block; ``problem`` says why there are no stacks."""
+    """One worker's block; ``problem`` is the reason for no stacks."""
     lines = ["=" * 80, header, "=" * 80]
     if stacks is None:
         return "\n".join([*lines, problem, ""]) + "\n"

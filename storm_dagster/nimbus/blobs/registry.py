@@ -1,4 +1,4 @@
-"""Which nimbus holds which blob, in ZooKeeper.
+"""Registrations of blobs in ZooKeeper: which nimbus holds which blob.
 
 ``/blobstore/<key>/<host:port-seq>`` (ephemeral) names a holder and the sequence number of its content;
 ``/blobstoremaxkeysequencenumber/<key>`` names the highest number ever and the content hash that belongs to it.
@@ -50,7 +50,7 @@ class Registered:
 
 
 def is_registered_kind(key: str) -> bool:
-    """Whether blobs under that key are registered: those of a topology, its placement report excepted.
+    """Whether blobs under that key are registered: those of a topology, except its placement document.
 
     The report is for people; leaving it out keeps a submission within its budget of ZooKeeper writes.
     """
@@ -144,7 +144,7 @@ class BlobRegistry:
         return True
 
     def unregister(self, key: str, now: Registered) -> None:
-        """Withdraw what this nimbus showed under the key."""
+        """Withdraw this nimbus's registration of the key."""
         self._mine.pop(key, None)
         for holder in now.holders:
             if split_holder(holder)[0] == self.me:

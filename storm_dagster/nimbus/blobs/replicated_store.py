@@ -26,7 +26,7 @@ BaseStore = LocalBlobStore | FsspecBlobStore
 
 @dataclass(frozen=True)
 class WriteTerms:
-    """For whom a write is made, and how safe it must be before it is acknowledged."""
+    """Terms of a write: for whom, and how many copies before it is acknowledged."""
 
     epoch: int | None = None
     """The epoch that the writer acts for; ``None``: whichever is current."""
@@ -133,7 +133,7 @@ class NimbusBlobStore:
         return meta
 
     def drop_replica(self, key: str) -> None:
-        """Remove a copy on the leader's word; a missing one is no error."""
+        """Remove a copy at the leader's request; a missing one is no error."""
         try:
             self.base.delete(key)
         except KeyNotFound:

@@ -21,7 +21,7 @@ from storm_dagster.blobstore import BlobMeta
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.security import Security
 
-__all__ = ["Peer", "Replicator"]
+__all__ = ["NimbusPeer", "Replicator"]
 
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
@@ -29,7 +29,7 @@ _RETRY_SECS = 0.5
 
 
 @dataclass(frozen=True)
-class Peer:
+class NimbusPeer:
     """Another nimbus."""
 
     address: str
@@ -39,11 +39,11 @@ class Peer:
 
 
 class Replicator:
-    """Pushes blobs to the followers. ``peers`` is asked anew for each push and each retry."""
+    """Pushes blobs to the followers. ``peers`` is called again for each push and each retry."""
 
     def __init__(
         self,
-        peers: Callable[[], list[Peer]],
+        peers: Callable[[], list[NimbusPeer]],
         open_blob: Callable[[str], AbstractContextManager[BinaryIO]],
         *,
         wait_secs: float,
@@ -75,7 +75,7 @@ class Replicator:
         holders: set[str] = set()
         while True:
             peers = [peer for peer in self._peers() if peer.address not in holders]
-            running: dict[Future[None], Peer] = {
+            running: dict[Future[None], NimbusPeer] = {
                 self._pool.submit(self._push_one, peer, meta, epoch): peer for peer in peers
             }
             while running and 1 + len(holders) < minimum:
@@ -103,11 +103,11 @@ class Replicator:
             time.sleep(_RETRY_SECS)
 
     def push_deletion(self, key: str, *, epoch: int) -> None:
-        """Ask all followers to drop the blob; one that is away drops it when it synchronises."""
+        """Ask all followers to drop the blob; one that is away drops it when it synchronizes."""
         for peer in self._peers():
             self._pool.submit(self._delete_one, peer, key, epoch)
 
-    def _push_one(self, peer: Peer, meta: BlobMeta, epoch: int) -> None:
+    def _push_one(self, peer: NimbusPeer, meta: BlobMeta, epoch: int) -> None:
         url = _replica_url(peer, meta.key)
         headers = {"X-Content-SHA256": meta.sha256, "X-Storm-Epoch": str(epoch)}
         try:
@@ -123,14 +123,14 @@ class Replicator:
             _log.warning("%s was not copied to nimbus %s: %s", meta.key, peer.address, error)
             raise
 
-    def _delete_one(self, peer: Peer, key: str, epoch: int) -> None:
+    def _delete_one(self, peer: NimbusPeer, key: str, epoch: int) -> None:
         try:
             self._http.delete(_replica_url(peer, key), headers={"X-Storm-Epoch": str(epoch)})
         except httpx.HTTPError as error:
             _log.info("the deletion of %s did not reach nimbus %s: %s", key, peer.address, error)
 
 
-def _replica_url(peer: Peer, key: str) -> str:
+def _replica_url(peer: NimbusPeer, key: str) -> str:
     return f"{peer.http.rstrip('/')}/v1/replicas/{quote(key, safe='')}"
 
 

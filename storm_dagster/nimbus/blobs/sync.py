@@ -1,7 +1,7 @@
 """Synchronization of this nimbus's blobs by pulling; ``replication`` pushes.
 
 What is absent here is fetched. What is absent elsewhere is only removed here when a leader of this very cluster
-says so and the blob is old: an emptied or foreign root never costs a blob.
+says so and the blob is old: an empty root, or that of another cluster, never costs a blob.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from storm_dagster.model.names import check_blob_key
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.blobs.registry import BlobRegistry, Registered, is_registered_kind
 from storm_dagster.nimbus.blobs.replicated_store import BaseStore, NimbusBlobStore
-from storm_dagster.nimbus.blobs.replication import Peer
+from storm_dagster.nimbus.blobs.replication import NimbusPeer
 from storm_dagster.nimbus.leader_status import LeaderStatus
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.watches import Wake
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class BlobSync:
-    """The pulling side of one nimbus. :meth:`run_once` is called from one thread; the counts from any."""
+    """Pulling of blobs by one nimbus. :meth:`run_once` is called from one thread; the counts from any."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class BlobSync:
         registry: BlobRegistry,
         status: LeaderStatus,
         *,
-        peers: Callable[[], list[Peer]],
+        peers: Callable[[], list[NimbusPeer]],
         inbox: Path,
         keep_secs: float,
         security: Security | None = None,
@@ -91,7 +91,7 @@ class BlobSync:
     def run_once(self, wake: Wake | None = None) -> int:
         """Register what is here, fetch what is missing; how many needed blobs are still missing.
 
-        Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for a foreign root; then nothing
+        Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for another cluster's root; then nothing
         was changed. One synchronisation runs at a time: a second call returns at once.
         """
         if not self._one_at_a_time.acquire(blocking=False):

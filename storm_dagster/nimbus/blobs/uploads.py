@@ -86,7 +86,7 @@ class Uploads:
         self._open.touch(handle)
 
     def stored(self, handle: str) -> None:
-        """A part was stored; of a session that was cancelled meanwhile it is dropped again (:class:`KeyNotFound`)."""
+        """Note a stored part; that of a session cancelled meanwhile is dropped again (:class:`KeyNotFound`)."""
         if handle in self._cancelled:
             self._drop(handle)
         self.refresh(handle)

@@ -14,26 +14,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from storm_dagster.model.dagster_errors import storage_trouble
+from storm_dagster.model.dagster_errors import storage_problem
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, STAGES, DagsterNames
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigured, Unavailable
 from storm_dagster.nimbus.dagster import queries
 from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
 
-__all__ = ["DagsterClient", "FoundRun", "location_trouble", "run_document"]
+__all__ = ["DagsterClient", "FoundRun", "location_problem", "run_document"]
 
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _AGAIN = "ask again (a submission: with its token); what the run had begun is taken up"
 _MOST_EVENT_PAGES = 50
 _SLOW_SECS = 18.0
-"""A Dagster that lives may take this long to launch a run; with the look before, less than a client waits."""
+"""Longest launch of a run by a Dagster that responds; with the check before, less than a client waits."""
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run that was looked up."""
+    """A run that was found."""
 
     run_id: str
     status: str
@@ -72,7 +72,7 @@ class DagsterClient:
         self._transport.close()
 
     def run_url(self, run_id: str) -> str | None:
-        """Where people look at the run."""
+        """URL of the run's page."""
         return self._transport.run_url(run_id)
 
     def add_partition(self, key: str) -> None:
@@ -125,7 +125,7 @@ class DagsterClient:
             wanted["pipelineName"] = self.names.name(job)
         result = self._call(queries.FIND_RUNS, {"filter": wanted, "limit": 1}, "runsOrError")
         if result["__typename"] != "Runs":
-            raise _refusal("looking for a run", result)
+            raise _refusal("finding a run", result)
         for run in result["results"]:
             return FoundRun(str(run["runId"]), str(run["status"]))
         return None
@@ -187,12 +187,12 @@ class DagsterClient:
         return found
 
     def _refusal_at_location(self, doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
-        """The refusal of something that our code location is needed for: whether that is there is asked first."""
+        """The refusal of a request that needs our code location; whether that is loaded is asked first."""
         refusal = _refusal(doing, result)
         if isinstance(refusal, InvalidRequest):
             return refusal
         seen = self._call(queries.LOCATIONS, {}, "workspaceOrError")
-        return location_trouble(doing, seen.get("locationEntries") or [], **self._selector) or refusal
+        return location_problem(doing, seen.get("locationEntries") or [], **self._selector) or refusal
 
     def _call(
         self, query: str, variables: Mapping[str, Any], field: str, patience: float | None = None
@@ -200,10 +200,10 @@ class DagsterClient:
         return self._transport.graphql(query, variables, field, patience)
 
 
-def location_trouble(
+def location_problem(
     doing: str, entries: Sequence[Mapping[str, Any]], repositoryLocationName: str, repositoryName: str
 ) -> Misconfigured | Unavailable | None:
-    """What is wrong with the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
+    """The problem of the code location that conf names, by the workspace's entries; ``None`` when it is loaded."""
     name = repositoryLocationName
     entry = next((entry for entry in entries if entry["name"] == name), None)
     if entry is None:
@@ -215,7 +215,7 @@ def location_trouble(
     loaded = entry.get("locationOrLoadError") or {}
     if loaded.get("__typename") == "PythonError":
         return Unavailable(
-            f"{doing}: code location {name!r} failed to load ({str(loaded.get('message')).strip():.500}): mend it and "
+            f"{doing}: code location {name!r} failed to load ({str(loaded.get('message')).strip():.500}): fix it and "
             "reload it in Dagster"
         )
     repositories = [str(each["name"]) for each in loaded.get("repositories") or ()]
@@ -235,7 +235,7 @@ def run_document(
 ) -> dict[str, Any]:
     """The document of ``GET /v1/runs/{id}`` from GraphQL's answers.
 
-    Steps stand in the order in which they began; those still to come follow in the order of the stages.
+    Steps are in the order in which they began; those still to come follow in the order of the stages.
     """
     names = names or DagsterNames()
     stats = {step["stepKey"]: step for step in run.get("stepStats") or ()}
@@ -304,19 +304,19 @@ def _plain_failure(event: Mapping[str, Any], names: DagsterNames) -> str:
     error = event.get("error")
     while isinstance(error, dict) and isinstance(error.get("cause"), dict):
         error = error["cause"]
-    said = str(error["message"]).strip() if isinstance(error, dict) else str(event.get("message") or "")
+    detail = str(error["message"]).strip() if isinstance(error, dict) else str(event.get("message") or "")
     step = names.step_name(str(event.get("stepKey") or ""))
-    return f"step {step} failed: {said}" if step else said or "the run failed"
+    return f"step {step} failed: {detail}" if step else detail or "the run failed"
 
 
 def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
     kind = result["__typename"]
-    said = result.get("message") or "; ".join(
+    detail = result.get("message") or "; ".join(
         str(error.get("message")) for error in result.get("errors") or ()
     )
-    if kind != "RunConfigValidationInvalid" and (trouble := storage_trouble(str(said or ""))) is not None:
-        return without_storage(doing, trouble)
-    text = f"{doing}: Dagster answered {kind}{': ' + str(said).strip() if said else ''}"
+    if kind != "RunConfigValidationInvalid" and (problem := storage_problem(str(detail or ""))) is not None:
+        return without_storage(doing, problem)
+    text = f"{doing}: Dagster answered {kind}{': ' + str(detail).strip() if detail else ''}"
     if kind == "RunConfigValidationInvalid":
         return InvalidRequest(text)
     # A job or location that is not loaded now may be loaded in a moment; nothing of ours was run.

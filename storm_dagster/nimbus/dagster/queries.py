@@ -1,4 +1,4 @@
-"""The GraphQL documents that nimbus sends to Dagster's webserver ."""
+"""The GraphQL documents that nimbus sends to Dagster's webserver."""
 
 from __future__ import annotations
 

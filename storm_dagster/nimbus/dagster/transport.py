@@ -1,4 +1,4 @@
-"""How nimbus reaches Dagster's webserver and proves who it is: addresses, credentials, and answers as typed errors.
+"""Transport to Dagster's webserver: addresses, credentials, and responses as typed errors.
 
 What a later try may heal is :class:`Unavailable`; what somebody has to set right first (credentials that are
 refused, a path that is no GraphQL) is :class:`Misconfigured` and names the conf key. Credentials go into headers
@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpx
 
-from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_trouble
+from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.security import read_private_file
 
@@ -30,7 +30,7 @@ _WHO = "set dagster.graphql.token.file or dagster.graphql.headers"
 
 @dataclass(frozen=True)
 class DagsterAccess:
-    """The address of a Dagster and what it is shown with each request. Its ``repr`` holds no credential."""
+    """The address of a Dagster and the credentials of each request. Its ``repr`` holds no credential."""
 
     url: str
     """GraphQL address without user and password: it may be shown."""
@@ -39,7 +39,7 @@ class DagsterAccess:
 
     @staticmethod
     def of(conf: Any, url: str | None = None) -> DagsterAccess | None:
-        """By ``dagster.graphql.*`` of a conf; ``url`` stands for the address where the conf names none.
+        """By ``dagster.graphql.*`` of a conf; ``url`` is the address if the conf names none.
 
         ``None`` when there is no address. :class:`Misconfigured` for an address that is none, headers that are no
         text, and two different values for the header ``Authorization``.
@@ -68,7 +68,7 @@ class DagsterAccess:
 
     @property
     def site(self) -> str:
-        """Where people find this Dagster, without a slash at the end."""
+        """Base URL of this Dagster's UI, without a slash at the end."""
         return self.url.rstrip("/").removesuffix("/graphql")
 
     def headers(self) -> dict[str, str]:
@@ -89,7 +89,7 @@ class DagsterAccess:
         return {**self.fixed, "Authorization": f"Bearer {token}"}
 
     def refused(self, answer: httpx.Response) -> Misconfigured | Unavailable | None:
-        """The error that the status of an answer stands for; ``None`` for an answer to be read."""
+        """The error for the status of a response; ``None`` for one to be read."""
         status = answer.status_code
         if status == 401:
             shown = "refuses the credentials" if self.headers() else "asks who nimbus is"
@@ -112,7 +112,7 @@ class DagsterAccess:
         is_json = "json" in answer.headers.get("content-type", "")
         if (status == 429 or status >= 500) and not is_json:
             return Unavailable(
-                f"Dagster at {self.url} answered {status}: look at its webserver (or the proxy before it), try again"
+                f"Dagster at {self.url} answered {status}: check its webserver (or the proxy before it), try again"
             )
         return None
 
@@ -134,7 +134,7 @@ class DagsterTransport:
         self._http.close()
 
     def run_url(self, run_id: str) -> str | None:
-        """Where people look at the run."""
+        """URL of the run's page."""
         access = self._access()
         return f"{access.site}/runs/{run_id}" if access else None
 
@@ -148,8 +148,8 @@ class DagsterTransport:
         result = data.get(field) if isinstance(data, dict) else None
         if not isinstance(result, dict):
             errors = document.get("errors") if isinstance(document, dict) else document
-            if (trouble := storage_trouble(errors)) is not None:
-                raise without_storage(f"Dagster at {access.url}", trouble)
+            if (problem := storage_problem(errors)) is not None:
+                raise without_storage(f"Dagster at {access.url}", problem)
             raise Unavailable(f"Dagster at {access.url} answered {field} with an error: {errors!r:.500}")
         return result
 
@@ -193,7 +193,7 @@ class DagsterTransport:
         """:class:`Unavailable` unless the webserver answers its cheapest question in time."""
         access = self._access()
         if access is None:
-            return  # the call itself says what is missing
+            return  # the call itself raises the error
         try:
             self._http.get(f"{access.site}/server_info", headers=access.headers())
         except httpx.TimeoutException:
@@ -210,7 +210,7 @@ class DagsterTransport:
         return access
 
     def _slow(self, access: DagsterAccess, secs: float) -> Unavailable:
-        """The error of a question that was not answered in time: what answers still says what is missing."""
+        """The error of a request without a response in time; it names the part that does not respond."""
         try:
             info = self._http.get(f"{access.site}/server_info", headers=access.headers(), timeout=1.0)
             lives = info.is_success
@@ -224,14 +224,14 @@ class DagsterTransport:
         )
 
 
-def without_storage(doing: str, trouble: str) -> Unavailable:
-    """The error of a Dagster whose webserver lives and whose database does not."""
-    return Unavailable(f"{doing}: Dagster's storage does not answer ({trouble}): {STORAGE_REMEDY}")
+def without_storage(doing: str, problem: str) -> Unavailable:
+    """The error of a Dagster whose webserver responds and whose database does not."""
+    return Unavailable(f"{doing}: Dagster's storage does not answer ({problem}): {STORAGE_REMEDY}")
 
 
 def _silence(access: DagsterAccess, secs: float) -> Unavailable:
     return Unavailable(
-        f"Dagster at {access.url} did not answer within {secs:g} s: look at its webserver, then try again"
+        f"Dagster at {access.url} did not answer within {secs:g} s: check its webserver, then try again"
     )
 
 

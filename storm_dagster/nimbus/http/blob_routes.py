@@ -12,8 +12,8 @@ from typing_extensions import NotRequired, TypedDict
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
-from storm_dagster.http.answers import Endpoint, get
-from storm_dagster.http.description import Media, Operation, Parameter
+from storm_dagster.http.description import HttpOperation, Media, Parameter
+from storm_dagster.http.responses import Endpoint, get
 from storm_dagster.http.schemas import Digest, UploadHandle, closed, extensible
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
@@ -90,7 +90,7 @@ def _number(request: Request, header: str) -> int | None:
 
 
 def write_terms(request: Request) -> WriteTerms:
-    """What the headers of a write ask for."""
+    """Terms of a write from its headers."""
     return WriteTerms(
         epoch=_number(request, "X-Storm-Epoch"),
         minimum=_number(request, "X-Storm-Min-Replication"),
@@ -224,7 +224,7 @@ class _BlobEndpoints:
         return Response(status_code=204)
 
 
-def blob_operations(nimbus: Nimbus) -> list[Operation]:
+def blob_operations(nimbus: Nimbus) -> list[HttpOperation]:
     """The routes of this module."""
     on = _BlobEndpoints(nimbus)
     key = Parameter("key", str, "Blob key", where="path")
@@ -243,8 +243,8 @@ def blob_operations(nimbus: Nimbus) -> list[Operation]:
     content: dict[int, Any] = {200: whole, 206: whole, 304: None, 416: None}
     wrote = (404, 409, 503)
 
-    def one(method: Any, path: str, endpoint: Endpoint, summary: str, **more: Any) -> Operation:
-        return Operation(method, f"/v1{path}", endpoint, summary, "blobs", **more)
+    def one(method: Any, path: str, endpoint: Endpoint, summary: str, **more: Any) -> HttpOperation:
+        return HttpOperation(method, f"/v1{path}", endpoint, summary, "blobs", **more)
 
     return [
         one(

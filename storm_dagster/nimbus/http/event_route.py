@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from typing_extensions import TypedDict
 
-from storm_dagster.http.answers import bounded_json
-from storm_dagster.http.description import Operation, Parameter
+from storm_dagster.http.description import HttpOperation, Parameter
+from storm_dagster.http.responses import bounded_json
 from storm_dagster.http.schemas import closed
 from storm_dagster.model.dagster_events import decode_event
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavailable
@@ -38,14 +38,14 @@ class EventBatch(TypedDict):
 
 @closed
 class EventResult(TypedDict):
-    """Ids of events that Dagster has, those that it will never take with the reason, and why it took no more."""
+    """Ids of stored events, refused ones with the reason, and why no more were stored."""
 
     stored: list[str]
     refused: dict[str, str]
     trouble: str | None
 
 
-def event_operation(nimbus: Nimbus) -> Operation:
+def event_operation(nimbus: Nimbus) -> HttpOperation:
     """The route."""
     turns = threading.BoundedSemaphore(_MOST_AT_ONCE)
 
@@ -74,12 +74,12 @@ def event_operation(nimbus: Nimbus) -> Operation:
             turns.release()
 
     async def endpoint(request: Request) -> Response:
-        # Nothing of a stranger's body is read.
+        # Nothing of an unauthorized body is read.
         topology_id = await run_in_threadpool(known, request)
         document = await bounded_json(request)
         return JSONResponse(await run_in_threadpool(report, topology_id, document))
 
-    return Operation(
+    return HttpOperation(
         "POST",
         "/v1/topologies/{name}/events",
         endpoint,

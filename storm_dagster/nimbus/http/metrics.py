@@ -1,7 +1,7 @@
 """``/metrics`` for Prometheus.
 
 Labels come from fixed sets (route patterns, statuses) and from running topologies (their components, and the
-at most 100 metrics of a task), never from what callers say.
+at most 100 metrics of a task), never from requests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_facts import TopologyFacts
+from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
@@ -29,7 +29,7 @@ _TOPOLOGY_COUNTS = (
     ("storm_topology_acked", "Tuple trees completed", "acked"),
     ("storm_topology_failed", "Tuple trees failed", "failed"),
 )
-_TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologyFacts], int]], ...] = (
+_TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologySnapshot], int]], ...] = (
     ("storm_topology_workers", "Slots that hold tasks of the topology", lambda one: one.workers_total),
     ("storm_topology_workers_live", "Of them, those with a live process", lambda one: one.workers_live),
     ("storm_topology_executors", "Executors", lambda one: one.executors_total),
@@ -39,7 +39,7 @@ _TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologyFacts], int]], ...] = (
 
 
 class Metrics:
-    """The figures of one nimbus, in a registry of its own."""
+    """The metrics of one nimbus, in a registry of its own."""
 
     media_type = CONTENT_TYPE_LATEST
 
@@ -57,7 +57,7 @@ class Metrics:
             ["method", "route"],
             registry=self._registry,
         )
-        self._registry.register(_ClusterFigures(nimbus, reader))
+        self._registry.register(_ClusterMetrics(nimbus, reader))
 
     def observe(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count one request."""
@@ -69,7 +69,7 @@ class Metrics:
         return generate_latest(self._registry)
 
 
-class _ClusterFigures(Collector):
+class _ClusterMetrics(Collector):
     """Gauges that are read at the moment of a scrape; without ZooKeeper only those of the process."""
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
@@ -88,19 +88,19 @@ class _ClusterFigures(Collector):
         yield _gauge("storm_nimbus_uptime_seconds", "Seconds since start", health["uptime_secs"])
         yield _gauge("storm_nimbus_missing_blobs", "Needed blobs that this nimbus lacks", health["missing"])
         yield _gauge("storm_nimbus_open_uploads", "Upload sessions in progress", len(nimbus.uploads))
-        yield _gauge("storm_nimbus_unreported_deeds", "Deeds to report to Dagster", len(nimbus.unreported))
+        yield _gauge("storm_nimbus_unreported_deeds", "Events to report to Dagster", len(nimbus.unreported))
         yield _gauge("storm_nimbus_blobs", "Blobs that this nimbus holds", len(nimbus.blobs.base.keys()))
         connected = nimbus.cluster.session.connected
         yield _gauge("storm_nimbus_zookeeper_connected", "1 while ZooKeeper answers", connected)
         if nimbus.reads is not None:
-            figures = GaugeMetricFamily(
+            numbers = GaugeMetricFamily(
                 "storm_nimbus_cached_reads",
                 "Reads of rarely changing nodes by who answered",
                 labels=["level"],
             )
             for level in ("memory", "disk", "zookeeper", "invalidated"):
-                figures.add_metric([level], getattr(nimbus.reads.metrics, level))
-            yield figures
+                numbers.add_metric([level], getattr(nimbus.reads.metrics, level))
+            yield numbers
         try:
             view = self._reader.view()
         except StormDagsterError:
@@ -125,10 +125,10 @@ class _ClusterFigures(Collector):
             yield from self._topologies()
 
     def _topologies(self) -> Iterator[Metric]:
-        facts = self._reader.all_facts(_TOPOLOGIES_SECS)
+        snapshot = self._reader.snapshots(_TOPOLOGIES_SECS)
         for name, text, key in _TOPOLOGY_COUNTS:
             family = CounterMetricFamily(name, text, labels=["topology"])
-            for one in facts:
+            for one in snapshot:
                 if one.answered:
                     family.add_metric([one.name], one.totals(ALL_TIME)[key])
             yield family
@@ -137,7 +137,7 @@ class _ClusterFigures(Collector):
             "Mean time to complete a tuple tree, over ten minutes",
             labels=["topology"],
         )
-        for one in facts:
+        for one in snapshot:
             if one.answered:
                 latency.add_metric([one.name], one.totals("600")["complete_ms"] / 1000)
         yield latency
@@ -146,15 +146,15 @@ class _ClusterFigures(Collector):
             "Newest number that a task gave to report_metric",
             labels=["topology", "component", "task", "metric"],
         )
-        for one in facts:
-            for (component, task), figures in one.metrics.items():
-                for metric, value in figures.items():
+        for one in snapshot:
+            for (component, task), numbers in one.metrics.items():
+                for metric, value in numbers.items():
                     if isinstance(value, int | float):
                         reported.add_metric([one.name, component, task, str(metric)], float(value))
         yield reported
         for name, text, value in _TOPOLOGY_SIZES:
             family = GaugeMetricFamily(name, text, labels=["topology"])
-            for one in facts:
+            for one in snapshot:
                 family.add_metric([one.name], float(value(one)))
             yield family
 

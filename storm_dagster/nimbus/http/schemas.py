@@ -27,7 +27,7 @@ _Stats = dict[str, float]
 
 
 class HealthDocument(TypedDict):
-    """How one nimbus is."""
+    """Health of one nimbus."""
 
     status: Literal["ok", "degraded", "no leader", "no connection to ZooKeeper"]
     leader: bool

@@ -5,11 +5,11 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
-from storm_dagster.http.answers import EXCEPTION_HANDLERS
 from storm_dagster.http.authentication import Authentication
-from storm_dagster.http.description import described_routes
+from storm_dagster.http.description import build_routes
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
+from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import HttpService
 from storm_dagster.model.security import Security, public_conf
 from storm_dagster.nimbus.http.blob_routes import blob_operations
@@ -36,7 +36,7 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
         conf=lambda: public_conf(conf.values),
         idle_secs=float(conf["nimbus.file.copy.expiration.secs"]),
     )
-    routes = described_routes(
+    routes = build_routes(
         "storm_dagster nimbus",
         nimbus.identity.version,
         [

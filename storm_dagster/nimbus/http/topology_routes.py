@@ -8,9 +8,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from storm_dagster.http.answers import Endpoint, get, post
-from storm_dagster.http.description import Media, Operation, Parameter
-from storm_dagster.http.questions import asked_text
+from storm_dagster.http.description import HttpOperation, Media, Parameter
+from storm_dagster.http.query import query_text
+from storm_dagster.http.responses import Endpoint, get, post
 from storm_dagster.http.schemas import choice
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.nimbus.http import schemas
@@ -26,7 +26,7 @@ __all__ = ["topology_operations"]
 
 def topology_operations(
     nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, metrics: Metrics
-) -> list[Operation]:
+) -> list[HttpOperation]:
     """The routes of this module."""
     lifecycle = LifecycleRequests(nimbus)
 
@@ -45,7 +45,7 @@ def topology_operations(
         return {"hosts": list(listed)}
 
     def state(request: Request) -> dict[str, Any]:
-        asked = {part: asked_text(request, part) for part in ("key", "limit", "after")}
+        asked = {part: query_text(request, part) for part in ("key", "limit", "after")}
         return reader.state(path_name(request), request.path_params["component"], **asked)
 
     async def exposition(request: Request) -> Response:
@@ -57,10 +57,12 @@ def topology_operations(
     name = Parameter("name", str, "Topology name, or id", where="path")
     reading, changing = (404, 500, 503), (404, 409, 500, 503)
 
-    def one(method: Any, path: str, endpoint: Endpoint, summary: str, schema: Any, **more: Any) -> Operation:
+    def one(
+        method: Any, path: str, endpoint: Endpoint, summary: str, schema: Any, **more: Any
+    ) -> HttpOperation:
         status = more.pop("status", 200)
         more.setdefault("errors", reading)
-        return Operation(method, path, endpoint, summary, "topologies", answers={status: schema}, **more)
+        return HttpOperation(method, path, endpoint, summary, "topologies", answers={status: schema}, **more)
 
     return [
         one(
@@ -71,7 +73,7 @@ def topology_operations(
             schemas.HealthDocument,
             errors=(),
         ),
-        one("GET", "/metrics", exposition, "Figures for Prometheus", Media({"text/plain": str}), errors=()),
+        one("GET", "/metrics", exposition, "Metrics for Prometheus", Media({"text/plain": str}), errors=()),
         one(
             "POST",
             "/v1/submit",
@@ -102,7 +104,7 @@ def topology_operations(
             "GET",
             "/v1/topologies/{name}",
             get(lambda request: reader.show(path_name(request))),
-            "A topology with its tasks, workers, figures and errors",
+            "A topology with its tasks, workers, statistics and errors",
             schemas.ShowDocument,
             parameters=(name,),
         ),

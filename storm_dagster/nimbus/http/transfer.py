@@ -23,7 +23,7 @@ __all__ = ["BlobResponse", "Received", "receive_file"]
 
 @dataclass(frozen=True)
 class Received:
-    """A body that arrived whole. Who takes the file over moves it away; :meth:`discard` is always safe."""
+    """A body that was received whole. Its new owner moves the file away; :meth:`discard` is always safe."""
 
     path: Path
     size: int

@@ -1,4 +1,4 @@
-"""What the leader does by itself: due transitions, healing when no sensor is armed, cleaning, reporting.
+"""Duties of the leader: due transitions, healing when no sensor is armed, cleaning, reporting.
 
 Dagster's sensors come first. They hold ``/healer``; while it has been there recently the leader leaves both
 healing and due transitions to them (``docs/decisions.md#healing-sensor``).
@@ -16,11 +16,10 @@ from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
-from storm_dagster.model.names import topology_name_of
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import cleaner, healing, lifecycle
-from storm_dagster.operations.reports import ReassignReport
+from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.upgrade.ending import advance_upgrades
 
 __all__ = ["LeaderDuties"]
@@ -64,7 +63,7 @@ class LeaderDuties:
         self._nimbus.alarm = None
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop``."""
+        """Run until ``stop``."""
         while not stop.wait(_TICK_SECS):
             try:
                 self.run_once()
@@ -104,16 +103,15 @@ class LeaderDuties:
             self._nimbus.unreported.flush(ctx, self._nimbus.dagster)
 
     def _finish_due(self, ctx: OperationsContext) -> None:
-        report = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=boot_clock())
-        self._due = report.memory
-        for line in report.done:
-            _log.info("done by the leader, no sensor is armed: %s", line)
-            action, _, topology_id = line.rpartition(" ")
+        result = lifecycle.finish_due(ctx, self._due, boot_id=self._boot_id, boot_now=boot_clock())
+        self._due = result.memory
+        for done in result.done:
+            _log.info("done by the leader, no sensor is armed: %s", done.describe())
             self._nimbus.unreported.add(
                 ctx,
-                topology_name_of(topology_id),
-                f"{line}, done by the leader because no sensor was armed",
-                gone=action == "remove",
+                done.name,
+                f"{done.describe()}, done by the leader because no sensor was armed",
+                gone=done.action == "remove",
             )
 
     def _advance_upgrades(self, ctx: OperationsContext) -> None:
@@ -121,9 +119,9 @@ class LeaderDuties:
         if not ctx.cluster.upgrades_under_way():
             return
         for report in advance_upgrades(ctx):
-            said = f"gray upgrade of {report.topology_id} {report.outcome}: {report.reason}"
-            _log.log(logging.WARNING if report.status == "ROLLBACK" else logging.INFO, "%s", said)
-            self._nimbus.unreported.add(ctx, report.name, said)
+            text = f"gray upgrade of {report.topology_id} {report.outcome}: {report.reason}"
+            _log.log(logging.WARNING if report.status == "ROLLBACK" else logging.INFO, "%s", text)
+            self._nimbus.unreported.add(ctx, report.name, text)
 
     def _heal(self, ctx: OperationsContext, absent: float) -> None:
         """Reassign what is dead once the healing sensor has been away for the backstop time."""
@@ -135,7 +133,7 @@ class LeaderDuties:
             return
         if not self._armed:
             self._armed = True
-            # The judgement starts now: nothing was watched before.
+            # Liveness starts now: nothing was watched before.
             self._liveness = LivenessMemory(boot_id=self._boot_id, since=boot_clock())
             self._attempts = {}
             _log.warning(
@@ -152,10 +150,12 @@ class LeaderDuties:
                 _log.error("%s", seen.frozen)
         due, self._attempts = due_attempts(seen.causes, self._attempts, boot_now=now)
         if due:
-            self._note(ctx, healing.reassign(ctx, [attempt.cause for attempt in due]), seen.causes)
+            self._report_reassignments(
+                ctx, healing.reassign(ctx, [attempt.cause for attempt in due]), seen.causes
+            )
 
-    def _note(
-        self, ctx: OperationsContext, reports: Iterable[ReassignReport], causes: Iterable[Cause]
+    def _report_reassignments(
+        self, ctx: OperationsContext, reports: Iterable[ReassignResult], causes: Iterable[Cause]
     ) -> None:
         words = {cause.key: cause.describe() for cause in causes}
         for report in reports:
@@ -185,5 +185,5 @@ class LeaderDuties:
         for problem in report.problems:
             _log.warning("not cleaned: %s", problem)
         if report.waiting:
-            # Garbage must be seen twice: look again once its grace has passed.
+            # Garbage must be seen twice: clean again once its grace has passed.
             self._next_clean = min(self._next_clean, boot_clock() + 61.0)

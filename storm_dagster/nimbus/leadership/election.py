@@ -18,7 +18,7 @@ __all__ = ["Election"]
 _log = logging.getLogger(__name__)
 
 CHECK_SECS = 5.0
-"""A follower looks for a leader this often, besides being woken by its watch."""
+"""A follower polls for a leader this often, besides being woken by its watch."""
 _FIRST_BACK_OFF_SECS = 1.0
 _LONGEST_BACK_OFF_SECS = 60.0
 
@@ -31,27 +31,27 @@ class Election:
     tries again, while others may lead.
     """
 
-    def __init__(self, nimbus: Nimbus, sync: BlobSync, initialise: Callable[[int], None]) -> None:
+    def __init__(self, nimbus: Nimbus, sync: BlobSync, initialize: Callable[[int], None]) -> None:
         self._nimbus = nimbus
         self._sync = sync
-        self._initialise = initialise
+        self._initialize = initialize
         self._wake = threading.Event()
         self._vacant_since: float | None = None
         self._failures = 0
         self._not_before = 0.0
-        self._said: str | None = None
+        self._logged: str | None = None
         self._registered: tuple[int, Mapping[str, Any]] | None = None
         nimbus.cluster.state.add_listener(self._on_connection)
 
     def wake(self) -> None:
-        """Look again now; may be called from any thread."""
+        """Poll now; may be called from any thread."""
         self._wake.set()
 
     def _on_connection(self, _: str) -> None:
         self._wake.set()
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop``. What goes wrong is logged and tried again; only a foreign cluster id ends it.
+        """Run until ``stop``. Errors are logged and the round repeated; only another cluster's id ends it.
 
         Raises :class:`Conflict` when the root became another cluster's.
         """
@@ -61,7 +61,7 @@ class Election:
                 self._nimbus.cluster.check_cluster_id()
                 pause = self._attempt()
             except Unavailable as error:
-                self._say(logging.WARNING, f"no election now: {error}")
+                self._log_once(logging.WARNING, f"no election now: {error}")
                 self._forget_leadership()
                 pause = 1.0
             deadline = time.monotonic() + pause
@@ -78,7 +78,7 @@ class Election:
             return self._give_up("an election attempt failed", error)
 
     def _give_up(self, what: str, error: Exception) -> float:
-        """Drop ``/nimbus_master``, say why, and wait 1, 2, 4 ... 60 s; how long, in seconds."""
+        """Drop ``/nimbus_master``, log the reason, and wait 1, 2, 4 ... 60 s; how long, in seconds."""
         me = self._nimbus.identity
         self._failures += 1
         pause = min(_FIRST_BACK_OFF_SECS * 2 ** (self._failures - 1), _LONGEST_BACK_OFF_SECS)
@@ -97,7 +97,7 @@ class Election:
         except StormDagsterError as lost:
             # Then it ends with the session; no write lands meanwhile, because nothing acts for it.
             _log.warning("leadership could not be given up now: %s", lost)
-        # Among the followers again: it says so to others, and takes blobs.
+        # Among the followers again: registered as one, and it takes blobs.
         self._registered = None
         try:
             self._register()
@@ -106,7 +106,7 @@ class Election:
         return pause
 
     def run_once(self) -> float:
-        """One look; how long to wait at most before the next, in seconds."""
+        """One round; how long to wait at most before the next, in seconds."""
         leadership, me = self._nimbus.leadership, self._nimbus.identity
         leader = leadership.current(self.wake)
         if leader is None or leader == me.address:
@@ -142,8 +142,8 @@ class Election:
             self._nimbus.identity.address, len(lacking), others, vacant_secs=now - self._vacant_since
         )
         if not decision.allowed or lacking:
-            self._say(logging.WARNING, decision.reason)
-        # Somebody else's leader may be about to announce itself: look again soon.
+            self._log_once(logging.WARNING, decision.reason)
+        # Somebody else's leader may be about to announce itself: poll again soon.
         return decision.allowed, 1.0
 
     def _lead(self, epoch: int) -> float:
@@ -152,14 +152,14 @@ class Election:
         if status.known.epoch == epoch:
             return CHECK_SECS
         try:
-            self._initialise(epoch)
+            self._initialize(epoch)
         except Exception as error:
             return self._give_up("its initialisation failed", error)
         self._failures = 0
         status.update(epoch=epoch, leader=me.address, leader_http=me.http)
         self._nimbus.leadership.unregister_follower(me.address)
         self._registered = None
-        self._said = None
+        self._logged = None
         _log.info("nimbus %s leads in epoch %d", me.address, epoch)
         return CHECK_SECS
 
@@ -196,10 +196,10 @@ class Election:
         if known.epoch is not None:
             self._nimbus.status.update(epoch=None, leader=None, leader_http=None)
 
-    def _say(self, level: int, text: str) -> None:
-        """Log a state once, not at every look."""
-        if text != self._said:
-            self._said = text
+    def _log_once(self, level: int, text: str) -> None:
+        """Log a state once, not at every round."""
+        if text != self._logged:
+            self._logged = text
             _log.log(level, "%s", text)
 
     def close(self) -> None:

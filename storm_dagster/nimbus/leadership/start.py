@@ -49,7 +49,7 @@ def check_bind(conf: ClusterConf) -> str:
 
 
 def thrift_host(conf: ClusterConf, host: str) -> str:
-    """Where the Thrift service binds: at ``host``, which beyond loopback takes TLS.
+    """Address of the Thrift service: at ``host``, which beyond loopback takes TLS.
 
     Thrift's calls have no place for a secret, so that without certificates only this machine may call.
     """
@@ -103,7 +103,7 @@ def open_cluster(conf: ClusterConf, folder: Path, blobs: BaseStore) -> StormClus
     except FileNotFoundError:
         remembered = None
     except UnicodeDecodeError:
-        raise Corrupt(f"{path} is damaged: look at it, and remove it if this nimbus is new") from None
+        raise Corrupt(f"{path} is damaged: check it, and remove it if this nimbus is new") from None
     fresh = remembered is None and not blobs.keys()
     cluster = StormClusterState.open(conf, create_root=fresh, cluster_id=remembered)
     if remembered is None:

@@ -1,1 +1,1 @@
-"""What HTTP and Thrift ask for: submissions, lifecycle changes, reads."""
+"""Requests of HTTP and Thrift: submissions, lifecycle changes, reads."""

@@ -1,4 +1,4 @@
-"""The action listener: a class of the user that hears what is done to topologies, in order (Storm, JStorm).
+"""The action listener: a class of the user that is notified of actions on topologies, in order (Storm, JStorm).
 
 ``nimbus.topology.action.notifier.plugin.class: "module:Class"``. The leader makes one instance and calls::
 
@@ -6,9 +6,9 @@
     notify(topology_id, action)      for each action
     cleanup()                        when this nimbus leads no more     (optional)
 
-Whatever the class does, the cluster does not feel it: it is called in a thread of its own, its errors are
-logged, and a call that does not end holds up later calls only. What a leader had not told when it ended, the next
-one tells; the action under way then is told twice.
+The class cannot disturb the cluster: it is called in a thread of its own, its errors are logged, and a call that
+does not end delays later calls only. The next leader notifies of the actions that a former one did not finish; the
+one under way then is repeated.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ __all__ = ["ActionNotifier", "load_listener"]
 
 _log = logging.getLogger(__name__)
 
-_LOOK_SECS = 1.0
+_POLL_SECS = 1.0
 _LATE_SECS = 30.0
 _MOST_WAITING = 1000
 
 
 def load_listener(name: str) -> Any:
-    """An instance of ``module:Class``; :class:`InvalidRequest` saying what is wrong with it."""
+    """An instance of ``module:Class``; :class:`InvalidRequest` if it cannot be made."""
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
         raise InvalidRequest(f"{NOTIFIER_KEY}: {name!r:.200} is not of the form 'module:Class'")
@@ -60,11 +60,11 @@ class _Caller:
         self._idle.set()
 
     def busy(self) -> bool:
-        """Whether a call has not come back yet."""
+        """Whether a call has not returned yet."""
         return not self._idle.is_set()
 
     def call(self, what: str, function: Callable[[], Any], wait_secs: float) -> bool:
-        """Call; whether it came back within ``wait_secs``. Its errors are logged."""
+        """Call; whether it returned within ``wait_secs``. Its errors are logged."""
         self._idle.clear()
 
         def run() -> None:
@@ -80,7 +80,7 @@ class _Caller:
 
 
 class ActionNotifier:
-    """Tells the configured listener. :meth:`run` blocks in a thread of the daemon; without a listener it ends."""
+    """Notifies the configured listener. :meth:`run` blocks in a thread of the daemon; without a listener it ends."""
 
     def __init__(
         self, nimbus: Nimbus, *, late_secs: float = _LATE_SECS, most_waiting: int = _MOST_WAITING
@@ -93,7 +93,7 @@ class ActionNotifier:
         self._epoch: int | None = None
 
     def run(self, stop: threading.Event) -> None:
-        """Until ``stop``."""
+        """Run until ``stop``."""
         name = self._nimbus.conf[NOTIFIER_KEY]
         if not name:
             return
@@ -101,18 +101,18 @@ class ActionNotifier:
             self._listener = load_listener(str(name))
         except InvalidRequest as error:
             # The cluster works without it; its actions are dropped, so that they do not pile up.
-            _log.error("%s; nobody hears of actions", error.message)
-        while not stop.wait(_LOOK_SECS):
+            _log.error("%s; no listener is notified of actions", error.message)
+        while not stop.wait(_POLL_SECS):
             try:
                 self.run_once(stop)
             except StormDagsterError as error:
-                _log.warning("actions are told later: %s", error.message)
+                _log.warning("the listener is notified later: %s", error.message)
             except Exception:
                 _log.exception("telling the action listener failed")
         self._end()
 
     def run_once(self, stop: threading.Event) -> None:
-        """Tell what waits, when this nimbus leads and the listener is free."""
+        """Notify of pending actions, when this nimbus leads and the listener is free."""
         epoch = self._nimbus.status.epoch
         if epoch != self._epoch:
             self._end()
@@ -123,23 +123,23 @@ class ActionNotifier:
             return
         ctx = self._nimbus.operations(epoch)
         waiting = pending_actions(ctx)
-        for action in self._trimmed(ctx, waiting):
+        for action in self._trim(ctx, waiting):
             if stop.is_set() or self._caller.busy():
                 return
-            self._tell(action)
+            self._notify(action)
             forget_action(ctx, action)
 
-    def _trimmed(self, ctx: OperationsContext, waiting: list[PendingAction]) -> list[PendingAction]:
+    def _trim(self, ctx: OperationsContext, waiting: list[PendingAction]) -> list[PendingAction]:
         """The newest of them; the others are dropped, because nodes must not grow without bound."""
         late = waiting[: max(0, len(waiting) - self._most)]
         for action in late:
             _log.error(
-                "the listener does not hear of %s of %s: too many wait", action.action, action.topology_id
+                "the listener is not notified of %s of %s: too many wait", action.action, action.topology_id
             )
             forget_action(ctx, action)
         return waiting[len(late) :]
 
-    def _tell(self, action: PendingAction) -> None:
+    def _notify(self, action: PendingAction) -> None:
         if self._listener is None or not action.action:
             return
         what = f"{action.action} of {action.topology_id}"

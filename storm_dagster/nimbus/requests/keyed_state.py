@@ -1,4 +1,4 @@
-"""The keyed state of a running topology, asked of the workers whose tasks keep it."""
+"""The keyed state of a running topology, read from the workers whose tasks keep it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def read_state(
 
     Tasks come in ascending order, each with its keys in the order in which they were first set; ``next`` (``None`` at
     the end) is the ``after`` of the following page. A long value has the beginning of its text as ``shown``. With
-    ``key`` only that key, by its text or, when that is JSON, by what it stands for; each task may have one.
+    ``key`` only that key, by its text or, when that is JSON, by the decoded value; each task may have one.
     :class:`KeyNotFound` for an unknown component, :class:`InvalidRequest` for one without state,
     :class:`Unavailable` while a task of it does not run.
     """

@@ -2,7 +2,7 @@
 
 :meth:`LifecycleRequests.act` is the one way in, for the HTTP service and for Thrift: a submission with
 ``topology.hot.deploy.enable`` is its verb ``update``, one with ``topology.upgrade`` its verb ``gray-upgrade``
-(:mod:`storm_dagster.nimbus.thrift.deploying`), each with the ``handle`` of the uploaded parts.
+(:mod:`storm_dagster.nimbus.thrift.submission`), each with the ``handle`` of the uploaded parts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.rebalance import rebalance, require_offered_host
 from storm_dagster.operations.read.explaining import moves_document
-from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade.facts import UpgradeReport
 from storm_dagster.operations.upgrade.start import check_request
@@ -73,7 +73,7 @@ class LifecycleRequests:
         ``run_id`` is ``None`` when Dagster did not answer within 5 s, or refused nimbus, and the leader did it itself (kill,
         activate, deactivate, complete-upgrade, rollback); all others are then :class:`Unavailable`. :class:`NotAlive` for an
         unknown topology, :class:`Conflict` when its status does not allow the change. With ``dry_run`` nothing
-        is changed: the answer says what would be done, for a rebalance with the plan.
+        is changed: the response describes the change, for a rebalance with the plan.
         """
         if verb not in VERBS:
             raise InvalidRequest(f"{verb!r:.40} is no change of a topology: use {', '.join(VERBS)}")
@@ -81,7 +81,7 @@ class LifecycleRequests:
         dry_run = document.pop("dry_run", False)
         if not isinstance(dry_run, bool):
             raise InvalidRequest("'dry_run' must be true or false")
-        fields = _checked(verb, document)
+        fields = _check_fields(verb, document)
         epoch = self._nimbus.status.require()
         view = self._nimbus.cluster.load_view()
         topology = topology_by_name(view, name)
@@ -91,7 +91,7 @@ class LifecycleRequests:
             "status": topology.base.status,
         }
         event = _EVENTS.get(verb)
-        # The run decides; what cannot be done now needs no run to say so.
+        # The run decides; what cannot be done now needs no run.
         if event is not None:
             apply_event(topology.base, event)
         if verb == "rebalance":
@@ -135,7 +135,7 @@ class LifecycleRequests:
             self._nimbus.uploads.require(handle)
 
     def _plan(self, topology_id: str, fields: Mapping[str, Any], epoch: int) -> dict[str, Any]:
-        """What the rebalance would do, by the plain-Python planner; its error when it does not fit."""
+        """The plan of the rebalance, by the local planner; its error when it does not fit."""
         asked = {key: value for key, value in fields.items() if key != "wait_secs"}
         report = rebalance(self._nimbus.operations(epoch), topology_id, **asked, wait_secs=0, dry_run=True)
         placement = report.placement
@@ -175,13 +175,13 @@ class LifecycleRequests:
 
     def _by_hand(
         self, verb: str, fields: Mapping[str, Any]
-    ) -> Callable[[OperationsContext, str], LifecycleReport | UpgradeReport] | None:
+    ) -> Callable[[OperationsContext, str], LifecycleResult | UpgradeReport] | None:
         if verb == "kill":
             return lambda ctx, name: lifecycle.kill(ctx, name, fields.get("wait_secs"))
-        by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleReport | UpgradeReport]] = {
+        by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleResult | UpgradeReport]] = {
             "activate": lifecycle.activate,
             "deactivate": lifecycle.deactivate,
-            # What takes back or ends must not wait for Dagster.
+            # Rolling back and completing must not wait for Dagster.
             "complete-upgrade": lifecycle.complete_upgrade,
             "rollback": lifecycle.roll_back,
         }
@@ -197,7 +197,7 @@ def check_ending(base: StormBase, verb: str) -> None:
         )
 
 
-def _checked(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
+def _check_fields(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of the request, those that are null left out; :class:`InvalidRequest` for anything wrong."""
     unknown = sorted(set(document) - _FIELDS[verb])
     if unknown:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -21,12 +22,16 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.keyed_state import read_state
-from storm_dagster.nimbus.requests.page_facts import TopologyFacts, topology_facts
+from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot, snapshot_topology
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.live.worker_curve import link_key_of
+from storm_dagster.operations.live.worker_requests import ask_topology_master
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import explain_document, problems
 
-__all__ = ["AskTopologyMaster", "ClusterReader"]
+__all__ = ["AskTopologyMaster", "ClusterReader", "TopologyStats"]
+
+_log = logging.getLogger(__name__)
 
 AskTopologyMaster = Callable[[TopologyView], Mapping[str, Any] | None]
 """Statistics of a whole topology from the worker that runs its topology master; ``None`` without an answer."""
@@ -35,6 +40,38 @@ _VIEW_SECS = 0.2
 _STATS_SECS = 1.0
 _COPIES_SECS = 2.0
 _MOST_STATS = 256
+_ANSWER_SECS = 1.0
+_LEFT_ALONE_SECS = 2.0
+"""A topology master that did not answer is left alone for this long, so that pages do not wait for it each time."""
+
+
+class TopologyStats:
+    """Asks topology masters, and remembers for a moment which of them are silent."""
+
+    def __init__(self, security: Security | None = None) -> None:
+        self._security = security or Security()
+        self._silent: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def ask(self, topology: TopologyView) -> Mapping[str, Any] | None:
+        """``{"tasks": ..., "workers": ...}``; ``None`` when the topology master does not run or does not answer."""
+        began = time.monotonic()
+        with self._lock:
+            self._silent = {key: until for key, until in self._silent.items() if until > began}
+            if topology.id in self._silent:
+                return None
+        try:
+            key = link_key_of(self._security, topology.id)
+            answer = ask_topology_master(topology, timeout=_ANSWER_SECS, link_key=key)
+        except StormDagsterError as error:
+            _log.info("the topology master of %s answered with an error: %s", topology.id, error)
+            answer = None
+        now = time.monotonic()
+        if answer is None and now - began >= _ANSWER_SECS:
+            _log.info("the topology master of %s does not answer", topology.id)
+            with self._lock:
+                self._silent[topology.id] = now + _LEFT_ALONE_SECS
+        return answer
 
 
 class ClusterReader:
@@ -116,9 +153,7 @@ class ClusterReader:
         try:
             return problems(view, topology, self.runnable(topology.code_dir), down)
         except StormDagsterError as error:
-            return [
-                f"{len(down)} tasks do not run, and what stands in their way is not known: {error.message}"
-            ]
+            return [f"{len(down)} tasks do not run, and the reason is not known: {error.message}"]
 
     def _upgrade_of(self, topology: TopologyView) -> dict[str, Any]:
         """``{"upgrade": ...}`` while the topology is being upgraded or rolled back, worker by worker."""
@@ -129,10 +164,10 @@ class ClusterReader:
         state = self._nimbus.cluster.read_upgrade(topology.id)
         return {"upgrade": upgrade_document(state, topology.assignment, topology.tasks)}
 
-    def facts(self, name: str) -> TopologyFacts:
-        """Everything that pages of a topology (by name or id) show; :class:`NotAlive` when there is none."""
+    def snapshot(self, name: str) -> TopologySnapshot:
+        """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is none."""
         topology = topology_by_name(self.view(), name)
-        return topology_facts(
+        return snapshot_topology(
             topology,
             self._stats_of(topology),
             now_secs=int(time.time()),
@@ -143,18 +178,18 @@ class ClusterReader:
         """The topology master's answer for a topology by name or id (``None`` without one), at most 1 s old."""
         return self._stats_of(topology_by_name(self.view(), name))
 
-    def all_facts(self, deadline_secs: float) -> list[TopologyFacts]:
-        """Facts of every topology, without errors; figures of those whose topology master answers in time."""
+    def snapshots(self, deadline_secs: float) -> list[TopologySnapshot]:
+        """Snapshots of every topology, without errors; statistics of those whose topology master responds in time."""
         topologies = sorted(self.view().topologies.values(), key=lambda one: one.base.name)
         pending = {one.id: self._askers.submit(self._stats_of, one) for one in topologies}
         wait(pending.values(), timeout=deadline_secs)
         now_secs = int(time.time())
-        found: list[TopologyFacts] = []
+        found: list[TopologySnapshot] = []
         for one in topologies:
             future = pending[one.id]
             future.cancel()
-            told = future.result() if future.done() and not future.cancelled() else None
-            found.append(topology_facts(one, told, now_secs=now_secs))
+            report = future.result() if future.done() and not future.cancelled() else None
+            found.append(snapshot_topology(one, report, now_secs=now_secs))
         return found
 
     def runnable(self, topology_id: str) -> Runnable:
@@ -174,8 +209,8 @@ class ClusterReader:
         return held
 
     def placement(self, name: str, task: int | None = None) -> dict[str, Any]:
-        """Why each task of a topology is where it is, as the run that published it stored it, and what stands
-        in the way of those that do not run; with ``task`` also what its worker was chosen against."""
+        """Why each task of a topology is where it is, as the run that published it stored it, and why
+        others do not run; with ``task`` also what its worker was chosen against."""
         view = self.view()
         topology = topology_by_name(view, name)
         key = placement_key(topology.id)
@@ -186,7 +221,9 @@ class ClusterReader:
                 f"the reasons for the placement of {topology.base.name!r} are not stored: rebalance it to get new ones"
             ) from None
         except ValueError:
-            raise Corrupt(f"blob {key!r} is no JSON: rebalance the topology, which writes it anew") from None
+            raise Corrupt(
+                f"blob {key!r} is not valid JSON: rebalance the topology, which writes it again"
+            ) from None
         if not isinstance(document, dict):
             return {"reasons": document}
         down = [row["id"] for row in self.show(name)["tasks"] if row["status"] in ("dead", "unassigned")]
@@ -289,12 +326,12 @@ class ClusterReader:
 
 
 def _alarm_of(healer: bytes | None) -> str | None:
-    """Why healing pauses, as the armed sensor says in its node."""
+    """The reason why healing pauses, from the node of the armed sensor."""
     try:
-        said = json.loads(healer or b"{}").get("alarm")
+        reason = json.loads(healer or b"{}").get("alarm")
     except (ValueError, AttributeError):
         return None
-    return said if isinstance(said, str) else None
+    return reason if isinstance(reason, str) else None
 
 
 def _row(address: str, leader: bool, detail: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from storm_dagster.model.dagster_names import SUBMIT_JOB, TOKEN_TAG
 from storm_dagster.model.errors import (
     AlreadyAlive,
     Conflict,
-    Corrupt,
     InvalidRequest,
     Misconfigured,
     Unavailable,
@@ -23,13 +22,14 @@ from storm_dagster.model.names import check_topology_name
 from storm_dagster.nimbus.dagster.client import FINISHED
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
+from storm_dagster.operations.context import check_name_free
 from storm_dagster.operations.submit.staging import check_token, read_token
 
 __all__ = ["Submissions"]
 
 _FIELDS = {"name", "handle", "token", "inactive", "allow_degraded"}
 _REMEMBERED_SECS = 600.0
-_LOOK_SECS = 0.5
+_POLL_SECS = 0.5
 """So old may the knowledge be that a run goes on: of a hundred callers with one name few ask Dagster."""
 
 
@@ -54,7 +54,7 @@ class Submissions:
         self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(
             _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
         )
-        self._turns = _Turns()
+        self._locks = _KeyedLocks()
 
     def advance(self, now: float) -> None:
         """Forget old tokens; called by the upkeep thread."""
@@ -79,16 +79,19 @@ class Submissions:
         for field, value in flags.items():
             if not isinstance(value, bool):
                 raise InvalidRequest(f"{field!r} of the submission must be true or false, got {value!r:.40}")
-        with self._turns.take(token), self._turns.take(f"name {name}"):
+        with self._locks.hold(token), self._locks.hold(f"name {name}"):
             self._refuse_under_way(name, token)
-            alive = self._is_alive(name, token)
+            view = self._nimbus.cluster.load_view()
+            alive = view.topology_named(name)
+            own = (alive.id,) if alive is not None and alive.base.token == token else ()
+            check_name_free(view, name, own)
             try:
                 run_id = self._earlier_run(token, name, epoch)
             except (Misconfigured, Unavailable):
-                if not alive:
+                if not own:
                     raise
                 run_id = None  # its topology runs: which run made it is not worth an error
-            if run_id is None and not alive:
+            if run_id is None and not own:
                 handle = document.get("handle")
                 self._nimbus.uploads.require(handle)
                 run_id = self._launch(name, token, {"handle": handle, "token": token, **flags})
@@ -111,35 +114,16 @@ class Submissions:
         other = self._names.get(name)
         if other is None or other.token == token:
             return
-        if time.monotonic() - other.seen > _LOOK_SECS:
+        if time.monotonic() - other.seen > _POLL_SECS:
             found = self._nimbus.dagster.find_run(TOKEN_TAG, other.token, job=SUBMIT_JOB)
             if found is None or found.status in FINISHED:
                 self._names.remove(name)
                 return
             self._names.put(name, replace(other, seen=time.monotonic()))
         raise AlreadyAlive(
-            f"topology {name!r} is being submitted already (run {other.run_id}): wait until that has ended, or choose "
+            f"topology {name!r} is being submitted already (run {other.run_id}): wait until it has finished, or choose "
             "another name"
         )
-
-    def _is_alive(self, name: str, token: str) -> bool:
-        """Whether this very submission runs already; :class:`AlreadyAlive` when another one does."""
-        for topology_id in self._nimbus.cluster.active_storms():
-            try:
-                base = self._nimbus.cluster.storm_base(topology_id)
-            except Corrupt:
-                if topology_id.rsplit("-", 2)[0] == name:
-                    raise
-                continue  # a damaged topology is in the way of its own name only
-            if base is None or base.name != name:
-                continue
-            if base.token == token:
-                return True
-            raise AlreadyAlive(
-                f"topology {name!r} is alive already (id {topology_id}, {base.status}): kill it first, choose another "
-                "name, or update it"
-            )
-        return False
 
     def _launch(self, name: str, token: str, config: Mapping[str, Any]) -> str:
         dagster = self._nimbus.dagster
@@ -155,25 +139,26 @@ class Submissions:
         return run_id
 
 
-class _Turns:
-    """One lock for each word in use."""
+class _KeyedLocks:
+    """One lock for each key in use."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextmanager
-    def take(self, word: str) -> Iterator[None]:
+    def hold(self, key: str) -> Iterator[None]:
+        """Hold the key's lock."""
         with self._guard:
-            lock, waiting = self._locks.get(word, (threading.Lock(), 0))
-            self._locks[word] = (lock, waiting + 1)
+            lock, waiting = self._locks.get(key, (threading.Lock(), 0))
+            self._locks[key] = (lock, waiting + 1)
         try:
             with lock:
                 yield
         finally:
             with self._guard:
-                lock, waiting = self._locks[word]
+                lock, waiting = self._locks[key]
                 if waiting == 1:
-                    del self._locks[word]
+                    del self._locks[key]
                 else:
-                    self._locks[word] = (lock, waiting - 1)
+                    self._locks[key] = (lock, waiting - 1)

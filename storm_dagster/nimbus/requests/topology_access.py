@@ -1,4 +1,4 @@
-"""The conf of a running topology, by which the HTTP service decides who may see and change it."""
+"""The conf of a running topology, by which the HTTP service authorizes requests for it."""
 
 from __future__ import annotations
 

@@ -1,35 +1,65 @@
-"""What the leader did while Dagster was away, to be reported to it when it answers again (best effort)."""
+"""Outbox of what leaders did while Dagster was away, in ZooKeeper until Dagster takes it (best effort).
+
+One bounded record at ``/unreported``, which a new leader takes over; the oldest events are dropped first.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 
+from pydantic import Field
+
+from storm_dagster.model import paths
 from storm_dagster.model.dagster_names import SUBMIT_JOB
-from storm_dagster.model.errors import Misconfigured, StormDagsterError, Unavailable
+from storm_dagster.model.errors import Corrupt, Misconfigured, StormDagsterError, Unavailable
+from storm_dagster.model.records import Record, decode_record, encode_record
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.live.deeds import MOST_DEEDS, Deed, load_deeds, store_deeds
+from storm_dagster.operations.transactions import fenced_transaction
 
-__all__ = ["Unreported"]
+__all__ = ["LeaderOutbox"]
 
 _log = logging.getLogger(__name__)
 
+_MOST_EVENTS = 200
+_MOST_TEXT = 1000
 
-class Unreported:
-    """A bounded memory of deeds, the oldest forgotten first. It stands in ZooKeeper: a new leader takes it over."""
+
+class UnreportedEvent(Record):
+    """A change that was made without a Dagster run."""
+
+    asset: tuple[str, ...]
+    partition: str
+    description: str
+    gone: bool = False
+    """The topology was removed: its partition key goes once nobody uses the name."""
+
+
+class _UnreportedEvents(Record):
+    events: tuple[UnreportedEvent, ...] = Field(default=(), alias="deeds")
+
+
+class LeaderOutbox:
+    """The unreported events of one leader, stored in ZooKeeper with each change."""
 
     def __init__(self) -> None:
-        self._deeds: list[Deed] = []
+        self._events: list[UnreportedEvent] = []
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._deeds)
+        return len(self._events)
 
     def take_over(self, ctx: OperationsContext) -> None:
-        """Begin as the leader: with what former leaders did not report."""
+        """Begin as the leader, with what former leaders did not report; a damaged record counts as empty."""
+        raw = ctx.cluster.state.get_data(paths.UNREPORTED)
+        events: tuple[UnreportedEvent, ...] = ()
+        try:
+            events = decode_record(_UnreportedEvents, raw, paths.UNREPORTED).events if raw else ()
+        except Corrupt as error:
+            _log.error("what former leaders did cannot be reported to Dagster: %s", error.message)
         with self._lock:
-            self._deeds = list(load_deeds(ctx))
+            self._events = list(events)
 
     def add(
         self,
@@ -40,40 +70,42 @@ class Unreported:
         *,
         gone: bool = False,
     ) -> None:
-        """Remember a deed. ``gone``: the topology was removed, so that its partition key is to go."""
+        """Add an event. ``gone``: the topology was removed, so that its partition key is to go."""
+        event = UnreportedEvent(
+            asset=asset, partition=partition, description=description[:_MOST_TEXT], gone=gone
+        )
         with self._lock:
-            self._deeds = [
-                *self._deeds,
-                Deed(asset=asset, partition=partition, description=description, gone=gone),
-            ][-MOST_DEEDS:]
+            self._events = [*self._events, event][-_MOST_EVENTS:]
             self._store(ctx)
 
     def _store(self, ctx: OperationsContext) -> None:
+        record = encode_record(_UnreportedEvents.model_validate({"deeds": tuple(self._events)}))
         try:
-            store_deeds(ctx, self._deeds)
+            # Only the leader writes it, and the epoch shows who that is: any version.
+            fenced_transaction(ctx, ctx.current_epoch()).set(paths.UNREPORTED, record, -1).commit()
         except StormDagsterError as error:
             _log.warning("what is to be reported to Dagster is kept in memory only: %s", error.message)
 
     def flush(self, ctx: OperationsContext, dagster: DagsterClient) -> int:
-        """Report what is remembered, oldest first, until Dagster does not answer; how many were reported."""
+        """Report the events, oldest first, until Dagster does not answer; how many were reported."""
         reported = 0
         done: set[int] = set()
         with self._lock:
-            deeds = list(self._deeds)
-        for deed in deeds:
+            events = list(self._events)
+        for event in events:
             try:
-                dagster.report(deed.asset, deed.partition, deed.description)
+                dagster.report(event.asset, event.partition, event.description)
                 reported += 1
-                if deed.gone and _name_is_free(ctx, dagster, deed.partition):
-                    dagster.drop_partition(deed.partition)
+                if event.gone and _name_is_free(ctx, dagster, event.partition):
+                    dagster.drop_partition(event.partition)
             except (Misconfigured, Unavailable):
                 break
             except StormDagsterError as error:
-                _log.warning("not reported to Dagster: %s (%s)", deed.description, error)
-            done.add(id(deed))
+                _log.warning("not reported to Dagster: %s (%s)", event.description, error)
+            done.add(id(event))
         if done:
             with self._lock:
-                self._deeds = [deed for deed in self._deeds if id(deed) not in done]
+                self._events = [event for event in self._events if id(event) not in done]
                 self._store(ctx)
         return reported
 

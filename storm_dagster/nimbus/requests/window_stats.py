@@ -1,4 +1,4 @@
-"""Figures by window and stream, made of what a topology master reports: the one source of every page (REST, Thrift).
+"""Statistics by window and stream, made of the reports of a topology master: the one source of every page (REST, Thrift).
 
 A task reports exact counts of each window, and by stream what it emitted, transferred and executed. What a
 bolt acked and failed and its latencies are known for the task as a whole; with one input they belong to it,
@@ -50,7 +50,7 @@ def split_input(key: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Totals:
-    """Figures of one window, summed; latencies are means over what was counted, in milliseconds."""
+    """Statistics of one window, summed; latencies are means over what was counted, in milliseconds."""
 
     emitted: int = 0
     transferred: int = 0
@@ -64,7 +64,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class WindowStats:
-    """Figures of one window by stream.
+    """Statistics of one window by stream.
 
     ``emitted`` and ``transferred`` are keyed by output stream. ``acked`` and ``failed`` are keyed by output stream
     for a spout and by input ``component:stream`` for a bolt, as ``executed``, ``execute_ms`` and ``process_ms``;
@@ -101,43 +101,43 @@ class WindowStats:
         )
 
 
-def task_windows(told: Mapping[str, Any] | None, kind: Literal["spout", "bolt"]) -> dict[str, WindowStats]:
-    """Window -> figures of one task, from the topology master's entry for it (``None``: it reported nothing)."""
-    if told is None:
+def task_windows(entry: Mapping[str, Any] | None, kind: Literal["spout", "bolt"]) -> dict[str, WindowStats]:
+    """Window -> statistics of one task, from the topology master's entry for it (``None``: it reported nothing)."""
+    if entry is None:
         return {window: WindowStats() for window in WINDOWS}
-    lifetime = told.get("streams") or {}
-    by_window = {ALL_TIME: lifetime, **(told.get("window_streams") or {})}
-    figures = told.get("windows") or {}
+    lifetime = entry.get("streams") or {}
+    by_window = {ALL_TIME: lifetime, **(entry.get("window_streams") or {})}
+    latest = entry.get("windows") or {}
     return {
         window: _one_window(
-            by_window.get(window, lifetime), figures.get(window) or told.get("stats") or {}, kind
+            by_window.get(window, lifetime), latest.get(window) or entry.get("stats") or {}, kind
         )
         for window in WINDOWS
     }
 
 
 def _one_window(
-    streams: Mapping[str, Any], figures: Mapping[str, Any], kind: Literal["spout", "bolt"]
+    streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Literal["spout", "bolt"]
 ) -> WindowStats:
     emitted: dict[str, int] = dict(streams.get("emitted") or {})
     executed: dict[str, int] = dict(streams.get("executed") or {})
-    if not executed and figures.get("executed"):
+    if not executed and latest.get("executed"):
         # System components count their messages without a stream.
-        executed = {":__system": int(figures["executed"])}
+        executed = {":__system": int(latest["executed"])}
     if kind == "spout":
         weights = {stream: count for stream, count in emitted.items() if not is_system_name(stream)}
     else:
         weights = executed
-    acked = _share(int(figures.get("acked") or 0), weights)
+    acked = _share(int(latest.get("acked") or 0), weights)
     return WindowStats(
         emitted=emitted,
         transferred=dict(streams.get("transferred") or {}),
         executed=executed,
         acked=acked,
-        failed=_share(int(figures.get("failed") or 0), weights),
-        execute_ms=_same(figures.get("execute_ms"), executed),
-        process_ms=_same(figures.get("process_ms"), executed),
-        complete_ms=_same(figures.get("complete_ms"), acked) if kind == "spout" else {},
+        failed=_share(int(latest.get("failed") or 0), weights),
+        execute_ms=_same(latest.get("execute_ms"), executed),
+        process_ms=_same(latest.get("process_ms"), executed),
+        complete_ms=_same(latest.get("complete_ms"), acked) if kind == "spout" else {},
     )
 
 

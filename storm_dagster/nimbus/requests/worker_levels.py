@@ -34,7 +34,7 @@ class WorkerLevels:
         """Change levels in every worker of the topology, and in those that will be started in their places.
 
         At the leader. :class:`Unavailable` when a worker did not answer: the others have changed then, and that one
-        does when it starts anew.
+        does when it starts again.
         """
         epoch = self._nimbus.status.require()
         if not changes:
@@ -44,7 +44,7 @@ class WorkerLevels:
         if silent:
             raise Unavailable(
                 f"log levels of topology {topology.base.name!r} are kept, and not yet changed at "
-                f"{', '.join(sorted(silent))}: those workers did not answer and take them when they start anew; try again"
+                f"{', '.join(sorted(silent))}: those workers did not answer and take them when they start again; try again"
             )
 
     def current(self, topology: TopologyView) -> dict[str, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Where the threads of running workers are, asked of the workers themselves."""
+"""Stacks of the threads of running workers, read from the workers themselves."""
 
 from __future__ import annotations
 

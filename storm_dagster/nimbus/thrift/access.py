@@ -16,7 +16,7 @@ from storm_dagster.core.authorization import Caller, Operation, authorize, is_ad
 from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
 from storm_dagster.model.security import Security
 
-__all__ = ["Access", "Peer", "operation_of"]
+__all__ = ["Access", "ThriftPeer", "operation_of"]
 
 _audit = logging.getLogger("storm_dagster.audit")
 
@@ -39,7 +39,7 @@ _TOPOLOGY = frozenset(
 
 
 @dataclass(frozen=True)
-class Peer:
+class ThriftPeer:
     """The other end of a connection."""
 
     host: str = ""
@@ -48,7 +48,7 @@ class Peer:
 
 
 def operation_of(method: str) -> Operation:
-    """What a method is; what is not known here is for administrators."""
+    """The operation of a method; unknown methods are for administrators."""
     if method in _LIST:
         return "list"
     if method in _SUBMIT:
@@ -57,7 +57,7 @@ def operation_of(method: str) -> Operation:
 
 
 class Access:
-    """Decides for each call."""
+    """Authorization of each call."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Access:
         self._topology_conf = topology_conf
         self._groups = groups
 
-    def check(self, peer: Peer, method: str, first: object) -> None:
+    def check(self, peer: ThriftPeer, method: str, first: object) -> None:
         """Return when the peer may call; ``first`` is the call's first argument.
 
         Raises :class:`NotAuthenticated` and :class:`NotAuthorized`, which the audit log keeps.
@@ -84,7 +84,7 @@ class Access:
             _audit.warning("refused %s of %s: %s", method, peer.user or peer.host, error.message)
             raise
 
-    def _check(self, peer: Peer, method: str, first: object) -> None:
+    def _check(self, peer: ThriftPeer, method: str, first: object) -> None:
         if peer.user is None:
             raise NotAuthenticated(
                 "this cluster asks who you are, and Thrift's calls carry no secret: set storm.tls.* and show a client "

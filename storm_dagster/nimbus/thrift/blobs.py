@@ -11,10 +11,10 @@ from typing import Any
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.thrift.errors import KeyExists, Refused
+from storm_dagster.nimbus.thrift.errors import KeyExists, RefusedCall
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, version_number
-from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
+from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 
 __all__ = ["Blobs"]
 
@@ -32,7 +32,7 @@ class Blobs:
         self._nimbus = nimbus
         self._summaries = summaries
         self._downloads = downloads
-        self._uploads = Uploading(nimbus, expiry_secs=expiry_secs, what="blob upload")
+        self._uploads = UploadSessions(nimbus, expiry_secs=expiry_secs, what="blob upload")
 
     def advance(self, now: float) -> None:
         """Expire idle uploads; called by the upkeep thread."""
@@ -90,7 +90,7 @@ class Blobs:
         )
 
     def delete(self, key: str | None) -> None:
-        """Delete a blob; :class:`Refused` for the code of a topology that exists."""
+        """Delete a blob; :class:`RefusedCall` for the code of a topology that exists."""
         self._nimbus.blobs.delete(self._writable(key))
 
     def list(self, session: str | None) -> Any:
@@ -127,16 +127,16 @@ class Blobs:
         self._nimbus.status.require()
         checked = check_blob_key(key)
         if checked.startswith(_INTERNAL):
-            raise Refused(f"blob key {checked!r:.80} belongs to the system: choose another prefix")
+            raise RefusedCall(f"blob key {checked!r:.80} belongs to the system: choose another prefix")
         owner = id_of_blob_key(checked)
         if owner is not None and owner in self._nimbus.cluster.active_storms():
-            raise Refused(
+            raise RefusedCall(
                 f"blob {checked!r} is the code of topology {owner}, which exists: kill or update the topology"
             )
         return checked
 
     def _refuse_replication(self, key: str) -> None:
-        raise Refused(
+        raise RefusedCall(
             f"the number of copies of blob {key!r} is decided by topology.min.replication.count and the nimbuses that run: "
             "it is not set for one blob"
         )
@@ -146,7 +146,7 @@ def _visible(key: str | None) -> str:
     checked = check_blob_key(key)
     if checked.startswith(_INTERNAL):
         # The same words as for a key that does not exist: nobody learns which uploads there are.
-        raise KeyNotFound(f"blob {checked!r:.80} does not exist: look at the keys with listBlobs")
+        raise KeyNotFound(f"blob {checked!r:.80} does not exist: list the keys with listBlobs")
     return checked
 
 
@@ -155,7 +155,7 @@ def _check_acl(meta: Any) -> None:
     idl = load_idl()
     for entry in (meta.acl if meta is not None else None) or ():
         if entry.type == idl.AccessControlType.USER and (entry.access or 0) != _READ_WRITE_ADMIN:
-            raise Refused(
+            raise RefusedCall(
                 f"access {entry.access} of user {entry.name!r:.80} would not be enforced: blobs here are open to whoever reaches "
                 "nimbus; leave the list of rights out"
             )

@@ -10,7 +10,7 @@ from typing import Any
 from thriftpy2.thrift import TApplicationException
 
 from storm_dagster.model.errors import StormDagsterError
-from storm_dagster.nimbus.thrift.access import Peer
+from storm_dagster.nimbus.thrift.access import ThriftPeer
 from storm_dagster.nimbus.thrift.errors import declared_exceptions, failure_text, set_declared
 from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
 from storm_dagster.nimbus.thrift.idl import decoder, encode_failure, encode_reply, load_idl
@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 _ONEWAY = 4
 _LARGE_VALUES = 20_000
 _MOST_LARGE = 4
-"""Messages of so many values that are looked at together: decoded they take a hundred times their bytes."""
+"""Messages of so many values that are decoded together: decoded they take a hundred times their bytes."""
 
 
 class Dispatcher:
@@ -35,7 +35,7 @@ class Dispatcher:
         self,
         handler: object,
         refused: Mapping[str, str],
-        check: Callable[[Peer, str, object], None] = lambda peer, method, first: None,
+        check: Callable[[ThriftPeer, str, object], None] = lambda peer, method, first: None,
     ) -> None:
         self._handler = handler
         self._check = check
@@ -45,7 +45,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._large = threading.BoundedSemaphore(_MOST_LARGE)
 
-    def answer(self, frame: bytes, peer: Peer) -> bytes | None:
+    def answer(self, frame: bytes, peer: ThriftPeer) -> bytes | None:
         """The answer to a call, an error among them; ``None`` when the client expects none.
 
         :class:`MalformedFrame` for what is no call: the connection cannot be trusted any further.
@@ -55,7 +55,7 @@ class Dispatcher:
         with self._large:
             return self._decode(frame, peer)
 
-    def _decode(self, frame: bytes, peer: Peer) -> bytes | None:
+    def _decode(self, frame: bytes, peer: ThriftPeer) -> bytes | None:
         protocol = decoder(frame)
         try:
             name, kind, seqid = protocol.read_message_begin()
@@ -64,7 +64,7 @@ class Dispatcher:
         answer = self._answer(name, seqid, protocol, peer)
         return None if kind == _ONEWAY else answer
 
-    def _answer(self, name: str, seqid: int, protocol: Any, peer: Peer) -> bytes:
+    def _answer(self, name: str, seqid: int, protocol: Any, peer: ThriftPeer) -> bytes:
         if name in self._refused:
             return encode_failure(
                 name,

@@ -21,14 +21,14 @@ from storm_dagster.model.errors import (
     StormDagsterError,
 )
 
-__all__ = ["KeyExists", "Refused", "declared_exceptions", "failure_text", "set_declared"]
+__all__ = ["KeyExists", "RefusedCall", "declared_exceptions", "failure_text", "set_declared"]
 
 
 class KeyExists(Conflict):
     """A blob of that key exists already."""
 
 
-class Refused(InvalidRequest):
+class RefusedCall(InvalidRequest):
     """The caller may not do that, whoever it is."""
 
 
@@ -40,7 +40,7 @@ _FITTING: tuple[tuple[type[StormDagsterError], str], ...] = (
     (KeyExists, "KeyAlreadyExistsException"),
     (NotAuthenticated, "AuthorizationException"),
     (NotAuthorized, "AuthorizationException"),
-    (Refused, "AuthorizationException"),
+    (RefusedCall, "AuthorizationException"),
     (InvalidTopology, "InvalidTopologyException"),
     (InvalidRequest, "InvalidTopologyException"),
 )

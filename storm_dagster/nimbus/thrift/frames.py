@@ -1,6 +1,6 @@
 """Checks of a frame, before anything is made of it.
 
-The library decodes what it is told: a container that claims 2^31 elements of an unknown type keeps it busy for
+The library decodes whatever it receives: a container that claims 2^31 elements of an unknown type keeps it busy for
 minutes, and one of 16 million empty structures becomes gigabytes of objects. So a frame is walked over first,
 without making anything, and refused when it lies, nests deeply, or holds more values than any client sends.
 """
@@ -111,7 +111,7 @@ class _Walk:
 
 def check_message(frame: bytes) -> int:
     """How many values ``frame`` holds, if it is one whole call whose decoding is bounded; :class:`MalformedFrame`
-    says why it is not."""
+    names the reason otherwise."""
     walk = _Walk(frame)
     try:
         (first,) = _i32(frame, 0)

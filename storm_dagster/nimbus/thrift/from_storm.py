@@ -1,7 +1,7 @@
 """A StormTopology that a client submits, as our topology.
 
 Shell components, which is what streamparse and Storm's multilang libraries declare, run as they are. What only a
-JVM could run is refused, by name: serialised Java objects are never looked into.
+JVM could run is refused, by name: serialized Java objects are never read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
         )
     if topology.worker_hooks:
         raise InvalidTopology(
-            f"topology {name!r} has worker hooks, which are serialised Java objects: remove them"
+            f"topology {name!r} has worker hooks, which are serialized Java objects: remove them"
         )
     needed = [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]
     if needed:
@@ -108,7 +108,7 @@ def _object(where: str, component: Any) -> ComponentObject:
         )
     if component is not None and component.serialized_java is not None:
         raise InvalidTopology(
-            f"{where} is a serialised Java object, which cannot run here: use a shell component, or submit a Python "
+            f"{where} is a serialized Java object, which cannot run here: use a shell component, or submit a Python "
             "topology with `storm-dagster submit`"
         )
     raise InvalidTopology(
@@ -142,7 +142,7 @@ def _grouping(where: str, grouping: Any) -> GroupingSpec:
             return _custom(where, grouping.custom_object)
         if grouping.custom_serialized is not None:
             raise InvalidTopology(
-                f"{where} has a grouping that is a serialised Java object, which cannot run here: use one of Storm's"
+                f"{where} has a grouping that is a serialized Java object, which cannot run here: use one of Storm's"
             )
     raise InvalidTopology(
         f"{where} has a grouping of an unknown kind: use fields, global, shuffle, all, none, direct or local-or-shuffle"

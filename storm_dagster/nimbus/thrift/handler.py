@@ -19,21 +19,22 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import TopologyView
+from storm_dagster.model.wire import LevelChange
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
 from storm_dagster.nimbus.thrift.blobs import Blobs
-from storm_dagster.nimbus.thrift.errors import Refused
+from storm_dagster.nimbus.thrift.errors import RefusedCall
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pages import Pages
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.submission import ANSWER_SECS, Late, TopologySubmission, within
 from storm_dagster.nimbus.thrift.summaries import Summaries
 from storm_dagster.nimbus.thrift.to_storm import topology_struct
-from storm_dagster.nimbus.thrift.transfers import Downloads, Uploading
-from storm_dagster.nimbus.thrift.workers import WorkerLogLevels
+from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name
+from storm_dagster.operations.live.log_levels import level_change
 
 __all__ = ["REFUSED", "NimbusHandler"]
 
@@ -52,8 +53,51 @@ REFUSED: Mapping[str, str] = {
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 _MARGIN_SECS = 1.0
-_LOOK_SECS = 0.1
+_POLL_SECS = 0.1
 _WANTED = {"activate": "ACTIVE", "deactivate": "INACTIVE"}
+
+
+class WorkerLogLevels:
+    """Log levels of workers as ``LogConfig`` structures."""
+
+    def __init__(self, levels: WorkerLevels) -> None:
+        self._levels = levels
+
+    def change(self, topology: TopologyView, config: Any) -> None:
+        """Change levels in every worker of the topology; :class:`InvalidRequest` for a level that is none."""
+        entries = (config.named_logger_level if config is not None else None) or {}
+        changes = {
+            name: change for name, entry in entries.items() if (change := _change(name, entry)) is not None
+        }
+        self._levels.change(topology, changes)
+
+    def config(self, topology: TopologyView) -> Any:
+        """A LogConfig: what is changed in any worker that answers."""
+        idl = load_idl()
+        found: dict[str, Any] = {}
+        for name, change in self._levels.current(topology).items():
+            secs = int(change.get("secs") or 0)
+            found[name] = idl.LogLevel(
+                action=idl.LogLevelAction.UNCHANGED,
+                target_log_level=change.get("level"),
+                reset_log_level_timeout_secs=secs,
+                reset_log_level_timeout_epoch=int(time.time()) + secs if secs else None,
+                reset_log_level=change.get("reset"),
+            )
+        return idl.LogConfig(named_logger_level=found)
+
+
+def _change(name: str, entry: Any) -> LevelChange | None:
+    action = load_idl().LogLevelAction
+    if entry.action == action.REMOVE:
+        return level_change(name, None, 0, None)
+    if entry.action != action.UPDATE:
+        return None
+    if not entry.target_log_level:
+        raise InvalidRequest(f"no level is given for logger {name!r:.80}: set target_log_level")
+    return level_change(
+        name, entry.target_log_level, entry.reset_log_level_timeout_secs or 0, entry.reset_log_level or None
+    )
 
 
 class NimbusHandler:
@@ -68,7 +112,7 @@ class NimbusHandler:
         self._levels = WorkerLogLevels(WorkerLevels(nimbus))
         self._pages = Pages(reader, self._summaries)
         expiry = float(nimbus.conf["nimbus.file.copy.expiration.secs"])
-        self._archives = Uploading(nimbus, expiry_secs=expiry, what="file upload")
+        self._archives = UploadSessions(nimbus, expiry_secs=expiry, what="file upload")
         self._downloads = Downloads(nimbus, expiry_secs=expiry)
         self._blobs = Blobs(nimbus, self._summaries, self._downloads, expiry_secs=expiry)
         self._name_blob_methods()
@@ -178,14 +222,14 @@ class NimbusHandler:
         self._reader.forget()
 
     def _confirm(self, answer: Mapping[str, Any], verb: str, deadline: float) -> None:
-        """Wait a moment for the run, so that a client that looks next sees what it did, or hears why it failed."""
+        """Wait a moment for the run, so that the client's next read shows the change, or the call raises the failure."""
         run_id = answer["run_id"]
-        next_look = time.monotonic() + 1.0
+        next_poll = time.monotonic() + 1.0
         while run_id is not None and time.monotonic() < deadline:
             if self._has_happened(str(answer["id"]), verb):
                 return
-            if time.monotonic() >= next_look:
-                next_look = time.monotonic() + 1.0
+            if time.monotonic() >= next_poll:
+                next_poll = time.monotonic() + 1.0
                 try:
                     run = self._nimbus.dagster.run(str(run_id))
                 except StormDagsterError:
@@ -194,7 +238,7 @@ class NimbusHandler:
                     raise error_from_document(run)
                 if run["finished"]:
                     return
-            time.sleep(_LOOK_SECS)
+            time.sleep(_POLL_SECS)
 
     def _has_happened(self, topology_id: str, verb: str) -> bool:
         base = self._nimbus.cluster.storm_base(topology_id)
@@ -225,15 +269,15 @@ class NimbusHandler:
         return self._summaries.topology(self._by_name(name))
 
     def getLeader(self) -> Any:
-        """Who leads; the same from every nimbus."""
+        """The leader; the same from every nimbus."""
         return self._summaries.leader()
 
     def isTopologyNameAllowed(self, name: str | None) -> bool:
-        """Whether a topology could have that name and has not; :class:`Refused` says what is wrong with it."""
+        """Whether the name is free; :class:`RefusedCall` for an invalid one."""
         try:
             check_topology_name(name)
         except InvalidTopology as error:
-            raise Refused(error.message) from None
+            raise RefusedCall(error.message) from None
         return self._reader.view().topology_named(str(name)) is None
 
     def getTopologyInfo(self, topology_id: str | None) -> Any:
@@ -255,19 +299,19 @@ class NimbusHandler:
     def getTopologyPageInfo(
         self, topology_id: str | None, window: str | None, include_sys: bool | None
     ) -> Any:
-        """What a page about a topology shows."""
+        """Contents of a topology's page."""
         return self._pages.topology_page(self._by_id(topology_id), window, bool(include_sys))
 
     def getSupervisorPageInfo(
         self, supervisor_id: str | None, host: str | None, include_sys: bool | None
     ) -> Any:
-        """What a page about a supervisor, or the supervisors of a host, shows."""
+        """Contents of the page of a supervisor, or of the supervisors of a host."""
         return self._pages.supervisor_page(supervisor_id, host, bool(include_sys))
 
     def getComponentPageInfo(
         self, topology_id: str | None, component_id: str | None, window: str | None, include_sys: bool | None
     ) -> Any:
-        """What a page about a component shows."""
+        """Contents of a component's page."""
         return self._pages.component_page(self._by_id(topology_id), component_id, window, bool(include_sys))
 
     def getTopologyConf(self, topology_id: str | None) -> str:
@@ -280,13 +324,13 @@ class NimbusHandler:
         return topology_struct(with_system_components(runnable.spec, runnable.conf))
 
     def getUserTopology(self, topology_id: str | None) -> Any:
-        """The topology as it was submitted, normalised."""
+        """The topology as it was submitted, normalized."""
         return topology_struct(self._reader.runnable(self._by_id(topology_id).id).spec)
 
     def getTopologyHistory(self, user: str | None) -> Any:
         """Ids of the topologies that a user may see, which is all of them; the name is only checked (CVE-2021-38294)."""
         if user and not _USER.fullmatch(user):
-            raise Refused(f"{user!r:.80} is no user name: letters, digits and any of _.@-")
+            raise RefusedCall(f"{user!r:.80} is no user name: letters, digits and any of _.@-")
         return load_idl().TopologyHistoryInfo(topo_ids=sorted(self._reader.view().topologies))
 
     # -- running workers -----------------------------------------------------------------------------------
@@ -296,7 +340,7 @@ class NimbusHandler:
         self._levels.change(topology_by_name(self._reader.view(), _text(name)), config)
 
     def getLogConfig(self, name: str | None) -> Any:
-        """What is changed, and how long it stays so."""
+        """The changed levels, and for how long."""
         return self._levels.config(topology_by_name(self._reader.view(), _text(name)))
 
     def getComponentPendingProfileActions(
@@ -309,7 +353,7 @@ class NimbusHandler:
     def _by_id(self, topology_id: str | None) -> TopologyView:
         view = self._reader.view()
         found = view.topologies.get(topology_id or "")
-        # A damaged one is said to be damaged, not absent.
+        # A damaged one is reported as damaged, not as absent.
         return found or _only(topology_by_name(view, _text(topology_id)), topology_id)
 
     def _by_name(self, name: str | None) -> TopologyView:

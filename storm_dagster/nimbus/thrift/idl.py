@@ -23,7 +23,7 @@ except ImportError:
 __all__ = ["STORM_VERSION", "decoder", "encode_call", "encode_failure", "encode_reply", "load_idl"]
 
 STORM_VERSION = f"2.6.0+storm.dagster.{storm_dagster.__version__}"
-"""What summaries say of a nimbus: clients compare it with versions of Storm to choose what they may call."""
+"""The version of a nimbus in summaries: clients compare it with versions of Storm to choose what they may call."""
 
 _REPLY, _EXCEPTION, _CALL = 2, 3, 1
 _MOST_DEPTH = 64

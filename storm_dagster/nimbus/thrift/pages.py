@@ -11,10 +11,10 @@ from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import TopologyView
-from storm_dagster.nimbus.requests.page_facts import (
-    ComponentFacts,
-    ExecutorFacts,
-    TopologyFacts,
+from storm_dagster.nimbus.requests.page_snapshot import (
+    ComponentSnapshot,
+    ExecutorSnapshot,
+    TopologySnapshot,
     supervisors_of,
 )
 from storm_dagster.nimbus.requests.reading import ClusterReader
@@ -44,21 +44,22 @@ class Pages:
     def topology_info(self, topology: TopologyView, errors: int | None = None) -> Any:
         """A TopologyInfo; ``errors`` is a NumErrorsChoice."""
         idl = load_idl()
-        facts = self._reader.facts(topology.id)
+        snapshot = self._reader.snapshot(topology.id)
         choice = _ALL_ERRORS if errors is None else errors
         return idl.TopologyInfo(
-            id=facts.id,
-            name=facts.name,
-            uptime_secs=i32(facts.uptime_secs),
+            id=snapshot.id,
+            name=snapshot.name,
+            uptime_secs=i32(snapshot.uptime_secs),
             executors=[
                 _executor(one)
-                for part in facts.components.values()
+                for part in snapshot.components.values()
                 for one in part.executors
                 if one.node is not None
             ],
-            status=facts.status,
+            status=snapshot.status,
             errors={
-                component_id: _errors(part.errors, choice) for component_id, part in facts.components.items()
+                component_id: _errors(part.errors, choice)
+                for component_id, part in snapshot.components.items()
             },
             component_debug={},
             storm_version=STORM_VERSION,
@@ -68,14 +69,14 @@ class Pages:
         )
 
     def topology_page(self, topology: TopologyView, window: str | None, include_sys: bool) -> Any:
-        """A TopologyPageInfo; the figures of components are those of ``window``, the totals of every window."""
+        """A TopologyPageInfo; the statistics of components are those of ``window``, the totals of every window."""
         idl = load_idl()
-        facts = self._reader.facts(topology.id)
+        snapshot = self._reader.snapshot(topology.id)
         window = check_window(window)
         summary = self._summaries.topology(topology)
         now = int(time.time())
 
-        def shown(parts: Iterable[ComponentFacts]) -> dict[str, Any]:
+        def shown(parts: Iterable[ComponentSnapshot]) -> dict[str, Any]:
             return {
                 part.id: _component(part, window, include_sys)
                 for part in parts
@@ -83,20 +84,20 @@ class Pages:
             }
 
         return idl.TopologyPageInfo(
-            id=facts.id,
-            name=facts.name,
-            uptime_secs=i32(facts.uptime_secs),
-            status=facts.status,
-            num_tasks=facts.tasks_total,
-            num_workers=facts.workers_total,
-            num_executors=facts.executors_total,
+            id=snapshot.id,
+            name=snapshot.name,
+            uptime_secs=i32(snapshot.uptime_secs),
+            status=snapshot.status,
+            num_tasks=snapshot.tasks_total,
+            num_workers=snapshot.workers_total,
+            num_executors=snapshot.executors_total,
             topology_conf=self._shown_conf(topology.id),
-            id_to_spout_agg_stats=shown(facts.spouts),
-            id_to_bolt_agg_stats=shown(facts.bolts),
+            id_to_spout_agg_stats=shown(snapshot.spouts),
+            id_to_bolt_agg_stats=shown(snapshot.bolts),
             sched_status=summary.sched_status,
-            topology_stats=_topology_stats(facts, include_sys),
+            topology_stats=_topology_stats(snapshot, include_sys),
             replication_count=summary.replication_count,
-            workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in facts.workers],
+            workers=[worker_summary(one, now_secs=now, include_sys=include_sys) for one in snapshot.workers],
             storm_version=STORM_VERSION,
             topology_version=summary.topology_version,
             **resources(topology),
@@ -107,27 +108,27 @@ class Pages:
     ) -> Any:
         """A ComponentPageInfo; :class:`NotAlive` names the components when there is no such one."""
         idl = load_idl()
-        facts = self._reader.facts(topology.id)
-        part = facts.components.get(component_id or "")
+        snapshot = self._reader.snapshot(topology.id)
+        part = snapshot.components.get(component_id or "")
         if part is None:
             raise NotAlive(
-                f"topology {facts.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(facts.components))}"
+                f"topology {snapshot.name!r} has no component {component_id!r:.200}: it has {', '.join(sorted(snapshot.components))}"
             )
         window = check_window(window)
-        figures = part.windows[window]
+        sums = part.windows[window]
         bolt = part.kind == "bolt"
         return idl.ComponentPageInfo(
             component_id=part.id,
             component_type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
-            topology_id=facts.id,
-            topology_name=facts.name,
+            topology_id=snapshot.id,
+            topology_name=snapshot.name,
             num_executors=len(part.executors),
             num_tasks=len(part.tasks),
             window_to_stats={
                 name: _aggregate(part, part.windows[name].totals(include_sys=include_sys)) for name in WINDOWS
             },
-            gsid_to_input_stats=_inputs(figures, include_sys) if bolt else None,
-            sid_to_output_stats=_outputs(part, figures, include_sys),
+            gsid_to_input_stats=_inputs(sums, include_sys) if bolt else None,
+            sid_to_output_stats=_outputs(part, sums, include_sys),
             exec_stats=[
                 idl.ExecutorAggregateStats(
                     exec_summary=_executor(one, stats=False),
@@ -139,7 +140,7 @@ class Pages:
                 if one.node is not None
             ],
             errors=_errors(part.errors, _ALL_ERRORS),
-            topology_status=facts.status,
+            topology_status=snapshot.status,
             resources_map={},
         )
 
@@ -164,7 +165,7 @@ class Pages:
         )
 
     def conf_text(self, topology_id: str) -> str:
-        """The normalised conf with the cluster's below it, as JSON without secrets."""
+        """The normalized conf with the cluster's below it, as JSON without secrets."""
         return json.dumps(public_conf(self._reader.runnable(topology_id).conf), default=str)
 
     def _shown_conf(self, topology_id: str) -> str:
@@ -186,7 +187,7 @@ def _error(error: TaskError) -> Any:
     )
 
 
-def _executor(one: ExecutorFacts, *, stats: bool = True) -> Any:
+def _executor(one: ExecutorSnapshot, *, stats: bool = True) -> Any:
     idl = load_idl()
     return idl.ExecutorSummary(
         executor_info=idl.ExecutorInfo(task_start=one.first, task_end=one.last),
@@ -198,16 +199,16 @@ def _executor(one: ExecutorFacts, *, stats: bool = True) -> Any:
     )
 
 
-def _executor_stats(one: ExecutorFacts) -> Any:
+def _executor_stats(one: ExecutorSnapshot) -> Any:
     idl = load_idl()
 
     def by_stream(name: str) -> dict[str, dict[str, Any]]:
-        return {window: dict(getattr(figures, name)) for window, figures in one.windows.items()}
+        return {window: dict(getattr(sums, name)) for window, sums in one.windows.items()}
 
     def by_input(name: str) -> dict[str, dict[Any, Any]]:
         return {
-            window: {_stream_id(key): value for key, value in getattr(figures, name).items()}
-            for window, figures in one.windows.items()
+            window: {_stream_id(key): value for key, value in getattr(sums, name).items()}
+            for window, sums in one.windows.items()
         }
 
     if one.kind == "bolt":
@@ -236,7 +237,7 @@ def _stream_id(key: str) -> Any:
     return load_idl().GlobalStreamId(componentId=component, streamId=stream)
 
 
-def _component(part: ComponentFacts, window: str, include_sys: bool) -> Any:
+def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
     stats = _aggregate(
         part, part.windows[window].totals(include_sys=include_sys), capacity=part.capacity, counts=True
     )
@@ -246,7 +247,7 @@ def _component(part: ComponentFacts, window: str, include_sys: bool) -> Any:
 
 
 def _aggregate(
-    part: ComponentFacts, totals: Totals, *, capacity: float | None = None, counts: bool = False
+    part: ComponentSnapshot, totals: Totals, *, capacity: float | None = None, counts: bool = False
 ) -> Any:
     idl = load_idl()
     common = idl.CommonAggregateStats(
@@ -278,40 +279,40 @@ def _aggregate(
     )
 
 
-def _inputs(figures: WindowStats, include_sys: bool) -> dict[Any, Any]:
-    """What a bolt did by the stream that it came from."""
+def _inputs(sums: WindowStats, include_sys: bool) -> dict[Any, Any]:
+    """Input statistics of a bolt by stream."""
     idl = load_idl()
     found: dict[Any, Any] = {}
-    for key in sorted({*figures.executed, *figures.acked, *figures.failed}):
+    for key in sorted({*sums.executed, *sums.acked, *sums.failed}):
         if not include_sys and is_system_name(split_input(key)[1]):
             continue
         found[_stream_id(key)] = idl.ComponentAggregateStats(
             type=idl.ComponentType.BOLT,
             common_stats=idl.CommonAggregateStats(
-                acked=figures.acked.get(key, 0), failed=figures.failed.get(key, 0)
+                acked=sums.acked.get(key, 0), failed=sums.failed.get(key, 0)
             ),
             specific_stats=idl.SpecificAggregateStats(
                 bolt=idl.BoltAggregateStats(
-                    execute_latency_ms=figures.execute_ms.get(key, 0.0),
-                    process_latency_ms=figures.process_ms.get(key, 0.0),
-                    executed=figures.executed.get(key, 0),
+                    execute_latency_ms=sums.execute_ms.get(key, 0.0),
+                    process_latency_ms=sums.process_ms.get(key, 0.0),
+                    executed=sums.executed.get(key, 0),
                 )
             ),
         )
     return found
 
 
-def _outputs(part: ComponentFacts, figures: WindowStats, include_sys: bool) -> dict[str, Any]:
-    """What it sent by stream; of a spout also what became of that."""
+def _outputs(part: ComponentSnapshot, sums: WindowStats, include_sys: bool) -> dict[str, Any]:
+    """Output statistics by stream; of a spout also acks and failures."""
     idl = load_idl()
     spout = part.kind == "spout"
     found: dict[str, Any] = {}
-    for stream in sorted({*figures.emitted, *figures.transferred}):
+    for stream in sorted({*sums.emitted, *sums.transferred}):
         if not include_sys and is_system_name(stream):
             continue
         specific = (
             idl.SpecificAggregateStats(
-                spout=idl.SpoutAggregateStats(complete_latency_ms=figures.complete_ms.get(stream, 0.0))
+                spout=idl.SpoutAggregateStats(complete_latency_ms=sums.complete_ms.get(stream, 0.0))
             )
             if spout
             else idl.SpecificAggregateStats(bolt=idl.BoltAggregateStats())
@@ -319,19 +320,19 @@ def _outputs(part: ComponentFacts, figures: WindowStats, include_sys: bool) -> d
         found[stream] = idl.ComponentAggregateStats(
             type=idl.ComponentType.SPOUT if spout else idl.ComponentType.BOLT,
             common_stats=idl.CommonAggregateStats(
-                emitted=figures.emitted.get(stream, 0),
-                transferred=figures.transferred.get(stream, 0),
-                acked=figures.acked.get(stream, 0) if spout else None,
-                failed=figures.failed.get(stream, 0) if spout else None,
+                emitted=sums.emitted.get(stream, 0),
+                transferred=sums.transferred.get(stream, 0),
+                acked=sums.acked.get(stream, 0) if spout else None,
+                failed=sums.failed.get(stream, 0) if spout else None,
             ),
             specific_stats=specific,
         )
     return found
 
 
-def _topology_stats(facts: TopologyFacts, include_sys: bool) -> Any:
+def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:
     totals: Mapping[str, Mapping[str, float]] = {
-        window: facts.totals(window, include_sys=include_sys) for window in WINDOWS
+        window: snapshot.totals(window, include_sys=include_sys) for window in WINDOWS
     }
 
     def counts(name: str) -> dict[str, int]:

@@ -24,16 +24,16 @@ from storm_dagster.model.errors import (
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.submitting import Submissions
 
-__all__ = ["Pending", "PendingSubmissions"]
+__all__ = ["PendingSubmission", "PendingSubmissions"]
 
 _log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "upload.", ".pending"
-_LOOK_SECS = 3.0
+_POLL_SECS = 3.0
 
 
 @dataclass(frozen=True)
-class Pending:
-    """One submission, as its record holds it."""
+class PendingSubmission:
+    """Record of one submission."""
 
     name: str
     handle: str
@@ -66,12 +66,12 @@ class PendingSubmissions:
     def reserve(self, name: str) -> None:
         """Keep the name for one submission until it is launched or dropped; :class:`AlreadyAlive` when it is kept.
 
-        Of many callers with one name exactly one is told that it was taken, however slow Dagster is.
+        Of many callers with one name exactly one succeeds, however slow Dagster is.
         """
         with self._lock:
             if name in self._names:
                 raise AlreadyAlive(
-                    f"topology {name!r} is being submitted already: wait until that has ended, or choose another name"
+                    f"topology {name!r} is being submitted already: wait until it has finished, or choose another name"
                 )
             self._names.add(name)
 
@@ -80,13 +80,13 @@ class PendingSubmissions:
         with self._lock:
             self._names.discard(name)
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: PendingSubmission) -> None:
         """Store the record: from here on the submission survives this nimbus."""
         with self._lock:
             self._launching.add(pending.key)
         self._nimbus.blobs.put(pending.key, json.dumps(asdict(pending)).encode())
 
-    def launch(self, pending: Pending, wait_secs: float) -> bool:
+    def launch(self, pending: PendingSubmission, wait_secs: float) -> bool:
         """Launch what was added, and wait for it.
 
         ``False`` when it is not known after ``wait_secs``: it goes on by itself then. Raises what the launch
@@ -110,17 +110,17 @@ class PendingSubmissions:
 
     def run(self, ended: threading.Event) -> None:
         """Launch what others left, or what Dagster could not take before; until ``ended``."""
-        while not ended.wait(_LOOK_SECS):
+        while not ended.wait(_POLL_SECS):
             if self._nimbus.status.epoch is None:
                 continue
             try:
-                self._look()
+                self._launch_left()
             except StormDagsterError as error:
                 _log.warning("pending submissions wait: %s", error)
             except Exception:
-                _log.exception("looking at pending submissions failed")
+                _log.exception("launching pending submissions failed")
 
-    def drop(self, pending: Pending) -> None:
+    def drop(self, pending: PendingSubmission) -> None:
         """Forget it, with everything that was stored for it."""
         try:
             self._nimbus.uploads.cancel(pending.handle)
@@ -129,7 +129,7 @@ class PendingSubmissions:
                 self._launching.discard(pending.key)
                 self._names.discard(pending.name)
 
-    def _run(self, pending: Pending, launch: _Launch) -> None:
+    def _run(self, pending: PendingSubmission, launch: _Launch) -> None:
         try:
             self._submit(pending)
         except BaseException as error:
@@ -142,7 +142,7 @@ class PendingSubmissions:
         elif not waited_for:
             _log.warning("the launch of %s failed, it is tried again: %s", pending.name, launch.failure)
 
-    def _submit(self, pending: Pending) -> None:
+    def _submit(self, pending: PendingSubmission) -> None:
         self._submissions.submit(
             {
                 "name": pending.name,
@@ -152,19 +152,19 @@ class PendingSubmissions:
             }
         )
 
-    def _forget(self, pending: Pending) -> None:
+    def _forget(self, pending: PendingSubmission) -> None:
         """The run exists: only the record goes, the parts belong to the run."""
         try:
             self._nimbus.blobs.delete(pending.key)
         except KeyNotFound:
             pass
         except StormDagsterError as error:
-            _log.info("the record %s stays for another look: %s", pending.key, error)
+            _log.info("the record %s stays for the next poll: %s", pending.key, error)
         with self._lock:
             self._launching.discard(pending.key)
             self._names.discard(pending.name)
 
-    def _look(self) -> None:
+    def _launch_left(self) -> None:
         for key in self._nimbus.blobs.keys(_PREFIX):
             if not key.endswith(_SUFFIX):
                 continue
@@ -186,10 +186,10 @@ class PendingSubmissions:
             else:
                 self._forget(pending)
 
-    def _read(self, key: str) -> Pending | None:
+    def _read(self, key: str) -> PendingSubmission | None:
         try:
             document: Mapping[str, Any] = json.loads(self._nimbus.blobs.read(key))
-            return Pending(**document)
+            return PendingSubmission(**document)
         except KeyNotFound:
             return None
         except (ValueError, TypeError) as error:

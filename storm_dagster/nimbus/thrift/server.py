@@ -1,6 +1,6 @@
 """The port: framed messages from many connections, with bounded memory and threads.
 
-Neither Thrift library has a server that survives strangers: each trusts the length in front of a frame, gives every
+Neither Thrift library has a server that survives untrusted clients: each trusts the length in front of a frame, gives every
 connection a thread, or waits for ever. One event loop reads and writes here, calls run in a pool of threads, and
 whoever is slow or holds too much is the one that is dropped.
 """
@@ -19,7 +19,7 @@ from typing import Literal
 
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.nimbus.thrift.access import Peer
+from storm_dagster.nimbus.thrift.access import ThriftPeer
 from storm_dagster.nimbus.thrift.frames import MalformedFrame
 
 __all__ = ["ServerLimits", "ThriftServer"]
@@ -35,7 +35,7 @@ State = Literal["idle", "receiving", "working", "sending"]
 
 
 class ServerLimits:
-    """What strangers may take. Times in seconds, sizes in bytes."""
+    """Limits of clients. Times in seconds, sizes in bytes."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class _Connection:
         self.writer = writer
         # asyncio does so only for sockets that were made with their protocol named.
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.peer = Peer(
+        self.peer = ThriftPeer(
             host=str((writer.get_extra_info("peername") or ("",))[0]),
             user=next(iter(certificate_state(writer).values()), None),
         )
@@ -93,7 +93,7 @@ class ThriftServer:
 
     def __init__(
         self,
-        answer: Callable[[bytes, Peer], bytes | None],
+        answer: Callable[[bytes, ThriftPeer], bytes | None],
         listener: socket.socket,
         limits: ServerLimits,
         *,
@@ -118,7 +118,7 @@ class ThriftServer:
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """Number of connected clients."""
         return len(self._connections)
 
     @property

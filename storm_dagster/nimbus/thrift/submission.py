@@ -1,6 +1,6 @@
 """submitTopology: what a Storm client sends becomes an upload of ours, and a Dagster run.
 
-Everything that can be known to be wrong is said before anything is stored. The conf keys of JStorm turn a
+Everything that can be checked is checked before anything is stored. The conf keys of JStorm turn a
 submission over a running topology into a hot deploy or a gray upgrade.
 """
 
@@ -13,20 +13,13 @@ import uuid
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from storm_dagster.core.submission import (
-    check_conf,
-    normalize_conf,
-    normalize_topology,
-    number_tasks,
-    total_conf,
-    validate_topology,
-    with_system_components,
-)
+from storm_dagster.core.gray_upgrade import Selection, selection_of_conf
+from storm_dagster.core.submission import normalize_submission
+from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import (
-    AlreadyAlive,
     InvalidTopology,
     KeyNotFound,
     StormDagsterError,
@@ -37,10 +30,10 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
-from storm_dagster.nimbus.thrift.deploying import Deploy, deploy_of
 from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
 from storm_dagster.nimbus.thrift.idl import load_idl
-from storm_dagster.nimbus.thrift.pending import Pending, PendingSubmissions
+from storm_dagster.nimbus.thrift.pending import PendingSubmission, PendingSubmissions
+from storm_dagster.operations.context import check_name_free
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.submit.staging import read_token
 
@@ -50,8 +43,34 @@ _log = logging.getLogger(__name__)
 
 ANSWER_SECS = 6.0
 """streamparse's client gives up after 7 s."""
-_LOOK_SECS = 0.1
+_POLL_SECS = 0.1
 _GZIP = b"\x1f\x8b"
+
+
+@dataclass(frozen=True)
+class Deploy:
+    """Replacement of the running topology of the name: hot deploy or gray upgrade."""
+
+    verb: Literal["update", "gray-upgrade"]
+    selection: Selection | None = None
+
+    def launch(self, requests: LifecycleRequests, name: str, handle: str, token: str) -> dict[str, Any]:
+        """Start it: :class:`NotAlive` when nothing of the name runs, :class:`Conflict` when its status forbids it."""
+        document: dict[str, Any] = {"handle": handle, "token": token}
+        if self.selection is not None:
+            document |= {
+                "workers": list(self.selection.workers),
+                "component": self.selection.component,
+                "number": self.selection.number,
+            }
+        return requests.act(name, self.verb, document)
+
+
+def deploy_of(conf: Mapping[str, Any]) -> Deploy | None:
+    """The deployment that the conf asks for; ``None`` for a plain submission. A gray upgrade counts before a hot deploy, as in JStorm."""
+    if conf.get("topology.upgrade"):
+        return Deploy("gray-upgrade", selection_of_conf(conf))
+    return Deploy("update") if conf.get("topology.hot.deploy.enable") else None
 
 
 @dataclass(frozen=True)
@@ -102,17 +121,19 @@ class TopologySubmission:
     ) -> _Checked:
         checked = check_topology_name(name)
         source = f"the conf of topology {checked!r}"
-        conf, warnings = check_conf(
-            read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn"
+        conf, warnings = validate_conf(
+            read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn", submitted=True
         )
         deploy = deploy_of(conf)
         if deploy is None:
-            self._refuse_alive(checked)
+            remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
+            check_name_free(self._nimbus.cluster.load_view(), checked, remedy=remedy)
         spec = read_topology_struct(topology, checked)
         for component_id, kind, part in spec.components():
-            _, more = check_conf(part.conf, source=f"conf of {kind} {component_id!r}", unknown="warn")
-            warnings.extend(more)
-        self._validate(conf, spec)
+            source = f"conf of {kind} {component_id!r}"
+            warnings.extend(validate_conf(part.conf, source=source, unknown="warn", submitted=True)[1])
+        # Refused in the answer, not only by the run's first stage.
+        normalize_submission(self._nimbus.conf.values, conf, spec)
         for warning in warnings:
             _log.warning("topology %s: %s", checked, warning)
         return _Checked(
@@ -123,22 +144,6 @@ class TopologySubmission:
             inactive=_inactive(options),
             deploy=deploy,
         )
-
-    def _refuse_alive(self, name: str) -> None:
-        alive = self._nimbus.cluster.load_view().topology_named(name)
-        if alive is not None:
-            raise AlreadyAlive(
-                f"topology {name!r} is alive already (id {alive.id}, {alive.base.status}): kill it first, choose another name, "
-                "or set topology.hot.deploy.enable=true"
-            )
-
-    def _validate(self, conf: Mapping[str, Any], spec: TopologySpec) -> None:
-        """What the run's first stage would refuse, refused in the answer."""
-        cluster = self._nimbus.conf.values
-        total = total_conf(cluster, normalize_conf(cluster, conf, spec, f"{spec.name}-0-0"))
-        normal = normalize_topology(total, spec)
-        validate_topology(normal, total)
-        number_tasks(with_system_components(normal, total), total)
 
     def _archive(self, location: str | None) -> str:
         """The hash of the archive at a location that finishFileUpload ended; :class:`InvalidTopology` for any other."""
@@ -171,7 +176,7 @@ class TopologySubmission:
         return handle
 
     def _submit(self, checked: _Checked, handle: str, deadline: float) -> None:
-        pending = Pending(checked.name, handle, _new_token(), checked.inactive)
+        pending = PendingSubmission(checked.name, handle, _new_token(), checked.inactive)
         try:
             self._pending.add(pending)
         except BaseException:
@@ -187,17 +192,17 @@ class TopologySubmission:
             _log.info("the publication of %s is not waited for: %s", checked.name, error)
 
     def _await_publication(self, token: str, deadline: float) -> None:
-        next_look = time.monotonic() + 1.0
+        next_poll = time.monotonic() + 1.0
         while time.monotonic() < deadline:
             known = read_token(self._nimbus.operations(self._nimbus.status.require()), token)
             if known is not None and known[0].published:
                 return
-            if time.monotonic() >= next_look:
+            if time.monotonic() >= next_poll:
                 run = self._nimbus.dagster.find_run(TOKEN_TAG, token)
                 if run is not None and run.finished:
                     return
-                next_look = time.monotonic() + 1.0
-            time.sleep(_LOOK_SECS)
+                next_poll = time.monotonic() + 1.0
+            time.sleep(_POLL_SECS)
 
     def _deploy(self, checked: _Checked, deploy: Deploy, handle: str, deadline: float) -> None:
         def launch() -> None:
@@ -237,7 +242,7 @@ def _no_archive(location: str | None) -> str:
 
 
 class Late(Unavailable):
-    """It was not known in time what became of a change, which goes on all the same."""
+    """A change was not finished in time; it goes on all the same."""
 
 
 def within(deadline: float, work: Callable[[], None], what: str) -> None:
@@ -260,7 +265,7 @@ def within(deadline: float, work: Callable[[], None], what: str) -> None:
     if not done.wait(max(0.0, deadline - time.monotonic())):
         late.set()
         raise Late(
-            f"{what} is still being started, because Dagster takes its time: look whether the topology appears before trying again"
+            f"{what} is still being started, because Dagster takes its time: check whether the topology appears before you try again"
         )
     if failure:
         raise failure[0]

@@ -12,7 +12,7 @@ from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, WorkerSnapshot, supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
@@ -46,7 +46,7 @@ def resources(view: TopologyView) -> dict[str, float]:
     }
 
 
-def worker_summary(worker: WorkerFacts, *, now_secs: int, include_sys: bool) -> Any:
+def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) -> Any:
     """One worker; components of the system are counted only with ``include_sys``."""
     return load_idl().WorkerSummary(
         supervisor_id=worker.node,
@@ -86,7 +86,7 @@ class Summaries:
         nimbuses = self.nimbuses()
         leader = next((one for one in nimbuses if one.isLeader), None)
         return load_idl().ClusterSummary(
-            supervisors=[self.supervisor(facts) for facts in supervisors_of(view, now_secs=now)],
+            supervisors=[self.supervisor(snapshot) for snapshot in supervisors_of(view, now_secs=now)],
             nimbus_uptime_secs=leader.uptime_secs if leader is not None else 0,
             topologies=self.topologies(view),
             nimbuses=nimbuses,
@@ -126,7 +126,7 @@ class Summaries:
         )
 
     def sched_status(self, topology: TopologyView) -> str:
-        """What the placement came to, in words."""
+        """Description of the placement's outcome."""
         if topology.assignment is None:
             return "not placed yet"
         placed = len(topology.assignment.task_slots())
@@ -148,24 +148,24 @@ class Summaries:
         found = self._registry.read(keys)
         return {key: len(found[key].newest_holders()) or int(self._nimbus.blobs.exists(key)) for key in keys}
 
-    def supervisor(self, facts: SupervisorFacts) -> Any:
+    def supervisor(self, snapshot: SupervisorSnapshot) -> Any:
         """One SupervisorSummary."""
         return load_idl().SupervisorSummary(
-            host=facts.info.host,
-            uptime_secs=i32(facts.uptime_secs),
-            num_workers=len(facts.info.ports),
-            num_used_workers=len(facts.used),
-            supervisor_id=facts.id,
-            version=facts.info.version,
+            host=snapshot.info.host,
+            uptime_secs=i32(snapshot.uptime_secs),
+            num_workers=len(snapshot.info.ports),
+            num_used_workers=len(snapshot.used),
+            supervisor_id=snapshot.id,
+            version=snapshot.info.version,
             total_resources={
-                "cpu.pcore.percent": float(facts.info.cpu),
-                "memory.mb": float(facts.info.memory_mb),
+                "cpu.pcore.percent": float(snapshot.info.cpu),
+                "memory.mb": float(snapshot.info.memory_mb),
             },
-            used_mem=facts.used_memory_mb,
-            used_cpu=facts.used_cpu,
+            used_mem=snapshot.used_memory_mb,
+            used_cpu=snapshot.used_cpu,
             fragmented_mem=0.0,
             fragmented_cpu=0.0,
-            blacklisted=facts.blacklisted,
+            blacklisted=snapshot.blacklisted,
         )
 
     def nimbuses(self) -> list[Any]:
@@ -180,7 +180,7 @@ class Summaries:
         me = self._nimbus.identity
         for summary in self.nimbuses():
             mine = (summary.host, summary.port) == (me.host, me.thrift_port)
-            # Elected a moment ago, and still looking around: it takes no changes yet.
+            # Elected a moment ago, and still initializing: it takes no changes yet.
             if summary.isLeader and not (mine and self._nimbus.status.epoch is None):
                 return summary
         raise Unavailable(

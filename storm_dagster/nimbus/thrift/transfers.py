@@ -21,7 +21,7 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.inbox import new_inbox_file
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
-__all__ = ["Downloads", "Upload", "Uploading"]
+__all__ = ["Downloads", "Upload", "UploadSessions"]
 
 _log = logging.getLogger(__name__)
 _MOST_OPEN = 1000
@@ -58,7 +58,7 @@ class Upload:
         self.path.unlink(missing_ok=True)
 
 
-class Uploading:
+class UploadSessions:
     """The uploads of one kind. ``what`` names a session in messages."""
 
     def __init__(self, nimbus: Nimbus, *, expiry_secs: float, what: str) -> None:
@@ -93,7 +93,7 @@ class Uploading:
         return session
 
     def append(self, session: str | None, chunk: bytes | None) -> None:
-        """Add a chunk, and begin the session's idle time anew; :class:`KeyNotFound` when there is none (any more)."""
+        """Add a chunk, and begin the session's idle time again; :class:`KeyNotFound` when there is none (any more)."""
         self._nimbus.status.require()
         upload = self._find(session)
         if chunk is None:

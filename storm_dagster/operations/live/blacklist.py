@@ -1,4 +1,4 @@
-"""The blacklist: hosts whose supervisors get no new work. What runs there stays, until it is rebalanced or dies."""
+"""The blacklist: hosts whose supervisors get no new work. Running tasks stay until they are rebalanced or die."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from storm_dagster.model.records import Blacklist, decode_record, encode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.turnstile import commit, fenced, take_turns
+from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 
 __all__ = ["change_blacklist", "check_host"]
 
@@ -25,7 +25,7 @@ def check_host(host: object) -> str:
     """A host name or address; :class:`InvalidRequest` otherwise."""
     if not isinstance(host, str) or not _HOST.fullmatch(host):
         raise InvalidRequest(
-            f"{host!r:.80} is no host name: use the host that `storm-dagster supervisors` shows"
+            f"{host!r:.80} is not a host name: use the host that `storm-dagster supervisors` shows"
         )
     return host
 
@@ -54,9 +54,9 @@ def change_blacklist(
             )
         if after != before:
             record = Blacklist(hosts=tuple(sorted(after)))
-            transaction = fenced(ctx, epoch).set(paths.BLACKLIST, encode_record(record), version)
+            transaction = fenced_transaction(ctx, epoch).set(paths.BLACKLIST, encode_record(record), version)
             commit(ctx, transaction, "blacklist")
             ctx.log.info("blacklist: %s", ", ".join(sorted(after)) or "empty")
         return tuple(sorted(after))
 
-    return take_turns(ctx, "changing the blacklist", attempt)
+    return retry_on_conflict(ctx, "changing the blacklist", attempt)

@@ -17,10 +17,16 @@ from storm_dagster.model.records import TokenRecord, decode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
-from storm_dagster.operations.reports import CleanReport
+from storm_dagster.operations.results import CleanResult
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.submit.staging import token_of_staging_key
-from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.transactions import (
+    bump_assignments_version,
+    commit,
+    delete_tree,
+    fenced_transaction,
+    retry_on_conflict,
+)
 
 __all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "read_tokens", "take_inventory"]
 
@@ -42,7 +48,7 @@ CleanerMemory = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Inventory:
-    """Everything that may be garbage, and everything that keeps it from being so."""
+    """Snapshot of everything that may be garbage, and of everything that is in use."""
 
     blobs: tuple[str, ...]
     nodes: Mapping[str, tuple[str, ...]]
@@ -64,7 +70,7 @@ class Inventory:
 
 @dataclass(frozen=True)
 class Garbage:
-    """What may go now."""
+    """Garbage that may be removed now."""
 
     nodes: tuple[str, ...]
     blobs: tuple[str, ...]
@@ -82,7 +88,7 @@ def find_garbage(
     token_secs: float,
     upload_secs: float,
 ) -> tuple[Garbage, dict[str, float]]:
-    """Decide what may go, and what to remember until the next time.
+    """Choose the garbage to remove, and the memory for the next time.
 
     A token counts while its topology is alive, and for ``token_secs`` after this observer first saw it.
     Uploads go ``upload_secs`` after they were first seen, unless a token that counts names their handle
@@ -135,7 +141,7 @@ def find_garbage(
             if topology_id in pinned_ids or topology_id in inventory.busy_workers:
                 continue
             if not _is_topology_id(topology_id):
-                continue  # Not ours to judge.
+                continue  # Written by somebody else.
             if age(f"node {parent}/{topology_id}") >= grace_secs:
                 nodes.append(f"{parent}/{topology_id}")
             else:
@@ -153,7 +159,7 @@ def _blob_limit(
     grace_secs: float,
     upload_secs: float,
 ) -> float | None:
-    """How long the blob must have been seen as garbage; ``None`` when it is none."""
+    """Seconds for which the blob must have been seen as garbage; ``None`` when it is in use."""
     topology_id = id_of_blob_key(key)
     if topology_id is not None:
         stale = inventory.versions.get(topology_id)
@@ -184,7 +190,7 @@ def _is_topology_id(text: str) -> bool:
 
 
 def take_inventory(ctx: OperationsContext) -> Inventory:
-    """Read what there is: blobs and nodes first, then what keeps them, so that nothing new looks like garbage."""
+    """Read blobs and nodes first, then what keeps them, so that nothing new looks like garbage."""
     blobs = tuple(ctx.blobs.keys())
     state = ctx.cluster.state
     nodes = {parent: tuple(state.find_children(parent) or ()) for parent in _PER_TOPOLOGY}
@@ -277,16 +283,16 @@ def clean(
     grace_secs: float = 60.0,
     token_secs: float | None = None,
     upload_secs: float | None = None,
-) -> tuple[CleanReport, dict[str, float]]:
-    """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Hand the memory in again next time.
+) -> tuple[CleanResult, dict[str, float]]:
+    """Remove garbage; for the leader and ``inbox_cleanup_schedule``. Pass the memory in again next time.
 
-    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless told otherwise. Refuses with
+    Tokens and uploads live ``nimbus.inbox.jar.expiration.secs`` unless given. Refuses with
     :class:`Unavailable` when the cluster's root is empty or another one's (``load_view`` checks it).
     """
     now = ctx.monotonic() if boot_now is None else boot_now
     age = float(ctx.conf.get("nimbus.inbox.jar.expiration.secs", 3600))
     epoch = ctx.current_epoch()
-    ctx.cluster.load_view()  # Refuses an empty or foreign root.
+    ctx.cluster.load_view()  # Refuses an empty root, and another cluster's.
     inventory = take_inventory(ctx)
     garbage, seen = find_garbage(
         inventory,
@@ -300,7 +306,7 @@ def clean(
     nodes = [path for path in garbage.nodes if _delete_node(ctx, epoch, path, problems)]
     tokens = [token for token in garbage.tokens if _delete_node(ctx, epoch, paths.token(token), problems)]
     return (
-        CleanReport(
+        CleanResult(
             nodes=tuple(nodes),
             blobs=tuple(_delete_blobs(ctx, epoch, garbage.blobs, problems)),
             tokens=tuple(tokens),
@@ -317,11 +323,11 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
             topology_id = path[len(paths.ASSIGNMENTS) + 1 :]
 
             def unassign(view: ClusterView) -> None:
-                transaction = raise_turnstile(fenced(ctx, epoch), view)
+                transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
                 if ctx.cluster.delete_assignment_ops(transaction, topology_id):
                     commit(ctx, transaction, "clean.assignment")
 
-            take_turns(ctx, f"cleaning {path}", unassign)
+            retry_on_conflict(ctx, f"cleaning {path}", unassign)
             return True
         name = "clean.token" if path.startswith(f"{paths.TOKENS}/") else "clean.node"
         return delete_tree(ctx, epoch, path, name) > 0

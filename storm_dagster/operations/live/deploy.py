@@ -14,7 +14,7 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.live.draining import drain, undo_drain
-from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.archive_check import check_uploaded_archive
 from storm_dagster.operations.submit.publishing import activate_topology, publish_assignment, stage_assignment
@@ -35,8 +35,8 @@ _LONGEST_DRAIN_SECS = 30.0
 RESTART = operation("restart", UPDATE)
 
 
-def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> LifecycleReport:
-    """Start the topology anew from its own stored code, with the parallelism that it has now, under a new id.
+def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> LifecycleResult:
+    """Start the topology again from its own stored code, with its present parallelism, under a new id.
 
     Its status stays ACTIVE or INACTIVE as it was. ``token`` makes a repetition after a crash finish the
     same restart; without one it is made from the id that is replaced. :class:`NotAlive`, :class:`Conflict`
@@ -52,7 +52,7 @@ def restart(ctx: OperationsContext, name: str, *, token: str | None = None) -> L
 
 def update(
     ctx: OperationsContext, name: str, *, token: str, handle: str | None, allow_degraded: bool = False
-) -> LifecycleReport:
+) -> LifecycleResult:
     """Hot deploy: run the uploaded topology in the place of the one of that name, under a new id.
 
     Whatever is wrong with the new one, its archive included, is raised before the old one is touched. Then the old
@@ -76,7 +76,7 @@ def _replaceable(ctx: OperationsContext, name: str) -> TopologyView:
     topology = topology_by_name(ctx.cluster.load_view(), name)
     if topology.base.status not in ("ACTIVE", "INACTIVE"):
         raise Conflict(
-            f"topology {name!r} is {topology.base.status} and cannot be replaced: wait until that has ended"
+            f"topology {name!r} is {topology.base.status} and cannot be replaced: wait until it has finished"
         )
     return topology
 
@@ -102,7 +102,7 @@ def _prepare(
     stage_assignment(ctx, token=token)
 
 
-def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
+def _replace(ctx: OperationsContext, token: str) -> LifecycleResult:
     if _is_published(ctx, token):
         # A repetition, maybe under another leader: what is left to do is done in the current epoch.
         take_over(ctx, token)
@@ -120,7 +120,7 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
     replaced = published.replaced or (old if published.already else None)
     if replaced is not None:
         delete_replaced(ctx, replaced)
-    return LifecycleReport(
+    return LifecycleResult(
         report.topology_id,
         report.name,
         report.status,
@@ -131,7 +131,7 @@ def _replace(ctx: OperationsContext, token: str) -> LifecycleReport:
 
 
 def _drain(ctx: OperationsContext, old: str | None) -> float:
-    """Let the old topology finish what it has in hand, once everything else stands ready; the seconds it took."""
+    """Drain the old topology once everything else is ready; the seconds it took."""
     topology = ctx.cluster.load_view().topologies.get(old) if old is not None else None
     if old is None or topology is None or not topology.live_workers:
         return 0.0
@@ -140,13 +140,13 @@ def _drain(ctx: OperationsContext, old: str | None) -> float:
 
 
 def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:
-    """Delete what is left of a replaced topology; what fails here, or is never called, the cleaner does."""
+    """Delete the rest of a replaced topology; the cleaner deletes what this misses."""
     sweep(ctx, ctx.current_epoch(), topology_id)
     delete_code(ctx, topology_id)
 
 
 def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> None:
-    """Stage the running topology's conf and code, its present parallelism laid over, as if they were uploaded."""
+    """Stage the running topology's conf and code, with its present parallelism, as if they were uploaded."""
     conf = decode_json(ctx.blobs.read(conf_key(topology.code_dir)), conf_key(topology.code_dir))
     spec = decode_topology(ctx.blobs.read(code_key(topology.code_dir)))
     executors = topology.base.executors

@@ -1,4 +1,4 @@
-"""Letting a topology finish what it has in hand before its successor takes its place."""
+"""Drain of a topology before its successor takes its place."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.turnstile import commit, fenced, take_turns
+from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 
 __all__ = ["DRAIN", "drain", "undo_drain"]
 
@@ -32,7 +32,7 @@ _SPARE_SECS = 30
 def drain(ctx: OperationsContext, topology_id: str, longest_secs: float) -> float:
     """Silence the spouts and wait until no tuple is under way, at most ``longest_secs``; the seconds it took.
 
-    When nobody ends it, ``lifecycle_sensor`` or the leader makes the topology ACTIVE again. What is still under way
+    If nobody ends the drain, ``lifecycle_sensor`` or the leader makes the topology ACTIVE again. What is still under way
     at the end is replayed by its spouts. An INACTIVE topology is not drained: its spouts are silent already.
     """
     began = ctx.monotonic()
@@ -65,12 +65,12 @@ def _silence(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
         if topology.base.status == "INACTIVE":
             return topology.base.delay_secs == delay_secs
         after = apply_event(topology.base, "drain", delay_secs=delay_secs)
-        transaction = fenced(ctx, epoch)
+        transaction = fenced_transaction(ctx, epoch)
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
         commit(ctx, transaction, "drain")
         return True
 
-    return take_turns(ctx, f"draining {topology_id}", attempt)
+    return retry_on_conflict(ctx, f"draining {topology_id}", attempt)
 
 
 def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
@@ -82,11 +82,11 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
         if topology is None or topology.base.status != "INACTIVE" or topology.base.delay_secs is None:
             return
         after = apply_event(topology.base, "activate")
-        transaction = fenced(ctx, epoch)
+        transaction = fenced_transaction(ctx, epoch)
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
         commit(ctx, transaction, "undo_drain")
 
-    take_turns(ctx, f"letting {topology_id} go on", attempt)
+    retry_on_conflict(ctx, f"letting {topology_id} go on", attempt)
 
 
 def _quiet(topology: TopologyView, link_key: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reassignment: tasks that were judged dead get a slot again.
+"""Reassignment: tasks that are dead get a slot again.
 
 The causes come from :func:`storm_dagster.core.liveness.detection.observe`, whoever observes: the heartbeat sensor
 through a run, or the leader when no sensor is armed.
@@ -15,12 +15,17 @@ from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
 from storm_dagster.model.placement import PlacementBatch, PlacementResult
 from storm_dagster.model.view import ClusterView
+from storm_dagster.operations.assignment_records import append_assignment, append_backup
 from storm_dagster.operations.context import OperationsContext, load_runnable
-from storm_dagster.operations.records_io import append_assignment, append_backup
-from storm_dagster.operations.reports import ReassignReport
+from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.publishing import write_reasons
-from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.transactions import (
+    bump_assignments_version,
+    commit,
+    fenced_transaction,
+    retry_on_conflict,
+)
 from storm_dagster.operations.upgrade.ending import roll_back_if_upgraded
 
 __all__ = ["LivenessResult", "observe", "reassign"]
@@ -28,12 +33,12 @@ __all__ = ["LivenessResult", "observe", "reassign"]
 REASSIGN = operation("reassign", "store.placement.json", "reassign")
 
 
-def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignReport]:
-    """Place the tasks of the causes anew, one transaction for each topology, in topology id order.
+def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignResult]:
+    """Place the tasks of the causes again, one transaction for each topology, in topology id order.
 
-    A cause that speaks of an older assignment is ``void``. An unchanged placement is not written. Each
+    A cause of an older assignment is ``void``. An unchanged placement is not written. Each
     topology fails alone (``failed``, with the reason); only :class:`Fenced` ends the whole call. PySpark
-    plans; when it is out of reach its twin does, and the report says so.
+    plans; when it is out of reach the local planner does, and the result names it.
     """
     by_topology: dict[str, list[Cause]] = {}
     for cause in causes:
@@ -41,7 +46,7 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
     if not by_topology:
         return []
     epoch = ctx.current_epoch()
-    reports: list[ReassignReport] = []
+    reports: list[ReassignResult] = []
     for topology_id, mine in sorted(by_topology.items()):
         try:
             reports.append(_reassign_one(ctx, epoch, topology_id, mine))
@@ -50,7 +55,7 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
         except StormDagsterError as error:
             ctx.log.warning("reassigning %s failed: %s", topology_id, error.message)
             reports.append(
-                ReassignReport(
+                ReassignResult(
                     topology_id=topology_id,
                     name=mine[0].name,
                     status="failed",
@@ -62,7 +67,7 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
 
 
 def plan_or_fall_back(ctx: OperationsContext, batch: PlacementBatch) -> tuple[PlacementResult, str | None]:
-    """The placement, and why the twin had to make it (``None`` when PySpark did)."""
+    """The placement, and why the local planner made it (``None`` when PySpark did)."""
     try:
         return ctx.planner(batch), None
     except Unavailable as error:
@@ -72,28 +77,28 @@ def plan_or_fall_back(ctx: OperationsContext, batch: PlacementBatch) -> tuple[Pl
 
 def _reassign_one(
     ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
-) -> ReassignReport:
-    committed: list[ReassignReport] = []
-    # First of all: what is placed anew then runs the former code.
+) -> ReassignResult:
+    committed: list[ReassignResult] = []
+    # First of all: what is placed again then runs the former code.
     roll_back_if_upgraded(ctx, topology_id, causes)
 
-    def attempt(view: ClusterView) -> ReassignReport:
+    def attempt(view: ClusterView) -> ReassignResult:
         topology = view.topologies.get(topology_id)
         keys = tuple(cause.key for cause in causes)
         if topology is None or topology.base.status not in HEALED:
-            return ReassignReport(topology_id, causes[0].name, "gone", keys)
+            return ReassignResult(topology_id, causes[0].name, "gone", keys)
         name = topology.base.name
         true = causes_still_true(topology, causes)
         if not true or topology.tasks is None or topology.assignment is None:
             if committed and topology.assignment == committed[0].assignment:
                 return committed[0]  # The reply of our own commit was lost.
-            return ReassignReport(topology_id, name, "void", keys)
+            return ReassignResult(topology_id, name, "void", keys)
         batch = monitor_batch(view, topology, load_runnable(ctx, topology.code_dir), topology.tasks, true)
         result, why = plan_or_fall_back(ctx, batch)
         placement = result.placement(name)
         dead = frozenset(task for cause in true for task in cause.tasks)
         if placement.status == "failed":
-            return ReassignReport(
+            return ReassignResult(
                 topology_id,
                 name,
                 "failed",
@@ -104,7 +109,7 @@ def _reassign_one(
                 placement=placement,
             )
         if placement.status == "unchanged" or same_workers(topology.assignment, placement):
-            return ReassignReport(
+            return ReassignResult(
                 topology_id,
                 name,
                 "unchanged",
@@ -124,11 +129,11 @@ def _reassign_one(
             restarted=dead,
         )
         assert topology.assignment_at is not None
-        transaction = raise_turnstile(fenced(ctx, epoch), view)
+        transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
         append_assignment(ctx, transaction, assignment, topology.assignment_at)
         append_backup(ctx, transaction, name, assignment)
         write_reasons(ctx, topology_id, result, name)
-        report = ReassignReport(
+        report = ReassignResult(
             topology_id,
             name,
             "assigned",
@@ -146,4 +151,4 @@ def _reassign_one(
         ctx.log.info("reassigned %d tasks of %s", placement.moved, topology_id)
         return report
 
-    return take_turns(ctx, f"reassigning {topology_id}", attempt)
+    return retry_on_conflict(ctx, f"reassigning {topology_id}", attempt)

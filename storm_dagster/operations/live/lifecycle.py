@@ -1,9 +1,10 @@
-"""Activate, deactivate, kill, remove; restart and update; and what is due because its delay has passed."""
+"""Activate, deactivate, kill, remove; restart and update; and the transitions whose delay has passed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from storm_dagster.core.submission import message_timeout_secs
 from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
@@ -15,11 +16,17 @@ from storm_dagster.operations.actions import Action, announce
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
 from storm_dagster.operations.live.deploy import restart, update
 from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_REBALANCE, finish_rebalance
-from storm_dagster.operations.reports import LifecycleReport
+from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY, finish_activation
 from storm_dagster.operations.submit.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
-from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.transactions import (
+    bump_assignments_version,
+    commit,
+    delete_tree,
+    fenced_transaction,
+    retry_on_conflict,
+)
 from storm_dagster.operations.upgrade.ending import (
     COMPLETE_UPGRADE,
     FINISH_ROLLBACK,
@@ -31,7 +38,8 @@ from storm_dagster.operations.upgrade.ending import (
 from storm_dagster.operations.upgrade.start import gray_upgrade
 
 __all__ = [
-    "FinishReport",
+    "DoneAction",
+    "DueResult",
     "activate",
     "complete_upgrade",
     "deactivate",
@@ -62,7 +70,7 @@ _ACTIONS: dict[Event, Action] = {
 }
 
 
-def activate(ctx: OperationsContext, name: str) -> LifecycleReport:
+def activate(ctx: OperationsContext, name: str) -> LifecycleResult:
     """Make the topology's spouts run. Active already: nothing is written.
 
     :class:`NotAlive` for an unknown name, :class:`Conflict` when its status does not allow it.
@@ -70,12 +78,12 @@ def activate(ctx: OperationsContext, name: str) -> LifecycleReport:
     return _change(ctx, name, "activate")
 
 
-def deactivate(ctx: OperationsContext, name: str) -> LifecycleReport:
+def deactivate(ctx: OperationsContext, name: str) -> LifecycleResult:
     """Make the topology's spouts pause; its workers stay. Inactive already: nothing is written."""
     return _change(ctx, name, "deactivate")
 
 
-def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleReport:
+def kill(ctx: OperationsContext, name: str, wait_secs: int | None = None) -> LifecycleResult:
     """Mark the topology KILLED, so that its spouts stop; after the delay it is removed.
 
     The delay is ``wait_secs``, else (also when negative) the topology's message timeout. With a delay of 0
@@ -102,12 +110,12 @@ def _message_timeout(ctx: OperationsContext, code_dir: str) -> int:
 
 def _change(
     ctx: OperationsContext, name: str, event: Event, delay: Callable[[TopologyView], int] | None = None
-) -> LifecycleReport:
+) -> LifecycleResult:
     """One fenced transaction on the base, or none when nothing changes."""
     epoch = ctx.current_epoch()
     chosen: dict[str, int] = {}
 
-    def attempt(view: ClusterView) -> LifecycleReport:
+    def attempt(view: ClusterView) -> LifecycleResult:
         topology = topology_by_name(view, name)
         before: StormBase = topology.base
         if delay is not None and topology.id not in chosen:
@@ -115,12 +123,12 @@ def _change(
         delay_secs = chosen.get(topology.id)
         after = apply_event(before, event, delay_secs=delay_secs)
         if after is not before:
-            transaction = fenced(ctx, epoch)
+            transaction = fenced_transaction(ctx, epoch)
             transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
             announce(ctx, transaction, topology.id, _ACTIONS[event])
             commit(ctx, transaction, event)
             ctx.log.info("%s: %s -> %s", topology.id, before.status, after.status)
-        return LifecycleReport(
+        return LifecycleResult(
             topology_id=topology.id,
             name=before.name,
             status=after.status,
@@ -129,10 +137,10 @@ def _change(
             previous=before.status,
         )
 
-    return take_turns(ctx, f"{event} {name}", attempt)
+    return retry_on_conflict(ctx, f"{event} {name}", attempt)
 
 
-def remove(ctx: OperationsContext, topology_id: str) -> LifecycleReport:
+def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
     """Remove a killed topology for good: assignment first, base last, so that a crash leaves it removable.
 
     Waits up to ``task.cleanup.timeout.sec`` for its workers to end. The token and the backup of the
@@ -149,28 +157,44 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleReport:
                 f"topology {topology.base.name!r} is {topology.base.status} and cannot be removed: kill it first"
             )
         if ctx.cluster.state.exists(paths.assignment(topology_id)):
-            transaction = raise_turnstile(fenced(ctx, epoch), view)
+            transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
             transaction.check(paths.topology(topology_id), topology.base_at.version)
             ctx.cluster.delete_assignment_ops(transaction, topology_id)
             commit(ctx, transaction, "unassign")
         return topology
 
-    topology = take_turns(ctx, f"removing {topology_id}", unassign)
+    topology = retry_on_conflict(ctx, f"removing {topology_id}", unassign)
     if topology is None:
-        return LifecycleReport(topology_id, topology_id.rsplit("-", 2)[0], None, changed=False)
+        return LifecycleResult(topology_id, topology_id.rsplit("-", 2)[0], None, changed=False)
     sweep(ctx, epoch, topology_id)
     delete_blobs(ctx, topology_id, topology.base)
     delete_tree(ctx, epoch, paths.topology(topology_id), "remove_base")
     ctx.log.info("removed %s", topology_id)
-    return LifecycleReport(topology_id, topology.base.name, None, changed=True, previous="KILLED")
+    return LifecycleResult(topology_id, topology.base.name, None, changed=True, previous="KILLED")
 
 
 @dataclass(frozen=True)
-class FinishReport:
-    """What was due and is done, what failed (topology id -> message), and what to remember."""
+class DoneAction:
+    """A transition that was due and is done."""
 
-    done: tuple[str, ...]
-    """``"remove wc-1-..."`` and the like; the topology id comes last."""
+    action: Literal["remove", "finish_rebalance", "activate", "upgrade"]
+    topology_id: str
+    name: str
+    outcome: str = ""
+    """Of an upgrade: ``completed``, ``expired``, ``rolled back`` ..."""
+
+    def describe(self) -> str:
+        """The action for logs and reports."""
+        if self.action == "upgrade":
+            return f"{self.outcome}: upgrade of {self.topology_id}"
+        return f"{self.action} {self.topology_id}"
+
+
+@dataclass(frozen=True)
+class DueResult:
+    """Due transitions: those that are done, those that failed (topology id -> message), and the next memory."""
+
+    done: tuple[DoneAction, ...]
     failed: dict[str, str]
     memory: DueMemory
 
@@ -181,18 +205,16 @@ def finish_due(
     *,
     boot_id: str = "",
     boot_now: float | None = None,
-) -> FinishReport:
+) -> DueResult:
     """Do what is due: removals, rebalances, unfinished activations, the ends of upgrades. For the leader and ``lifecycle_sensor``.
 
-    Hand the report's memory in again next time: delays run on the caller's boot clock (``boot_now``,
+    Pass the result's memory in again next time: delays run on the caller's boot clock (``boot_now``,
     default: the context's monotonic clock) from when it first saw the status. Each topology fails alone;
     only :class:`Fenced` ends the whole call.
     """
     now = ctx.monotonic() if boot_now is None else boot_now
-    due, remembered = due_actions(
-        ctx.cluster.load_view(), memory or DueMemory(), boot_id=boot_id, boot_now=now
-    )
-    done: list[str] = []
+    due, seen = due_actions(ctx.cluster.load_view(), memory or DueMemory(), boot_id=boot_id, boot_now=now)
+    done: list[DoneAction] = []
     failed: dict[str, str] = {}
     for action in due:
         try:
@@ -202,13 +224,15 @@ def finish_due(
                 finish_rebalance(ctx, action.topology_id)
             else:
                 finish_activation(ctx, action.topology_id, ctx.current_epoch())
-            done.append(f"{action.action} {action.topology_id}")
+            done.append(DoneAction(action.action, action.topology_id, action.name))
         except Fenced:
             raise
         except NotAlive:
-            continue  # Somebody else was faster.
+            continue  # Done by somebody else.
         except StormDagsterError as error:
             failed[action.topology_id] = error.message
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error.message)
-    done += [f"{report.outcome}: upgrade of {report.topology_id}" for report in advance_upgrades(ctx)]
-    return FinishReport(tuple(done), failed, remembered)
+    done += [
+        DoneAction("upgrade", ended.topology_id, ended.name, ended.outcome) for ended in advance_upgrades(ctx)
+    ]
+    return DueResult(tuple(done), failed, seen)

@@ -1,4 +1,4 @@
-"""Levels of loggers that were changed while a topology runs: kept beside it, so that restarted workers have them too."""
+"""Changed levels of loggers of a running topology, stored so that restarted workers have them too."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.turnstile import commit, fenced, take_turns
+from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 
 __all__ = ["keep_log_levels", "level_change"]
 
@@ -38,7 +38,7 @@ def level_change(logger: object, level: object, secs: object, reset: object) -> 
 
 
 def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, LevelChange]) -> None:
-    """Write what is changed to the topology's own record, in one fenced transaction; nothing when nothing changes.
+    """Write the changes to the topology's own record, in one fenced transaction; nothing when nothing changes.
 
     Workers that begin later read it; it goes with the topology. Raises :class:`NotAlive`, and
     :class:`InvalidRequest` beyond 200 loggers.
@@ -64,14 +64,16 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         if after == before:
             return
         record = encode_record(KeptLevels(loggers=after))
-        transaction = fenced(ctx, epoch).check(paths.topology(topology.id), topology.base_at.version)
+        transaction = fenced_transaction(ctx, epoch).check(
+            paths.topology(topology.id), topology.base_at.version
+        )
         if found is None:
             transaction.create(path, record)
         else:
             transaction.set(path, record, found[1].version)
         commit(ctx, transaction, "log_levels")
 
-    take_turns(ctx, f"keeping the log levels of {name}", attempt)
+    retry_on_conflict(ctx, f"keeping the log levels of {name}", attempt)
 
 
 def _kept(change: LevelChange, now_ms: int) -> KeptLevel:

@@ -1,7 +1,7 @@
 """Rebalance of a running topology: other parallelism, other spread.
 
-Begin: the base becomes REBALANCING with the delay, and what is wanted stands in a node below it, written
-by the same transaction. Finish: plan, then one transaction with tasks, assignment and the former status.
+Begin: the base becomes REBALANCING with the delay, and the request is stored in a node below it by the same
+transaction. Finish: plan, then one transaction with tasks, assignment and the former status.
 """
 
 from __future__ import annotations
@@ -28,23 +28,28 @@ from storm_dagster.model.placement import PlacementResult
 from storm_dagster.model.records import Record, StormBase, TaskTable, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import announce
+from storm_dagster.operations.assignment_records import append_assignment, append_backup
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
-from storm_dagster.operations.records_io import append_assignment, append_backup
-from storm_dagster.operations.reports import RebalanceReport
+from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import placement_error, write_reasons
-from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.transactions import (
+    bump_assignments_version,
+    commit,
+    fenced_transaction,
+    retry_on_conflict,
+)
 from storm_dagster.zk.cluster_state import Transaction
 
-__all__ = ["RebalanceWish", "finish_rebalance", "rebalance", "require_offered_host"]
+__all__ = ["PendingRebalance", "finish_rebalance", "rebalance", "require_offered_host"]
 
 FINISH_REBALANCE = shared_steps("finish_rebalance", "store.placement.json", "finish_rebalance")
 ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
 REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)
 
 
-class RebalanceWish(Record):
-    """What a rebalance was asked for; stands at ``/topology/<id>/rebalance`` while it waits for its delay."""
+class PendingRebalance(Record):
+    """A requested rebalance, stored at ``/topology/<id>/rebalance`` while it waits for its delay."""
 
     workers: int
     executors: dict[str, int]
@@ -53,17 +58,17 @@ class RebalanceWish(Record):
 
 @dataclass(frozen=True)
 class _Plan:
-    wish: RebalanceWish
+    wanted: PendingRebalance
     table: TaskTable
     result: PlacementResult
     changed: bool
     disturbs: bool
-    """Whether tasks move, come or go; else only what is wanted is noted, and nothing has to fall silent for that."""
+    """Whether tasks move, come or go; else only the base changes, and no spout has to pause."""
     bound: bool
-    """More than sizes decides who moves: wishes, isolation, tasks apart or together."""
+    """Whether more than sizes decides what moves: a user-defined assignment, isolation, tasks apart or together."""
 
 
-def _wish_path(topology_id: str) -> str:
+def _pending_path(topology_id: str) -> str:
     return f"{paths.topology(topology_id)}/rebalance"
 
 
@@ -77,38 +82,38 @@ def rebalance(
     dry_run: bool = False,
     *,
     stay: bool = True,
-) -> RebalanceReport:
-    """Change the number of workers or executors, or only restore balance; ``reassign`` places all anew.
+) -> RebalanceResult:
+    """Change the number of workers or executors, or only restore balance; ``reassign`` places every task again.
 
     It is planned before anything changes: what does not fit, or changes nothing, never disturbs the
     topology. The delay is ``wait_secs``, else the message timeout; with ``stay`` this waits for it and
     finishes, without it :func:`finish_rebalance` does (``finish_due`` calls it). Raises
     :class:`InvalidRequest`, :class:`NotAlive`, :class:`Conflict`, or :class:`Unavailable` with the
-    planner's message; a rebalance never uses the twin in place of PySpark.
+    planner's message; a rebalance never uses the local planner in place of PySpark.
     """
     epoch = ctx.current_epoch()
 
-    def begin(view: ClusterView) -> RebalanceReport:
+    def begin(view: ClusterView) -> RebalanceResult:
         topology = topology_by_name(view, name)
         require_offered_host(view, topology)
         runnable = load_runnable(ctx, topology.code_dir)
         delay = delay_of(wait_secs, message_timeout_secs(runnable.conf))
         marked = apply_event(topology.base, "rebalance", delay_secs=delay)
-        wish = _wish(topology, runnable, workers, dict(executors or {}), reassign)
-        plan = _plan(ctx, view, topology, runnable, wish)
+        wanted = _check_request(topology, runnable, workers, dict(executors or {}), reassign)
+        plan = _plan(ctx, view, topology, runnable, wanted)
         if not plan.disturbs:
             marked, delay = apply_event(topology.base, "rebalance", delay_secs=0), 0
         if dry_run or not plan.changed:
             outcome = "planned" if plan.changed else "unchanged"
             return _report(topology, topology.base, plan, outcome, delay=delay)
-        transaction = fenced(ctx, epoch)
+        transaction = fenced_transaction(ctx, epoch)
         transaction.set(paths.topology(topology.id), encode_record(marked), topology.base_at.version)
-        transaction.create(_wish_path(topology.id), encode_record(wish))
+        transaction.create(_pending_path(topology.id), encode_record(wanted))
         announce(ctx, transaction, topology.id, "rebalance")
         commit(ctx, transaction, "rebalance")
         return _report(topology, marked, plan, "waiting", delay=delay)
 
-    report = take_turns(ctx, f"rebalancing {name}", begin)
+    report = retry_on_conflict(ctx, f"rebalancing {name}", begin)
     if report.outcome != "waiting" or (report.delay_secs and not stay):
         return report
     if report.delay_secs:
@@ -129,13 +134,13 @@ def require_offered_host(view: ClusterView, topology: TopologyView) -> None:
     raise Unavailable(f"topology {topology.base.name!r} stays as it is, no host may take its tasks: {why}")
 
 
-def _wish(
+def _check_request(
     topology: TopologyView,
     runnable: Runnable,
     workers: int | None,
     executors: dict[str, int],
     reassign: bool,
-) -> RebalanceWish:
+) -> PendingRebalance:
     name = topology.base.name
     wrong = None if workers is None else check_value("topology.workers", workers)
     if wrong:
@@ -159,7 +164,7 @@ def _wish(
                 f"rebalance of {name!r}: {component!r} cannot have {count} executors, "
                 f"topology.max.task.parallelism is {limit}"
             )
-    return RebalanceWish(
+    return PendingRebalance(
         workers=topology.base.workers if workers is None else workers,
         executors={**topology.base.executors, **executors},
         reassign=reassign,
@@ -167,13 +172,17 @@ def _wish(
 
 
 def _plan(
-    ctx: OperationsContext, view: ClusterView, topology: TopologyView, runnable: Runnable, wish: RebalanceWish
+    ctx: OperationsContext,
+    view: ClusterView,
+    topology: TopologyView,
+    runnable: Runnable,
+    wanted: PendingRebalance,
 ) -> _Plan:
     if topology.tasks is None or topology.assignment is None:
         raise Unavailable(f"topology {topology.base.name!r} has no assignment yet: wait until it is healed")
     changed = {
         component: count
-        for component, count in wish.executors.items()
+        for component, count in wanted.executors.items()
         if count != topology.base.executors.get(component)
     }
     table = rescale(topology.tasks, changed, fixed_task_components(runnable.spec))
@@ -182,34 +191,36 @@ def _plan(
         topology,
         runnable,
         table,
-        executors=wish.executors,
-        workers=wish.workers,
-        reassign=wish.reassign,
+        executors=wanted.executors,
+        workers=wanted.workers,
+        reassign=wanted.reassign,
     )
     result = ctx.planner(batch)
     placement = result.placement(topology.base.name)
     if placement.status == "failed":
         raise placement_error(topology.base.name, placement)
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
-    differs = disturbs or wish.workers != topology.base.workers or wish.executors != topology.base.executors
+    differs = (
+        disturbs or wanted.workers != topology.base.workers or wanted.executors != topology.base.executors
+    )
     (asked,) = batch.topologies
     bound = bool(asked.user_workers or asked.differ_node or asked.isolation or asked.executors)
-    return _Plan(wish, table, result, differs, disturbs, bound)
+    return _Plan(wanted, table, result, differs, disturbs, bound)
 
 
 def _report(
     topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0
-) -> RebalanceReport:
+) -> RebalanceResult:
     before = topology.tasks.component_of() if topology.tasks else {}
     after = plan.table.component_of()
     placement = plan.result.placement(base.name)
-    return RebalanceReport(
+    return RebalanceResult(
         topology_id=topology.id,
         name=base.name,
         status=base.status,
         outcome=outcome,
-        workers=plan.wish.workers,
-        executors=plan.wish.executors,
+        workers=plan.wanted.workers,
+        executors=plan.wanted.executors,
         moved=placement.moved,
         delay_secs=delay,
         planner=plan.result.planner,
@@ -223,7 +234,7 @@ def _report(
     )
 
 
-def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceReport:
+def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResult:
     """Apply the rebalance that a REBALANCING topology waits for, and give it its former status back.
 
     When it does not fit any more the former status returns with the former placement, and the planner's
@@ -231,39 +242,39 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceRepor
     """
     epoch = ctx.current_epoch()
 
-    def attempt(view: ClusterView) -> RebalanceReport:
+    def attempt(view: ClusterView) -> RebalanceResult:
         topology = view.topologies.get(topology_id)
         if topology is None:
             raise NotAlive(f"topology {topology_id} is gone: there is nothing to rebalance")
         if topology.base.status != "REBALANCING":
             return _finished_elsewhere(topology)
-        path = _wish_path(topology_id)
+        path = _pending_path(topology_id)
         found = ctx.cluster.state.get_data_with_version(path)
-        wish = (
-            decode_record(RebalanceWish, found[0], path)
+        wanted = (
+            decode_record(PendingRebalance, found[0], path)
             if found is not None
-            else RebalanceWish(workers=topology.base.workers, executors=topology.base.executors)
+            else PendingRebalance(workers=topology.base.workers, executors=topology.base.executors)
         )
         after = apply_event(topology.base, "finish_rebalance")
-        transaction = fenced(ctx, epoch)
+        transaction = fenced_transaction(ctx, epoch)
         if found is not None:
             transaction.delete(path, found[1].version)
         try:
-            plan = _plan(ctx, view, topology, load_runnable(ctx, topology.code_dir), wish)
+            plan = _plan(ctx, view, topology, load_runnable(ctx, topology.code_dir), wanted)
         except (Unavailable, InvalidRequest, Conflict):
             transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
             commit(ctx, transaction, "abandon_rebalance")
             raise
-        after = after.model_copy(update={"workers": wish.workers, "executors": wish.executors})
+        after = after.model_copy(update={"workers": wanted.workers, "executors": wanted.executors})
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
         return _apply(ctx, transaction, view, topology, after, plan)
 
-    return take_turns(ctx, f"finishing the rebalance of {topology_id}", attempt)
+    return retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
 
 
-def _finished_elsewhere(topology: TopologyView) -> RebalanceReport:
+def _finished_elsewhere(topology: TopologyView) -> RebalanceResult:
     base = topology.base
-    return RebalanceReport(
+    return RebalanceResult(
         topology_id=topology.id,
         name=base.name,
         status=base.status,
@@ -276,11 +287,11 @@ def _finished_elsewhere(topology: TopologyView) -> RebalanceReport:
 
 
 def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, Any]:
-    """What the asset check ``fewest_moves`` judges the rebalance by; nothing where all was placed anew.
+    """Input of the asset check ``fewest_moves``; empty where every task was placed again.
 
     A topology master that is alone may move beside. Where more than sizes decides, nothing is recorded.
     """
-    if plan.wish.reassign or topology.assignment is None or plan.bound:
+    if plan.wanted.reassign or topology.assignment is None or plan.bound:
         return {}
     offered = {
         f"{part.id}:{port}"
@@ -298,8 +309,8 @@ def _apply(
     topology: TopologyView,
     after: StormBase,
     plan: _Plan,
-) -> RebalanceReport:
-    """Commit ``transaction``, which restores the status, together with whatever of the plan is new."""
+) -> RebalanceResult:
+    """Commit ``transaction``, which restores the status, together with the changes of the plan."""
     report = _report(topology, after, plan, "assigned" if plan.changed else "unchanged")
     placement = plan.result.placement(after.name)
     if plan.table != topology.tasks or not same_workers(topology.assignment, placement):
@@ -315,7 +326,7 @@ def _apply(
             now_ms=now * 1000,
             kind="Assign" if plan.table == topology.tasks else "ScaleTopology",
         )
-        raise_turnstile(transaction, view)
+        bump_assignments_version(transaction, view)
         if plan.table != topology.tasks:
             transaction.set(paths.tasks(topology.id), encode_record(plan.table), tasks[1].version)
         append_assignment(ctx, transaction, assignment, topology.assignment_at)

@@ -1,8 +1,8 @@
 """CurveZMQ between workers, and from nimbus to workers, when the cluster has a secret.
 
 Every worker of a topology serves with one key, derived from the cluster's secret and the topology's id. Its
-public half is told to nobody: a client must know it to say hello at all, so that only who can derive the key
-gets through, and a worker of another topology cannot. ZeroMQ encrypts what follows with keys of the session.
+public half is published nowhere: a client needs it for the handshake, so that only a process that can derive the
+key connects, and a worker of another topology cannot. ZeroMQ encrypts what follows with keys of the session.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _secret_half(link_key: str) -> bytes:
 
 
 def secure_server(socket: zmq.Socket[Any], link_key: str) -> None:
-    """Before ``bind``: let only clients in that know the key; nothing for an empty one."""
+    """Before ``bind``: admit only clients that know the key; does nothing for an empty one."""
     if link_key:
         import zmq
 
@@ -39,7 +39,7 @@ def secure_server(socket: zmq.Socket[Any], link_key: str) -> None:
 
 
 def secure_client(socket: zmq.Socket[Any], link_key: str) -> None:
-    """Before ``connect``: prove that the key is known; nothing for an empty one."""
+    """Before ``connect``: prove knowledge of the key; does nothing for an empty one."""
     if link_key:
         import zmq
 

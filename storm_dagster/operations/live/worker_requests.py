@@ -1,4 +1,4 @@
-"""Asking a running worker: statistics (of the whole topology, when it runs the topology master), stacks, a ping."""
+"""Requests to a running worker: statistics (of the whole topology, if it runs the topology master), stacks, a ping."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def ask_topology_master(
             node = view.live_workers.get(worker.slot)
             if node is None:
                 return None
-            # One that is just starting has little to tell: nobody waits long for it.
+            # One that is just starting has few statistics: nobody waits long for it.
             patience = timeout if node.status == "running" else min(timeout, _STARTING_SECS)
             try:
                 return ask_worker(worker.host, worker.port, node.token, "stats", patience, link_key)

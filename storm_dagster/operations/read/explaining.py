@@ -1,4 +1,4 @@
-"""Documents that say why: the placement of a topology as ``explain`` shows it, and the moves of a plan."""
+"""Documents with reasons: the placement of a topology as ``explain`` shows it, and the moves of a plan."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def explain_document(
     down: Collection[int],
     task: int | None = None,
 ) -> dict[str, Any]:
-    """``stored`` (blob ``<id>-placement.json``) with what is true now.
+    """``stored`` (blob ``<id>-placement.json``) with the present state.
 
-    ``down`` are tasks that do not run: those for which no slot can be found now stand in ``unassigned`` with
-    the reason, the others in ``waiting`` with the slot that they would get. ``components`` and ``slots`` say
-    what and where each task is; ``choice`` compares the worker of ``task`` with those that it was chosen from.
+    ``down`` are tasks that do not run: those for which no slot can be found now are in ``unassigned`` with
+    the reason, the others in ``waiting`` with the slot that they would get. ``components`` and ``slots`` map
+    each task; ``choice`` compares the worker of ``task`` with those that it was chosen from.
     """
     document = dict(stored)
     if topology.tasks is None:
@@ -42,7 +42,7 @@ def explain_document(
     document["slots"] = {str(number): f"{node}:{port}" for number, (node, port) in sorted(slots.items())}
     to_place = current_topology(view, topology, runnable, topology.tasks)
     lost: set[int] = {*down, *(components.keys() - slots.keys())} & components.keys()
-    document["unassigned"], document["waiting"] = _outlook(view, topology, to_place, lost)
+    document["unassigned"], document["waiting"] = _slot_outlook(view, topology, to_place, lost)
     if task is not None:
         document["choice"] = choice_document(to_place, stored, task)
     return document
@@ -51,38 +51,38 @@ def explain_document(
 def problems(
     view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]
 ) -> list[str]:
-    """What stands in the way of the tasks ``down``, which do not run: a sentence for each reason, with its remedy."""
+    """Reasons why the tasks ``down`` do not run: a sentence for each reason, with its remedy."""
     if topology.tasks is None or not down:
         return []
     components = topology.tasks.component_of()
     to_place = current_topology(view, topology, runnable, topology.tasks)
-    without, waiting = _outlook(view, topology, to_place, set(down) & components.keys())
+    without, waiting = _slot_outlook(view, topology, to_place, set(down) & components.keys())
     by_reason: dict[str, list[int]] = {}
     for task, reason in without.items():
         by_reason.setdefault(reason, []).append(int(task))
-    said = [
-        f"{_listed(tasks, components)} wait for a slot: {why} (`storm-dagster rebalance {topology.base.name} -n WORKERS`)"
+    found = [
+        f"{_describe_tasks(tasks, components)} wait for a slot: {why} (`storm-dagster rebalance {topology.base.name} -n WORKERS`)"
         for why, tasks in by_reason.items()
     ]
     if waiting:
         tasks = [int(task) for task in waiting]
         places = ", ".join(sorted(set(waiting.values())))
-        said.append(
-            f"{_listed(tasks, components)} lost their worker and are about to be moved to {places}: wait, or see "
+        found.append(
+            f"{_describe_tasks(tasks, components)} lost their worker and are about to be moved to {places}: wait, or see "
             "heartbeat_sensor in Dagster when they do not come back"
         )
-    return said
+    return found
 
 
-def _listed(tasks: list[int], components: Mapping[int, str]) -> str:
+def _describe_tasks(tasks: list[int], components: Mapping[int, str]) -> str:
     named = ", ".join(f"{components[task]}[{task}]" for task in sorted(tasks)[:5])
     return f"{len(tasks)} tasks ({named}{', ...' if len(tasks) > 5 else ''})"
 
 
-def _outlook(
+def _slot_outlook(
     view: ClusterView, topology: TopologyView, to_place: TopologyToPlace, lost: set[int]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Of the tasks that do not run: why they find no slot now, or which one they would get."""
+    """Of the lost tasks: the reason without a slot, or the slot that each would get."""
     if not lost:
         return {}, {}
     workers = topology.assignment.workers if topology.assignment else ()
@@ -137,7 +137,7 @@ def choice_document(
 def moves_document(
     before: Assignment | None, placement: TopologyPlacement, components: Mapping[int, str]
 ) -> list[dict[str, Any]]:
-    """Who moves: ``[{"task", "component", "from", "to", "why"}]``, in task order.
+    """Tasks that move: ``[{"task", "component", "from", "to", "why"}]``, in task order.
 
     ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not listed.
     """

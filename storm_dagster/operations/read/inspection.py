@@ -1,4 +1,4 @@
-"""Looking at a live cluster for its invariants: what :mod:`storm_dagster.core.invariants` judges."""
+"""Inspection of a live cluster for its invariants (:mod:`storm_dagster.core.invariants`)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,20 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.live.cleaner import CleanerMemory, find_garbage, read_tokens, take_inventory
 
-__all__ = ["Inspection", "code_keys", "inspect_cluster", "look", "stored_hashes", "worker_processes"]
+__all__ = [
+    "InspectionResult",
+    "code_keys",
+    "inspect_cluster",
+    "stored_hashes",
+    "take_snapshot",
+    "worker_processes",
+]
 
 
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
     """The worker processes of this machine, those of one HOME when it is given.
 
-    A worker is recognised by its command line, whether or not anybody has a record of it.
+    A worker is recognized by its command line, whether or not anybody has a record of it.
     """
     found: list[WorkerPid] = []
     for process, path in all_workers():
@@ -49,14 +56,14 @@ def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
     return tuple(sorted(found, key=lambda part: (part.node, part.port, part.pid)))
 
 
-def look(
+def take_snapshot(
     ctx: OperationsContext,
     former: ClusterSnapshot | None = None,
     *,
     home: Path | None = None,
     garbage: tuple[str, ...] | None = None,
 ) -> ClusterSnapshot:
-    """One look. Processes are looked at with ``home``: those of this machine."""
+    """One snapshot of the cluster; with ``home`` also of the worker processes of this machine."""
     processes = None if home is None else worker_processes(home)
     view = ctx.cluster.load_view()
     visible = [topology for topology in view.topologies.values() if topology.base.status != "KILLED"]
@@ -68,7 +75,7 @@ def look(
         tokens=read_tokens(ctx)[0],
         blobs=stored_hashes(ctx.blobs, keys),
         copies=copies,
-        wanted_copies={topology.id: _wanted(ctx, topology, nimbuses) for topology in visible},
+        wanted_copies={topology.id: _wanted_copies(ctx, topology, nimbuses) for topology in visible},
         unschedulable=dict(_unschedulable(ctx, visible)),
         rebalance_requests=frozenset(
             topology.id
@@ -118,7 +125,7 @@ def _copies(ctx: OperationsContext, keys: Sequence[str]) -> tuple[Mapping[str, i
     return copies, nimbuses
 
 
-def _wanted(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
+def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int) -> int:
     prefix = topology.assignment.code_dir if topology.assignment else topology.id
     conf: Any = {}
     try:
@@ -157,17 +164,17 @@ def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:
 
 
 @dataclass(frozen=True)
-class Inspection:
-    """What an inspection found."""
+class InspectionResult:
+    """Result of an inspection."""
 
     violations: tuple[Violation, ...]
-    """What stayed broken for the whole settling time."""
+    """Violations that lasted for the whole ``stable_secs``."""
     warnings: tuple[Violation, ...]
-    """What the cluster is healing, and what was broken in the last look but not for long enough to count."""
+    """Violations that the cluster is healing, or that were in the last snapshot but not for long enough to count."""
     garbage: tuple[str, ...]
-    """What belongs to nothing and waits for the cleaner."""
+    """Paths and keys that belong to nothing and wait for the cleaner."""
     view: ClusterView
-    looks: int
+    snapshots: int
     seconds: float
 
     @property
@@ -183,43 +190,43 @@ def inspect_cluster(
     stable_secs: float = 10.0,
     interval_secs: float = 1.0,
     progress: Callable[[ClusterSnapshot, list[Violation]], None] | None = None,
-) -> Inspection:
-    """Look at least twice, and again while something is broken; what stays so for ``settle_secs`` counts.
+) -> InspectionResult:
+    """Take at least two snapshots, and more while something is broken; what stays so for ``stable_secs`` counts.
 
-    Gives up waiting after three times ``settle_secs``: what keeps changing is a warning. ``home`` also
-    looks at the worker processes of this machine. Nothing is changed.
+    Gives up waiting after three times ``stable_secs``: what keeps changing is a warning. With ``home`` the
+    worker processes of this machine are inspected as well. Nothing is changed.
     """
     began = ctx.monotonic()
-    pending, former, looks = PendingViolations(), None, 0
+    pending, former, snapshots = PendingViolations(), None, 0
     heals = {rule.name for rule in RULES if rule.heals}
     idle: dict[Violation, None] = {}
     while True:
-        facts = look(ctx, former, home=home)
-        found = violations_of(facts)
+        snapshot = take_snapshot(ctx, former, home=home)
+        found = violations_of(snapshot)
         now = ctx.monotonic()
         counted, pending = confirm_violations(pending, found, boot_now=now, stable_secs=stable_secs)
         idle.update((violation, None) for violation in counted if violation.rule == "no_idle_writes")
-        former, looks = facts, looks + 1
+        former, snapshots = snapshot, snapshots + 1
         if progress is not None:
-            progress(facts, found)
+            progress(snapshot, found)
         hard = [violation for violation in found if violation.rule not in heals]
         over = now - began >= 3 * stable_secs
-        if looks > 1 and (over or all(violation in counted for violation in hard)):
+        if snapshots > 1 and (over or all(violation in counted for violation in hard)):
             break
         ctx.sleep(interval_secs)
     bad = {**idle, **{violation: None for violation in counted if violation.rule not in heals}}
-    return Inspection(
+    return InspectionResult(
         violations=tuple(bad),
         warnings=tuple(violation for violation in found if violation not in bad),
         garbage=_garbage(ctx),
-        view=facts.view,
-        looks=looks,
+        view=snapshot.view,
+        snapshots=snapshots,
         seconds=round(ctx.monotonic() - began, 3),
     )
 
 
 def _garbage(ctx: OperationsContext, memory: CleanerMemory | None = None) -> tuple[str, ...]:
-    """What the cleaner would remove if it had seen it long enough; tokens and uploads in their time are none."""
+    """Garbage that the cleaner would remove had it seen it long enough; live tokens and uploads are none."""
     inventory = take_inventory(ctx)
     found, _ = find_garbage(
         inventory,

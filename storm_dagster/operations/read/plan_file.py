@@ -1,6 +1,6 @@
 """``storm-dagster plan``: the placement that a submission, a healing or a rebalance would get.
 
-The same normalisation, numbering and planner as the real thing; nothing is written anywhere.
+The same normalization, numbering and planner as in a submission; nothing is written anywhere.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import yaml
 
 from storm_dagster.core.scheduling import topology_to_place
 from storm_dagster.core.submission import (
-    check_conf,
     executors_of,
     normalize_topology,
     number_tasks,
@@ -53,7 +52,7 @@ Planner = Callable[[PlacementBatch], PlacementResult]
 
 
 def plan_text(
-    text: str, *, conf: ClusterConf | Conf, say: Callable[[str], None] | None = None
+    text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None
 ) -> list[dict[str, Any]]:
     """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this process."""
     from storm_dagster.spark.planner import planner_for
@@ -61,9 +60,9 @@ def plan_text(
     conf = conf.values if isinstance(conf, ClusterConf) else conf
 
     plans = parse_plans(text)
-    if say is not None:
+    if log is not None:
         where = conf.get("spark.remote") or conf.get("spark.master") or "a Spark session of its own"
-        say(f"planning {sum(len(plan.topologies) for plan in plans)} topologies on {where}")
+        log(f"planning {sum(len(plan.topologies) for plan in plans)} topologies on {where}")
     planner = planner_for(conf, _pinned_session(conf))
     return [result_document(plan, planner) for plan in plans]
 
@@ -87,37 +86,25 @@ def plan_documents(text: str, planner: Planner) -> list[dict[str, Any]]:
     return [result_document(plan, planner) for plan in parse_plans(text)]
 
 
-def parse_plans(text: str) -> list[PlacementPlan]:
+def parse_plans(text: str) -> list[PlacementBatch]:
     """The documents of a YAML stream, or of one JSON document, as batches.
 
     All of them are checked; :class:`InvalidRequest` (or :class:`InvalidTopology`) names the document when
     there are several.
     """
     values = _load(text)
-    plans: list[PlacementPlan] = []
+    plans: list[PlacementBatch] = []
     for number, value in enumerate(values, 1):
         source = "plan" if len(values) == 1 else f"plan, document {number}"
-        plans.append(PlacementPlan(plan_batch(decode_plan(value, source), source)))
+        plans.append(plan_batch(decode_plan(value, source), source))
     if not plans:
         raise InvalidRequest("the plan file is empty: give supervisors and topologies")
     return plans
 
 
-class PlacementPlan:
-    """A checked document: the batch that it asks to place."""
-
-    def __init__(self, batch: PlacementBatch) -> None:
-        self.batch = batch
-
-    @property
-    def topologies(self) -> tuple[TopologyToPlace, ...]:
-        """The topologies, in the document's order."""
-        return self.batch.topologies
-
-
 def _load(text: str) -> list[Any]:
     if text.lstrip()[:1] == "{":
-        # Much faster than YAML for large clusters; a YAML flow map that is no JSON is read below.
+        # Much faster than YAML for large clusters; a YAML flow map that is not JSON is read below.
         try:
             return [json.loads(text)]
         except ValueError:
@@ -158,7 +145,7 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
 def _to_place(
     topology: PlanTopology, cluster: Mapping[str, Any], hosts: Mapping[str, str], source: str
 ) -> TopologyToPlace:
-    own, _ = check_conf(topology.conf, source=f"{source}.conf")
+    own, _ = validate_conf(topology.conf, source=f"{source}.conf", submitted=True)
     conf = total_conf(cluster, own)
     spec = TopologySpec(
         name=topology.name,
@@ -171,7 +158,7 @@ def _to_place(
     except InvalidRequest as error:
         raise type(error)(f"{source}: {error.message}") from None
     whole = with_system_components(spec, conf)
-    table = _numbered(number_tasks(whole, conf), topology.tasks, source)
+    table = _assign_given_ids(number_tasks(whole, conf), topology.tasks, source)
     for key in ("dead", "unstopped"):
         _check_tasks(f"{source}.{key}", getattr(topology, key), table)
     built = topology_to_place(
@@ -205,7 +192,7 @@ def _to_place(
 
 
 def _component(part: PlanComponent, source: str) -> ComponentSpec:
-    conf, _ = check_conf(part.conf, source=f"{source}.conf")
+    conf, _ = validate_conf(part.conf, source=f"{source}.conf", submitted=True)
     return ComponentSpec(
         # What it runs does not matter to a plan.
         object=ComponentObject(python="plan:component"),
@@ -228,7 +215,7 @@ def _check_tasks(where: str, tasks: list[int], table: TaskTable) -> None:
             )
 
 
-def _numbered(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
+def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
     """The table with the ids that the document gives; the others are numbered around them, in declared order."""
     if not given:
         return table
@@ -262,12 +249,13 @@ def _executors(table: TaskTable, wanted: Mapping[str, int], source: str) -> dict
     return dict(wanted)
 
 
-def result_document(plan: PlacementPlan, planner: Planner) -> dict[str, Any]:
+def result_document(batch: PlacementBatch, planner: Planner) -> dict[str, Any]:
     """Plans the batch; the outcome as ``plan --json`` prints it."""
-    result = planner(plan.batch)
+    result = planner(batch)
     return {
         "topologies": {
-            topology.name: _outcome(topology, result.placement(topology.name)) for topology in plan.topologies
+            topology.name: _outcome(topology, result.placement(topology.name))
+            for topology in batch.topologies
         },
         "seconds": {"session": round(result.session_secs, 4), "assign": round(result.assign_secs, 4)},
     }

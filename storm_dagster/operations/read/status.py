@@ -1,4 +1,4 @@
-"""The documents of ``list --json`` and ``show --json``. Pure: from a view and what was asked of others."""
+"""The documents of ``list --json`` and ``show --json``. Pure: from a view and the statistics of workers."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def errors_of(ctx: OperationsContext, topology_id: str) -> list[tuple[str, TaskE
 
 
 class _Statuses:
-    """What tasks do, as far as the cluster's records and the topology master say; each record is decoded once.
+    """Statuses of tasks, by the cluster's records and the topology master; each record is decoded once.
 
     Without a worker's node a task is ``starting`` while its supervisor lives and restarts it or its launch
-    time (seconds since it was placed) has not passed, else ``dead``. This is for people; healing judges by
-    its own clock.
+    time (seconds since it was placed) has not passed, else ``dead``. This is for display; healing uses its own
+    clock.
     """
 
     def __init__(self, view: ClusterView, topology: TopologyView, now_secs: int, launch_secs: float) -> None:
@@ -101,8 +101,8 @@ class _Statuses:
                 self._waiting.add(worker.slot)
         self._dead = _held_dead(topology)
 
-    def of(self, task: int, worker: WorkerSlot | None, told: Mapping[str, Any] | None) -> TaskStatus:
-        """The status of one task; ``told`` is what the topology master says of it."""
+    def of(self, task: int, worker: WorkerSlot | None, entry: Mapping[str, Any] | None) -> TaskStatus:
+        """The status of one task; ``entry`` is the topology master's for it."""
         if worker is None:
             return "unassigned"
         live = self._topology.live_workers.get(worker.slot)
@@ -110,14 +110,14 @@ class _Statuses:
             return "starting" if worker.slot in self._waiting else "dead"
         if task in self._dead:
             return "dead"
-        if told is not None and told.get("status") in ("starting", "running"):
-            return "running" if told["status"] == "running" else "starting"
+        if entry is not None and entry.get("status") in ("starting", "running"):
+            return "running" if entry["status"] == "running" else "starting"
         opened = live.status != "starting" and task in self._opened[worker.slot]
         return "running" if opened else "starting"
 
 
 def _held_dead(topology: TopologyView) -> frozenset[int]:
-    """Tasks that the topology master holds to be dead, in a record newer than their placement."""
+    """Tasks that the topology master reports dead, in a record newer than their placement."""
     if topology.beats is None or topology.beats_at is None or topology.assignment_at is None:
         return frozenset()
     if topology.beats_at.mzxid <= topology.assignment_at.mzxid:
@@ -141,8 +141,8 @@ def show_document(
     ``version`` is the hash of the code that it runs.
     """
     topology = topology_by_name(view, name)
-    told_tasks: Mapping[str, Any] = (stats or {}).get("tasks") or {}
-    told_workers: Mapping[str, Any] = (stats or {}).get("workers") or {}
+    reported_tasks: Mapping[str, Any] = (stats or {}).get("tasks") or {}
+    reported_workers: Mapping[str, Any] = (stats or {}).get("workers") or {}
     assignment = topology.assignment
     slots = {task: worker for worker in (assignment.workers if assignment else ()) for task in worker.ids}
     components = topology.tasks.component_of() if topology.tasks else {}
@@ -152,8 +152,8 @@ def show_document(
             task,
             component,
             slots.get(task),
-            told_tasks.get(str(task)),
-            statuses.of(task, slots.get(task), told_tasks.get(str(task))),
+            reported_tasks.get(str(task)),
+            statuses.of(task, slots.get(task), reported_tasks.get(str(task))),
         )
         for task, component in sorted(components.items())
     ]
@@ -166,7 +166,7 @@ def show_document(
             _worker_document(
                 worker,
                 topology.live_workers.get(worker.slot),
-                told_workers.get(f"{worker.node}:{worker.port}"),
+                reported_workers.get(f"{worker.node}:{worker.port}"),
                 now_secs,
             )
             for worker in sorted(
@@ -174,7 +174,7 @@ def show_document(
             )
         ],
         "tasks": tasks,
-        "components": _components_document(topology, tasks, told_tasks),
+        "components": _components_document(topology, tasks, reported_tasks),
         "errors": [
             {
                 "component": component,
@@ -190,11 +190,11 @@ def show_document(
 
 
 def _worker_document(
-    worker: WorkerSlot, live: WorkerNode | None, told: Mapping[str, Any] | None, now_secs: int
+    worker: WorkerSlot, live: WorkerNode | None, entry: Mapping[str, Any] | None, now_secs: int
 ) -> dict[str, Any]:
     uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
-    if live is not None and told is not None and isinstance(told.get("uptime_secs"), int | float):
-        uptime = int(told["uptime_secs"])
+    if live is not None and entry is not None and isinstance(entry.get("uptime_secs"), int | float):
+        uptime = int(entry["uptime_secs"])
     return {
         "node": worker.node,
         "host": worker.host,
@@ -210,11 +210,11 @@ def _task_document(
     task: int,
     component: str,
     worker: WorkerSlot | None,
-    told: Mapping[str, Any] | None,
+    entry: Mapping[str, Any] | None,
     status: TaskStatus,
 ) -> dict[str, Any]:
-    alive = told is not None and status in ("starting", "running")
-    given: Mapping[str, Any] = (told.get("stats") or {}) if told is not None else {}
+    alive = entry is not None and status in ("starting", "running")
+    given: Mapping[str, Any] = (entry.get("stats") or {}) if entry is not None else {}
     return {
         "id": task,
         "component": component,
@@ -222,13 +222,13 @@ def _task_document(
         "host": worker.host if worker else None,
         "port": worker.port if worker else None,
         "status": status,
-        "uptime_secs": int(told.get("uptime_secs") or 0) if alive and told is not None else 0,
+        "uptime_secs": int(entry.get("uptime_secs") or 0) if alive and entry is not None else 0,
         "stats": {name: given.get(name) or 0 for name in STAT_NAMES},
     }
 
 
 def _components_document(
-    topology: TopologyView, tasks: list[dict[str, Any]], told: Mapping[str, Any]
+    topology: TopologyView, tasks: list[dict[str, Any]], entry: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Component -> type, executors, task ids, statistics, and the newest user metrics by task.
 
@@ -257,7 +257,7 @@ def _components_document(
             "metrics": {
                 str(task): dict(reported)
                 for task in ids
-                if (reported := (told.get(str(task)) or {}).get("metrics"))
+                if (reported := (entry.get(str(task)) or {}).get("metrics"))
             },
         }
     return documents

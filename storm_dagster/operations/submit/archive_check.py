@@ -1,4 +1,4 @@
-"""Whether an uploaded archive can be run at all: looked at before anything that runs is touched."""
+"""Check of an uploaded archive, before anything that runs is touched."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _CHUNK = 1 << 20
 def check_uploaded_archive(
     ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]
 ) -> None:
-    """Unpack the archive of blob ``key`` as a supervisor would, and look for the modules of the components.
+    """Unpack the archive of blob ``key`` as a supervisor would, and find the modules of the components.
 
     A submission finds out from its workers; what takes the place of something that runs must not. Nothing of the
     archive is executed. Raises :class:`InvalidTopology` for an archive that breaks a rule, for a module in it that is
-    no Python, and for one that is neither in it nor installed here (not judged with another ``topology.python``).
+    not valid Python, and for one that is neither in it nor installed here (not checked with another ``topology.python``).
     """
     with tempfile.TemporaryDirectory(prefix="storm-dagster-check-") as folder:
         path, root = Path(folder, "archive"), Path(folder, "code")
@@ -55,11 +55,11 @@ def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> Non
                 ast.parse(file.read_bytes(), filename=file.name)
             except (SyntaxError, ValueError) as error:
                 raise InvalidTopology(
-                    f"module {module!r} of {what} is no valid Python ({error}): mend it and pack it again"
+                    f"module {module!r} of {what} is not valid Python ({error}): fix it and pack it again"
                 ) from None
             return
     if elsewhere or any(path.parent.glob(f"{path.name}.*")) or path.is_dir():
-        return  # Another interpreter, a compiled module, a namespace package: only its worker can tell.
+        return  # Another interpreter, a compiled module, a namespace package: only its worker knows.
     top = module.partition(".")[0]
     if not (root / top / "__init__.py").is_file():
         try:
@@ -68,5 +68,5 @@ def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> Non
         except (ImportError, ValueError):
             pass
     raise InvalidTopology(
-        f"module {module!r} of {what} is neither in the archive nor installed: pack it, or name it rightly"
+        f"module {module!r} of {what} is neither in the archive nor installed: pack it, or correct the name"
     )

@@ -10,7 +10,6 @@ from storm_dagster.core.submission import topology_master_task, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
-    AlreadyAlive,
     Conflict,
     Fenced,
     NotAlive,
@@ -23,10 +22,10 @@ from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import StormBase, TaskBeats, encode_record
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.actions import Action, announce
-from storm_dagster.operations.context import OperationsContext, damaged_topology
+from storm_dagster.operations.assignment_records import append_assignment, append_backup, read_backup
+from storm_dagster.operations.context import OperationsContext, check_name_free
 from storm_dagster.operations.documents import encode_json
-from storm_dagster.operations.records_io import append_assignment, append_backup, read_backup
-from storm_dagster.operations.reports import ActivateReport, AssignmentReport, PublishReport
+from storm_dagster.operations.results import ActivateResult, AssignmentResult, PublishResult
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import (
     StagedPlacement,
@@ -39,7 +38,12 @@ from storm_dagster.operations.submit.staging import (
     read_topology,
     write_part,
 )
-from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
+from storm_dagster.operations.transactions import (
+    bump_assignments_version,
+    commit,
+    fenced_transaction,
+    retry_on_conflict,
+)
 from storm_dagster.zk.shards import delete_ops
 
 __all__ = [
@@ -85,24 +89,24 @@ def write_reasons(
         ctx.blobs.put(placement_key(topology_id), encode_json(document))
 
 
-def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentReport:
+def stage_assignment(ctx: OperationsContext, *, token: str) -> AssignmentResult:
     """Stage 4: compute a placement for the cluster as it is now, and stage it.
 
     Raises the planner's error when the topology does not fit (:class:`Unavailable`); nothing waits for
-    room. A submission never uses the twin in place of PySpark.
+    room. A submission never uses the local planner in place of PySpark.
     """
-    record, staged, runnable = _staged(ctx, token)
+    record, staged, runnable = _read_staged(ctx, token)
     view = ctx.cluster.load_view()
     if record.topology_id in view.topologies:
         return _assignment_report(record, read_placement(ctx, token).result, view)
-    _check_name_free(view, record)
+    _check_target(view, record)
     planned = _plan(ctx, view, record, staged, runnable)
     _write_placement(ctx, token, planned)
     return _assignment_report(record, planned.result, view)
 
 
-def _assignment_report(record: StagingRecord, result: PlacementResult, view: ClusterView) -> AssignmentReport:
-    return AssignmentReport(
+def _assignment_report(record: StagingRecord, result: PlacementResult, view: ClusterView) -> AssignmentResult:
+    return AssignmentResult(
         topology_id=record.topology_id,
         name=record.name,
         placement=result.placement(record.name),
@@ -114,27 +118,18 @@ def _assignment_report(record: StagingRecord, result: PlacementResult, view: Clu
     )
 
 
-def _staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, StagedTasks, Runnable]:
+def _read_staged(ctx: OperationsContext, token: str) -> tuple[StagingRecord, StagedTasks, Runnable]:
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
     return record, read_tasks(ctx, token), Runnable(spec=spec, conf=total_conf(ctx.values(), conf))
 
 
-def _check_name_free(view: ClusterView, record: StagingRecord) -> None:
-    damage = damaged_topology(view, record.name)
-    if damage is not None:
-        raise AlreadyAlive(
-            f"topology {record.name!r} exists already and is damaged ({damage}): remove it first"
-        )
-    for topology in view.topologies.values():
-        if topology.base.name == record.name and topology.id not in (record.topology_id, record.replaces):
-            raise AlreadyAlive(
-                f"topology {record.name!r} exists already ({topology.id}, {topology.base.status}): another submission "
-                "of the name came first; kill it, or use another name"
-            )
+def _check_target(view: ClusterView, record: StagingRecord) -> None:
+    remedy = "another submission of the name came first; kill it, or use another name"
+    check_name_free(view, record.name, (record.topology_id, record.replaces), remedy)
     if record.replaces is not None and record.replaces not in view.topologies:
         raise NotAlive(
-            f"topology {record.replaces} was killed while its replacement was prepared: submit {record.name!r} anew"
+            f"topology {record.replaces} was killed while its replacement was prepared: submit {record.name!r} again"
         )
 
 
@@ -167,7 +162,7 @@ def _write_placement(ctx: OperationsContext, token: str, planned: StagedPlacemen
     write_part(ctx, token, "placement", document)
 
 
-def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishReport:
+def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishResult:
     """Stage 5: one fenced transaction makes the topology visible, INACTIVE, with its wanted status.
 
     When the cluster has changed since the placement was computed, it is computed again here, and again
@@ -175,11 +170,11 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishReport:
     :class:`AlreadyAlive` when the name was taken meanwhile, :class:`Fenced` when the epoch of the staged
     conf is over, :class:`Unavailable` when the topology does not fit any more.
     """
-    record, staged, runnable = _staged(ctx, token)
+    record, staged, runnable = _read_staged(ctx, token)
     planned = read_placement(ctx, token)
     attempts = replanned = 0
 
-    def attempt(view: ClusterView) -> PublishReport:
+    def attempt(view: ClusterView) -> PublishResult:
         nonlocal planned, attempts, replanned
         attempts += 1
         present = view.topologies.get(record.topology_id)
@@ -190,7 +185,7 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishReport:
                 f"topology {record.name!r} was staged under leadership epoch {record.epoch}, which is over "
                 f"(now {view.epoch}): materialize storm/topology_conf again"
             )
-        _check_name_free(view, record)
+        _check_target(view, record)
         if planned.assignments_version != view.assignments_version or not _fits(planned, record, view):
             planned = _plan(ctx, view, record, staged, runnable)
             replanned += 1
@@ -198,16 +193,16 @@ def publish_assignment(ctx: OperationsContext, *, token: str) -> PublishReport:
         write_reasons(ctx, record.topology_id, planned.result, record.name)
         return _publish(ctx, token, record, staged, planned, view, attempts, replanned)
 
-    report = take_turns(ctx, f"publishing {record.topology_id}", attempt)
+    report = retry_on_conflict(ctx, f"publishing {record.topology_id}", attempt)
     ctx.log.info("published %s in %d attempts", report.topology_id, report.attempts)
     return report
 
 
 def _already(
     record: StagingRecord, planned: StagedPlacement, present: TopologyView, attempts: int, replanned: int
-) -> PublishReport:
+) -> PublishResult:
     assert present.assignment is not None and present.assignment_at is not None
-    return PublishReport(
+    return PublishResult(
         topology_id=record.topology_id,
         name=record.name,
         status=present.base.status,
@@ -242,7 +237,7 @@ def _publish(
     view: ClusterView,
     attempts: int,
     replanned: int,
-) -> PublishReport:
+) -> PublishResult:
     topology_id = record.topology_id
     claimed = read_token(ctx, token)
     if claimed is None or claimed[0].topology_id != topology_id:
@@ -267,7 +262,7 @@ def _publish(
         token=token,
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
-    transaction = raise_turnstile(fenced(ctx, record.epoch), view)
+    transaction = bump_assignments_version(fenced_transaction(ctx, record.epoch), view)
     published = claimed[0].model_copy(update={"published": True})
     transaction.set(paths.token(token), encode_record(published), claimed[1])
     replaced = view.topologies.get(record.replaces) if record.replaces else None
@@ -297,7 +292,7 @@ def _publish(
     announce(ctx, transaction, topology_id, again if replaced is not None else "submitTopology")
     commit(ctx, transaction, "publish")
     found = ctx.cluster.state.get_version(paths.assignment(topology_id))
-    return PublishReport(
+    return PublishResult(
         topology_id=topology_id,
         name=record.name,
         status="INACTIVE",
@@ -316,16 +311,16 @@ def _publish(
     )
 
 
-def activate_topology(ctx: OperationsContext, *, token: str) -> ActivateReport:
+def activate_topology(ctx: OperationsContext, *, token: str) -> ActivateResult:
     """Stage 6: a second fenced transaction sets the wanted status; nothing is written when it holds already."""
     record = read_record(ctx, token)
     return finish_activation(ctx, record.topology_id, record.epoch)
 
 
-def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> ActivateReport:
+def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> ActivateResult:
     """Give a published topology its wanted status. :class:`NotAlive` when it is not published or gone."""
 
-    def attempt(view: ClusterView) -> ActivateReport:
+    def attempt(view: ClusterView) -> ActivateResult:
         topology = view.topologies.get(topology_id)
         if topology is None:
             raise NotAlive(
@@ -336,10 +331,12 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
         if base.status != "INACTIVE" or base.wanted_status != "ACTIVE":
             if base.status == "KILLED":
                 raise Conflict(f"topology {base.name!r} was killed before it was activated: submit it again")
-            return ActivateReport(topology_id, base.name, base.status, changed=False, version=version)
+            return ActivateResult(topology_id, base.name, base.status, changed=False, version=version)
         changed = apply_event(base, "activate")
-        transaction = fenced(ctx, epoch).set(paths.topology(topology_id), encode_record(changed), version)
+        transaction = fenced_transaction(ctx, epoch).set(
+            paths.topology(topology_id), encode_record(changed), version
+        )
         commit(ctx, transaction, "activate")
-        return ActivateReport(topology_id, base.name, changed.status, changed=True, version=version + 1)
+        return ActivateResult(topology_id, base.name, changed.status, changed=True, version=version + 1)
 
-    return take_turns(ctx, f"activating {topology_id}", attempt)
+    return retry_on_conflict(ctx, f"activating {topology_id}", attempt)

@@ -1,4 +1,4 @@
-"""What a submission keeps between its stages: the token's node, and blobs ``staging.<token>.<part>``.
+"""State of a submission between its stages: the token's node, and blobs ``staging.<token>.<part>``.
 
 Every stage reads what it needs from here, so that any of them can run again, alone, in another process.
 """
@@ -24,15 +24,15 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json, encode_json
 from storm_dagster.operations.steps import step
-from storm_dagster.operations.turnstile import ReplyLost, commit, fenced, lost_race
+from storm_dagster.operations.transactions import ReplyLost, commit, fenced_transaction, lost_race
 
 __all__ = [
     "PARTS",
     "StagedPlacement",
     "StagedTasks",
     "StagingRecord",
+    "allocate_topology_id",
     "check_token",
-    "claim_topology_id",
     "newest_token_key",
     "read_placement",
     "read_record",
@@ -76,7 +76,7 @@ class StagedTasks(Record):
 
 @dataclass(frozen=True)
 class StagedPlacement:
-    """A computed placement, and the turnstile's version when the cluster was read for it."""
+    """A computed placement, and the assignments version of the view that it was computed for."""
 
     assignments_version: int
     result: PlacementResult
@@ -123,7 +123,9 @@ def read_token(ctx: OperationsContext, token: str) -> tuple[TokenRecord, int] | 
     return None if found is None else (decode_record(TokenRecord, found[0], path), found[1].version)
 
 
-def claim_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int) -> tuple[TokenRecord, int]:
+def allocate_topology_id(
+    ctx: OperationsContext, token: str, name: str, epoch: int
+) -> tuple[TokenRecord, int]:
     """The token's record; at its first use one transaction counts up and binds the token to a new id.
 
     A repetition after any crash, also after a lost reply, finds the same id. :class:`Conflict` when the
@@ -146,7 +148,7 @@ def claim_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int)
             topology_id=make_topology_id(name, count, ctx.now_secs()), name=name, epoch=epoch
         )
         transaction = (
-            fenced(ctx, epoch)
+            fenced_transaction(ctx, epoch)
             .set(paths.COUNTER, b"", found[1].version)
             .create(paths.token(token), encode_record(record))
         )
@@ -189,10 +191,10 @@ def read_record(ctx: OperationsContext, token: str) -> StagingRecord:
 
 
 def read_topology(ctx: OperationsContext, token: str) -> tuple[dict[str, Any], TopologySpec]:
-    """The normalised conf and topology of a staged submission."""
+    """The normalized conf and topology of a staged submission."""
     conf = decode_json(_read(ctx, token, "conf"), staging_key(token, "conf"))
     if not isinstance(conf, dict):
-        raise Corrupt(f"{staging_key(token, 'conf')} is no map: submit again")
+        raise Corrupt(f"{staging_key(token, 'conf')} is not a map: submit again")
     return conf, decode_topology(_read(ctx, token, "topology"))
 
 
@@ -210,4 +212,4 @@ def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
             int(document["assignments_version"]), PlacementResult.model_validate(document["result"])
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise Corrupt(f"{key} is no placement ({error}): materialize storm/assignment again") from None
+        raise Corrupt(f"{key} is not a placement ({error}): materialize storm/assignment again") from None

@@ -10,32 +10,24 @@ from typing import Any, Literal
 
 from storm_dagster.core.submission import (
     SUBMITTED_KEYS,
-    check_conf,
     conf_differences,
     kept_conf,
     normalize_conf,
-    normalize_topology,
+    normalize_submission,
     number_tasks,
     total_conf,
-    validate_topology,
     wanted_executors,
     with_system_components,
 )
-from storm_dagster.model.errors import (
-    AlreadyAlive,
-    Conflict,
-    InvalidTopology,
-    KeyNotFound,
-    NotAlive,
-)
+from storm_dagster.model.conf import validate_conf
+from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, NotAlive
 from storm_dagster.model.names import check_topology_name
-from storm_dagster.model.records import encode_record
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.model.view import TopologyView
-from storm_dagster.operations.context import OperationsContext, damaged_topology, load_runnable
+from storm_dagster.operations.context import OperationsContext, check_name_free, load_runnable
 from storm_dagster.operations.documents import decode_json
-from storm_dagster.operations.reports import CodeReport, ConfReport, TasksReport
+from storm_dagster.operations.results import CodeResult, ConfResult, TasksResult
 from storm_dagster.operations.steps import operation, shared_steps, step
 from storm_dagster.operations.submit.code_storage import store_code
 from storm_dagster.operations.submit.publishing import (
@@ -49,7 +41,7 @@ from storm_dagster.operations.submit.publishing import (
 from storm_dagster.operations.submit.staging import (
     StagedTasks,
     StagingRecord,
-    claim_topology_id,
+    allocate_topology_id,
     newest_token_key,
     read_record,
     read_token,
@@ -61,7 +53,6 @@ from storm_dagster.operations.submit.staging import (
 
 __all__ = [
     "activate_topology",
-    "normalised",
     "publish_assignment",
     "read_source",
     "stage_assignment",
@@ -92,12 +83,12 @@ def stage_conf(
     allow_degraded: bool = False,
     unknown: Literal["error", "warn"] | None = None,
     replaces: str | None = None,
-) -> ConfReport:
-    """Stage 1: check and normalise conf and topology, bind the token to a topology id, stage both.
+) -> ConfResult:
+    """Stage 1: check and normalize conf and topology, bind the token to a topology id, stage both.
 
     Source is the upload ``handle``; without one, or when it has expired, what is staged already, which is
-    validated again. A re-execution takes the current leadership epoch. ``unknown`` says what an unknown
-    conf key is (default: a warning when the upload's part ``source`` says ``thrift``, else an error).
+    validated again. A re-execution takes the current leadership epoch. ``unknown`` decides about unknown
+    conf keys (default: a warning when the upload's part ``source`` is ``thrift``, else an error).
     ``replaces`` (a topology id) publishes over the topology of that name instead of beside it.
 
     Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name is taken,
@@ -115,15 +106,8 @@ def stage_conf(
         raise Conflict(
             f"token {token!r} was used for {known[0].topology_id}, which has been killed since: submit with a new token"
         )
+    check_name_free(view, name, (replaces, known[0].topology_id if known is not None else None))
     alive = view.topology_named(name)
-    if alive is not None and alive.id != replaces and not (known and alive.id == known[0].topology_id):
-        raise AlreadyAlive(
-            f"topology {name!r} exists already ({alive.id}, {alive.base.status}): kill it first, use another name, "
-            "or `storm-dagster update`"
-        )
-    damage = damaged_topology(view, name)
-    if damage is not None:
-        raise AlreadyAlive(f"topology {name!r} exists already and is damaged ({damage}): remove it first")
     if replaces is not None and not published and (alive is None or alive.id != replaces):
         raise NotAlive(
             f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology"
@@ -135,11 +119,11 @@ def stage_conf(
     )
     spec = spec.model_copy(update={"name": name})
     # Checked in full before the token's node, the first thing that is stored.
-    normalised(ctx, submitted, spec, known[0].topology_id if known else f"{name}-0-0")
-    claimed, _ = claim_topology_id(ctx, token, name, epoch)
-    conf, spec = normalised(ctx, submitted, spec, claimed.topology_id)
+    conf, spec = normalize_submission(ctx.values(), submitted, spec)
+    topology_id = allocate_topology_id(ctx, token, name, epoch)[0].topology_id
+    conf["topology.id"] = topology_id
     record = StagingRecord(
-        topology_id=claimed.topology_id,
+        topology_id=topology_id,
         name=name,
         epoch=epoch,
         handle=handle,
@@ -153,9 +137,9 @@ def stage_conf(
     write_part(ctx, token, "record", record)
     with step(ctx, "stage.newest"):
         ctx.blobs.put(newest_token_key(name), token.encode())
-    return ConfReport(
+    return ConfResult(
         token=token,
-        topology_id=claimed.topology_id,
+        topology_id=topology_id,
         name=name,
         epoch=epoch,
         conf=conf,
@@ -187,19 +171,19 @@ def take_over(ctx: OperationsContext, token: str) -> bool:
 
 
 def _staged_replaces(ctx: OperationsContext, token: str) -> str | None:
-    """What the submission was begun to replace: a repetition of the stage alone need not know."""
+    """The id that the submission replaces: a repetition of the stage alone need not give it."""
     try:
         return read_record(ctx, token).replaces
     except NotAlive:
         return None
 
 
-def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfReport:
+def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     """A submission that is published keeps what was staged for it; only its epoch becomes the current one."""
     record = read_record(ctx, token).model_copy(update={"epoch": epoch})
     conf, spec = read_topology(ctx, token)
     write_part(ctx, token, "record", record)
-    return ConfReport(
+    return ConfResult(
         token=token,
         topology_id=record.topology_id,
         name=record.name,
@@ -209,19 +193,6 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfReport:
         published=True,
         replaces=record.replaces,
     )
-
-
-def normalised(
-    ctx: OperationsContext, submitted: dict[str, Any], spec: TopologySpec, topology_id: str
-) -> tuple[dict[str, Any], TopologySpec]:
-    """Conf and topology as they are stored, checked in full; :class:`InvalidTopology` for what cannot run."""
-    conf = normalize_conf(ctx.values(), submitted, spec, topology_id)
-    total = total_conf(ctx.values(), conf)
-    normal = normalize_topology(total, spec).model_copy(update={"conf": {}})
-    validate_topology(normal, total)
-    table = number_tasks(with_system_components(normal, total), total)
-    encode_record(table)  # refused here when no node could hold it
-    return conf, normal
 
 
 def read_source(
@@ -255,33 +226,33 @@ def read_source(
                 else f"submission {token!r} has nothing staged and names no upload: submit from the start"
             )
         archive = read_record(ctx, token).archive
-        # Its unknown keys were judged when it came in.
+        # Its unknown keys were checked when it was uploaded.
         unknown = unknown or "warn"
         where = "the staged conf"
     spec = decode_topology(uploaded)
     try:
         document = decode_json(raw_conf, where)
     except Exception as error:
-        raise InvalidTopology(f"{where} is no JSON: {error}") from None
-    conf, warnings = check_conf(document, source=where, unknown=unknown)
+        raise InvalidTopology(f"{where} is not valid JSON: {error}") from None
+    conf, warnings = validate_conf(document, source=where, unknown=unknown, submitted=True)
     if staged:
         conf.setdefault(SUBMITTED_KEYS, [])
     else:
         conf.pop(SUBMITTED_KEYS, None)
         if former is not None and not whole:
             conf = {**kept_conf(ctx.values(), load_runnable(ctx, former).conf, document), **conf}
-    _, more = check_conf(spec.conf, source="the topology's own conf", unknown=unknown)
+    own, more = validate_conf(spec.conf, source="the topology's own conf", unknown=unknown, submitted=True)
     warnings.extend(more)
     for component_id, kind, part in spec.components():
-        _, more = check_conf(part.conf, source=f"conf of {kind} {component_id!r}", unknown=unknown)
-        warnings.extend(more)
-    return conf, spec, warnings, archive
+        source = f"conf of {kind} {component_id!r}"
+        warnings.extend(validate_conf(part.conf, source=source, unknown=unknown, submitted=True)[1])
+    return conf, spec.model_copy(update={"conf": own}), warnings, archive
 
 
 def update_differences(
     ctx: OperationsContext, topology: TopologyView, handle: str
 ) -> dict[str, dict[str, Any]]:
-    """What an update of a running topology with an upload changes in its conf: key -> ``{"old", "new"}``, no secrets.
+    """Changes to the conf by an update of a running topology with an upload: key -> ``{"old", "new"}``, no secrets.
 
     :class:`InvalidTopology` for an upload that no topology can be made of.
     """
@@ -301,7 +272,7 @@ def _blob(ctx: OperationsContext, key: str) -> bytes | None:
         return None
 
 
-def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
+def stage_code(ctx: OperationsContext, *, token: str) -> CodeResult:
     """Stage 2: store archive, conf and topology under the topology's id, and see them replicated.
 
     An archive that is stored already with the same content is not copied again, and nothing of a
@@ -325,7 +296,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
         keep=keep,
         allow_degraded=record.allow_degraded,
     )
-    return CodeReport(
+    return CodeResult(
         topology_id=topology_id,
         name=record.name,
         blobs=stored.blobs,
@@ -335,7 +306,7 @@ def stage_code(ctx: OperationsContext, *, token: str) -> CodeReport:
     )
 
 
-def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksReport:
+def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksResult:
     """Stage 3: number the tasks of the topology and its system components."""
     record = read_record(ctx, token)
     conf, spec = read_topology(ctx, token)
@@ -347,7 +318,7 @@ def stage_tasks(ctx: OperationsContext, *, token: str) -> TasksReport:
         workers=int(total["topology.workers"]),
     )
     write_part(ctx, token, "tasks", staged)
-    return TasksReport(
+    return TasksResult(
         topology_id=record.topology_id,
         name=record.name,
         table=staged.table,

@@ -1,4 +1,4 @@
-"""Deleting what a topology leaves: nodes in fenced transactions, blobs after a look at the epoch."""
+"""Deletion of a topology's remains: nodes in fenced transactions, blobs after a check of the epoch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from storm_dagster.model.records import StormBase
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
-from storm_dagster.operations.turnstile import delete_tree
+from storm_dagster.operations.transactions import delete_tree
 
 __all__ = ["delete_blobs", "delete_code", "sweep"]
 
@@ -42,7 +42,7 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
     if not ctx.cluster.state.find_children(paths.workers(topology_id)):
         # A worker that is still there keeps its node: the cleaner takes the parent once it is gone.
         delete_tree(ctx, epoch, paths.workers(topology_id), "sweep.workers")
-    # Blobs are not in ZooKeeper, so their deletion is preceded by a look at the epoch.
+    # Blobs are not in ZooKeeper, so the epoch is checked before their deletion.
     found = ctx.cluster.epoch()
     if found is None or found[0] != epoch:
         raise Fenced(

@@ -14,10 +14,10 @@ from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterE
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.actions import announce
+from storm_dagster.operations.assignment_records import append_assignment, append_backup
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.records_io import append_assignment, append_backup
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile
+from storm_dagster.operations.transactions import bump_assignments_version, commit, fenced_transaction
 from storm_dagster.operations.upgrade.facts import UpgradeFacts, UpgradeReport, clear_lists_ops, with_facts
 from storm_dagster.zk.gray_upgrades import put_record_ops
 
@@ -57,7 +57,7 @@ def _end(ctx: OperationsContext, name: str, outcome: str, reason: str) -> Upgrad
             update={"code_dir": record.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"}
         )
         made[:] = [record.code_dir]
-        transaction = raise_turnstile(fenced(ctx, epoch), view)
+        transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
         transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
         append_assignment(ctx, transaction, assignment, topology.assignment_at)
         append_backup(ctx, transaction, topology.base.name, assignment)
@@ -95,7 +95,7 @@ def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> U
         after = record.model_copy(
             update={"rollback": True, "continue_": False, "workers": (), "reason": reason}
         )
-        transaction = fenced(ctx, epoch)
+        transaction = fenced_transaction(ctx, epoch)
         transaction.set(paths.topology(topology.id), encode_record(base), topology.base_at.version)
         put_record_ops(transaction, topology.id, now.state, after)
         announce(ctx, transaction, topology.id, "rollbackTopology")
@@ -115,7 +115,7 @@ def _close(ctx: OperationsContext, epoch: int, now: UpgradeFacts, outcome: str, 
     """The record goes, the status is ACTIVE again, the code stays what it was."""
     topology = now.topology
     after = apply_event(topology.base, "end_upgrade")
-    transaction = fenced(ctx, epoch)
+    transaction = fenced_transaction(ctx, epoch)
     transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
     if now.state.record is not None:
         put_record_ops(transaction, topology.id, now.state, None)

@@ -12,7 +12,7 @@ from storm_dagster.model.errors import Conflict, Unavailable
 from storm_dagster.model.records import Assignment, TaskTable, TopologyStatus
 from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
 from storm_dagster.operations.context import OperationsContext, topology_by_name
-from storm_dagster.operations.turnstile import commit, fenced, take_turns
+from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.gray_upgrades import listed_nodes
 
@@ -87,7 +87,7 @@ def with_facts(
     attempt: Callable[[ClusterView, UpgradeFacts], UpgradeReport],
 ) -> UpgradeReport:
     """``attempt`` on fresh facts, again after every lost race."""
-    return take_turns(ctx, what, lambda view: attempt(view, read_facts(ctx, view, name)))
+    return retry_on_conflict(ctx, what, lambda view: attempt(view, read_facts(ctx, view, name)))
 
 
 def clear_lists_ops(ctx: OperationsContext, transaction: Transaction, topology_id: str) -> None:
@@ -106,9 +106,9 @@ def sweep_lists(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
             return
         nodes = list(listed_nodes(ctx.cluster.state, topology_id))
         for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
-            transaction = fenced(ctx, epoch).check(paths.gray_upgrade(topology_id), state.at)
+            transaction = fenced_transaction(ctx, epoch).check(paths.gray_upgrade(topology_id), state.at)
             for node in nodes[start : start + _DELETES_IN_ONE_TRANSACTION]:
                 transaction.delete(node)
             commit(ctx, transaction, "sweep.upgraded")
 
-    take_turns(ctx, f"clearing the lists of {topology_id}", attempt)
+    retry_on_conflict(ctx, f"clearing the lists of {topology_id}", attempt)

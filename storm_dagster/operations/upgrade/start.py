@@ -16,7 +16,7 @@ from storm_dagster.core.gray_upgrade import (
     check_selection,
     selection_of_conf,
 )
-from storm_dagster.core.submission import ONE_TIME_KEYS, SUBMITTED_KEYS, total_conf
+from storm_dagster.core.submission import ONE_TIME_KEYS, SUBMITTED_KEYS, normalize_submission, total_conf
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest
@@ -28,8 +28,8 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.archive_check import check_uploaded_archive
 from storm_dagster.operations.submit.code_storage import store_code
-from storm_dagster.operations.submit.submission import normalised, read_source
-from storm_dagster.operations.turnstile import commit, fenced, take_turns
+from storm_dagster.operations.submit.submission import read_source
+from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 from storm_dagster.operations.upgrade.facts import (
     UpgradeFacts,
     UpgradeReport,
@@ -101,7 +101,7 @@ def _begin(
     topology = facts.topology
     submitted, spec, _, archive = read_source(ctx, token or "none", handle, None, topology.code_dir)
     spec = spec.model_copy(update={"name": topology.base.name})
-    conf, spec = normalised(ctx, submitted, spec, topology.id)
+    conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)
     if selection.empty:
         selection = selection_of_conf(conf)
@@ -140,7 +140,7 @@ def _begin(
             raise Conflict(f"topology {name!r} was replaced meanwhile: upgrade it again")
         check_selection(name, selection, now.assignment, now.table)
         after = apply_event(now.topology.base, "upgrade")
-        transaction = fenced(ctx, epoch)
+        transaction = fenced_transaction(ctx, epoch)
         transaction.set(paths.topology(topology.id), encode_record(after), now.topology.base_at.version)
         put_record_ops(transaction, topology.id, now.state, record)
         announce(ctx, transaction, topology.id, "grayUpgrade")
@@ -158,10 +158,10 @@ def _next_number(ctx: OperationsContext, epoch: int) -> int:
         version = ctx.cluster.state.get_version(paths.COUNTER)
         if version is None:
             raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
-        commit(ctx, fenced(ctx, epoch).set(paths.COUNTER, b"", version), "version_number")
+        commit(ctx, fenced_transaction(ctx, epoch).set(paths.COUNTER, b"", version), "version_number")
         return version + 1
 
-    return take_turns(ctx, "numbering the new code", attempt)
+    return retry_on_conflict(ctx, "numbering the new code", attempt)
 
 
 def _check_next_batch(now: UpgradeFacts, name: str, selection: Selection) -> GrayUpgrade:
@@ -218,7 +218,7 @@ def _go_on(ctx: OperationsContext, name: str, selection: Selection) -> UpgradeRe
             }
         )
         written[:] = [after]
-        transaction = fenced(ctx, epoch)
+        transaction = fenced_transaction(ctx, epoch)
         transaction.check(paths.topology(now.topology.id), now.topology.base_at.version)
         put_record_ops(transaction, now.topology.id, state, after)
         announce(ctx, transaction, now.topology.id, "grayUpgrade")

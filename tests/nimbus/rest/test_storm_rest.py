@@ -173,7 +173,7 @@ def test_errors_have_storms_form(stage: Any) -> None:
         ({"Sec-Fetch-Site": "same-origin", "Origin": "SELF"}, True),
     ],
 )
-def test_a_foreign_page_changes_nothing(stage: Any, headers: dict[str, str], allowed: bool) -> None:
+def test_another_sites_page_changes_nothing(stage: Any, headers: dict[str, str], allowed: bool) -> None:
     sent = {name: stage.url if value == "SELF" else value for name, value in headers.items()}
     answer = stage.http.post("/api/v1/topology/none-1-1/kill/0", headers=sent)
     # An allowed request gets as far as the topology, which does not exist.

@@ -30,7 +30,7 @@ from storm_dagster.model.errors import Conflict, Fenced, KeyNotFound, StormDagst
 from storm_dagster.model.records import WorkerNode
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.read.inspection import Inspection, inspect_cluster
+from storm_dagster.operations.read.inspection import InspectionResult, inspect_cluster
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -229,7 +229,7 @@ class Daemons:
                 checkpoint=checkpoint or no_observer,
             )
 
-    def inspect(self, stable_secs: float = 20.0) -> Inspection:
+    def inspect(self, stable_secs: float = 20.0) -> InspectionResult:
         """``doctor --invariants``."""
         with self.operations() as ctx:
             return inspect_cluster(ctx, home=self.home, stable_secs=stable_secs)

@@ -1,4 +1,4 @@
-"""What Storm's UI can do to a topology: the POST routes, and looking into a worker."""
+"""Actions of Storm's UI on a topology: the POST routes, and views into a worker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SLOT = re.compile(r"(?P<host>[A-Za-z0-9._:\[\]-]{1,255}):(?P<port>[0-9]{1,5})")
 
 
 class TopologyActions:
-    """Each change goes the way of every change: as a Dagster run, or by the leader itself in an emergency."""
+    """Changes like all others: as a Dagster run, or by the leader itself in an emergency."""
 
     def __init__(self, lifecycle: LifecycleRequests, reader: ClusterReader, levels: WorkerLevels) -> None:
         self._levels = levels
@@ -73,7 +73,7 @@ class TopologyActions:
         )
 
     def debug(self, name: str) -> dict[str, Any]:
-        """Storm's sampling of tuples into an event log: there is none here, and the answer says what to do instead."""
+        """Storm's sampling of tuples into an event log: not supported; the response names the alternative."""
         topology_by_name(self._reader.view(), name)
         raise InvalidRequest(
             "tuples are not sampled into an event log here: set topology.debug=true and update the topology, "

@@ -9,9 +9,9 @@ from typing import Any
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import ClusterView, TopologyView
-from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encoded, pretty_secs
+from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encode_query, pretty_secs
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_facts import SupervisorFacts, WorkerFacts, supervisors_of
+from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, WorkerSnapshot, supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
 __all__ = ["ClusterPages", "worker_row"]
@@ -21,7 +21,7 @@ OWNER = ""
 
 
 class ClusterPages:
-    """Everything that no single topology is the subject of."""
+    """Pages that concern no single topology."""
 
     def __init__(self, nimbus: Nimbus, reader: ClusterReader) -> None:
         self._nimbus = nimbus
@@ -32,7 +32,7 @@ class ClusterPages:
         return public_conf(self._nimbus.conf.values)
 
     def summary(self) -> dict[str, Any]:
-        """Figures of the whole cluster."""
+        """Metrics of the whole cluster."""
         view = self._reader.view()
         supervisors = supervisors_of(view, now_secs=int(time.time()))
         total = sum(len(one.info.ports) for one in supervisors)
@@ -159,7 +159,7 @@ class ClusterPages:
         raise KeyNotFound(f"nobody called {owner!r:.80} owns a topology: topologies have no owners here")
 
 
-def worker_row(worker: WorkerFacts, links: Links) -> dict[str, Any]:
+def worker_row(worker: WorkerSnapshot, links: Links) -> dict[str, Any]:
     """One worker, as on every page that lists workers."""
     return {
         "supervisorId": worker.node,
@@ -178,7 +178,7 @@ def worker_row(worker: WorkerFacts, links: Links) -> dict[str, Any]:
     }
 
 
-def _supervisor_row(one: SupervisorFacts, links: Links) -> dict[str, Any]:
+def _supervisor_row(one: SupervisorSnapshot, links: Links) -> dict[str, Any]:
     total, used = len(one.info.ports), len(one.used)
     return {
         "id": one.id,
@@ -207,7 +207,7 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
     cpu = float(sum(worker.cpu for worker in workers))
     return {
         "id": one.id,
-        "encodedId": encoded(one.id),
+        "encodedId": encode_query(one.id),
         "name": one.base.name,
         "owner": OWNER,
         "status": one.base.status,
@@ -251,8 +251,8 @@ def _percent(used: float, total: float) -> float:
     return round(100 * used / total, 1) if total else 0.0
 
 
-def _displays(supervisors: list[SupervisorFacts]) -> bool:
-    """Whether resources are worth a column: some supervisor says what it has."""
+def _displays(supervisors: list[SupervisorSnapshot]) -> bool:
+    """Whether resources are worth a column: some supervisor declares its own."""
     return any(one.info.memory_mb or one.info.cpu for one in supervisors)
 
 

@@ -1,4 +1,4 @@
-"""How Storm's UI writes things: uptimes, latencies, links."""
+"""Formats of Storm's UI: uptimes, latencies, links."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import quote, quote_plus
 
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
-__all__ = ["Links", "encoded", "fixed", "pretty_secs", "short_error", "window_hint"]
+__all__ = ["Links", "encode_query", "format_fixed", "pretty_secs", "short_error", "window_hint"]
 
 _LONGEST_ERROR = 200
 
@@ -23,13 +23,13 @@ def pretty_secs(secs: int) -> str:
     return " ".join(f"{number}{unit}" for number, unit in parts[first:])
 
 
-def fixed(number: float) -> str:
-    """A latency or capacity, as text with three decimals."""
+def format_fixed(number: float) -> str:
+    """Format a latency or capacity with three decimals."""
     return f"{number:.3f}"
 
 
-def encoded(text: str) -> str:
-    """As a part of a URL's query."""
+def encode_query(text: str) -> str:
+    """Encode as a part of a URL's query."""
     return quote_plus(text)
 
 
@@ -39,7 +39,7 @@ def window_hint(window: str) -> str:
 
 
 def short_error(text: str) -> str:
-    """An error as tables of components show it: what was raised, which a Python traceback says last, then where."""
+    """An error as tables of components show it: the exception, which a Python traceback has last, then where."""
     lines = [line for line in text.splitlines() if line.strip()]
     if len(lines) > 1 and any(line.startswith("Traceback") or "Traceback (" in line for line in lines):
         return f"{lines[-1].strip()} ({lines[0].strip()})"[:_LONGEST_ERROR]

@@ -10,9 +10,9 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from storm_dagster.http.answers import Endpoint, bounded_json
-from storm_dagster.http.description import Operation, Parameter
-from storm_dagster.http.questions import asked_text
+from storm_dagster.http.description import HttpOperation, Parameter
+from storm_dagster.http.query import query_text
+from storm_dagster.http.responses import Endpoint, bounded_json
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.nimbus.http.storm import schemas
 from storm_dagster.nimbus.http.storm.actions import TopologyActions
@@ -38,50 +38,50 @@ _READING = (404, 500, 503)
 _CHANGING = (404, 409, 500, 503)
 
 
-def _answering(answer: Callable[[Request], Any]) -> Endpoint:
+def _storm_endpoint(answer: Callable[[Request], Any]) -> Endpoint:
     """An endpoint whose errors have Storm's form: ``{"error": kind, "errorMessage": text}``."""
 
     async def endpoint(request: Request) -> Response:
         try:
             return JSONResponse(await run_in_threadpool(answer, request))
         except StormDagsterError as error:
-            return _refused(error)
+            return _refuse(error)
 
     return endpoint
 
 
-def _acting(act: Callable[[Request, dict[str, Any]], Any]) -> Endpoint:
+def _action_endpoint(act: Callable[[Request, dict[str, Any]], Any]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         try:
             document = await bounded_json(request)
             return JSONResponse(await run_in_threadpool(act, request, document))
         except StormDagsterError as error:
-            return _refused(error)
+            return _refuse(error)
 
     return endpoint
 
 
-def _refused(error: StormDagsterError) -> Response:
+def _refuse(error: StormDagsterError) -> Response:
     document = {"error": type(error).__name__, "errorMessage": error.message}
     return JSONResponse(document, status_code=error.http_status)
 
 
 def _sys(request: Request) -> bool:
-    return (asked_text(request, "sys") or "") in ("1", "true")
+    return (query_text(request, "sys") or "") in ("1", "true")
 
 
-def _asked(request: Request) -> tuple[str, str, bool]:
-    return request.path_params["id"], check_window(asked_text(request, "window")), _sys(request)
+def _query(request: Request) -> tuple[str, str, bool]:
+    return request.path_params["id"], check_window(query_text(request, "window")), _sys(request)
 
 
 def _supervisor(pages: ClusterPages, request: Request) -> dict[str, Any]:
-    supervisor_id, host = asked_text(request, "id"), asked_text(request, "host")
+    supervisor_id, host = query_text(request, "id"), query_text(request, "host")
     if supervisor_id is None and host is None:
         raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
     return pages.supervisor(supervisor_id, host)
 
 
-def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
+def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperation]:
     """Everything under ``/api/v1`` that is not about logs."""
     cluster, topology = ClusterPages(nimbus, reader), TopologyPages(nimbus, reader)
     actions = TopologyActions(LifecycleRequests(nimbus), reader, WorkerLevels(nimbus))
@@ -93,11 +93,11 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         kind: Any,
         *parameters: Parameter,
         errors: tuple[int, ...] = _READING,
-    ) -> Operation:
-        return Operation(
+    ) -> HttpOperation:
+        return HttpOperation(
             "GET",
             f"/api/v1{path}",
-            _answering(answer),
+            _storm_endpoint(answer),
             summary,
             "storm",
             parameters=parameters,
@@ -112,11 +112,11 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         summary: str,
         *parameters: Parameter,
         body: Any = None,
-    ) -> Operation:
-        return Operation(
+    ) -> HttpOperation:
+        return HttpOperation(
             "POST",
             f"/api/v1{path}",
-            _acting(act),
+            _action_endpoint(act),
             summary,
             "storm",
             parameters=parameters,
@@ -132,7 +132,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
     def wait(request: Request) -> str:
         return request.path_params["wait"]
 
-    def disabled(path: str, summary: str, *parameters: Parameter) -> Operation:
+    def disabled(path: str, summary: str, *parameters: Parameter) -> HttpOperation:
         return read(
             f"/topology/{{id}}/profiling/{path}",
             lambda request: actions.profiling(name(request)),
@@ -147,7 +147,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             "/cluster/configuration", lambda _: cluster.configuration(), "The cluster's conf", dict[str, Any]
         ),
         read(
-            "/cluster/summary", lambda _: cluster.summary(), "Figures of the cluster", schemas.ClusterSummary
+            "/cluster/summary", lambda _: cluster.summary(), "Metrics of the cluster", schemas.ClusterSummary
         ),
         read(
             "/supervisor/summary", lambda _: cluster.supervisors(), "Supervisors", schemas.SupervisorSummary
@@ -215,7 +215,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
             change(
                 f"/topology/{{id}}{part}/debug/{{action}}/{{percent}}",
                 lambda request, _: actions.debug(name(request)),
-                "Refused: tuples are not sampled here; the answer says what to do instead",
+                "Refused: tuples are not sampled here; the response names the alternative",
                 _ID,
                 *((_COMPONENT,) if part else ()),
                 Parameter("action", str, "enable or disable", where="path"),
@@ -258,8 +258,8 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         ),
         read(
             "/topology/{id}/metrics",
-            lambda request: topology.metrics(*_asked(request)),
-            "Figures of components by stream",
+            lambda request: topology.metrics(*_query(request)),
+            "Statistics of components by stream",
             schemas.TopologyMetrics,
             _ID,
             _WINDOW,
@@ -281,7 +281,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         ),
         read(
             "/topology/{id}/visualization-init",
-            lambda request: visualization_table(visualization(reader, *_asked(request))),
+            lambda request: visualization_table(visualization(reader, *_query(request))),
             "Streams of a topology",
             schemas.VisualTable,
             _ID,
@@ -290,7 +290,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         ),
         read(
             "/topology/{id}/visualization",
-            lambda request: visualization(reader, *_asked(request)),
+            lambda request: visualization(reader, *_query(request)),
             "Graph of a topology",
             dict[str, schemas.VisualNode],
             _ID,
@@ -300,7 +300,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         read(
             "/topology/{id}/component/{component:path}",
             lambda request: topology.component(
-                request.path_params["id"], request.path_params["component"], *_asked(request)[1:]
+                request.path_params["id"], request.path_params["component"], *_query(request)[1:]
             ),
             "A component",
             schemas.ComponentPage,
@@ -311,7 +311,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[Operation]:
         ),
         read(
             "/topology/{id}",
-            lambda request: topology.page(*_asked(request)),
+            lambda request: topology.page(*_query(request)),
             "A topology",
             schemas.TopologyPage,
             _ID,

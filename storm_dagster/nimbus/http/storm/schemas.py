@@ -241,7 +241,7 @@ LogLevelsPage = document("LogLevelsPage", {_Map: "namedLoggerLevels"})
 
 @closed
 class RebalanceOptions(TypedDict):
-    """What a rebalance changes."""
+    """Options of a rebalance."""
 
     numWorkers: NotRequired[_Number]
     executors: NotRequired[dict[str, _Number] | None]

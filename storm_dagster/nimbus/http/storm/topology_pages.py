@@ -12,14 +12,14 @@ from storm_dagster.model.security import public_conf
 from storm_dagster.nimbus.http.storm.cluster_pages import OWNER, worker_row
 from storm_dagster.nimbus.http.storm.formats import (
     Links,
-    encoded,
-    fixed,
+    encode_query,
+    format_fixed,
     pretty_secs,
     short_error,
     window_hint,
 )
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_facts import ComponentFacts, ExecutorFacts, TopologyFacts
+from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, ExecutorSnapshot, TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import (
     WINDOWS,
@@ -44,25 +44,25 @@ class TopologyPages:
 
     def page(self, name: str, window: str, sys: bool) -> dict[str, Any]:
         """``/topology/:id``."""
-        facts = self._reader.facts(name)
-        runnable = self._reader.runnable(facts.id)
+        snapshot = self._reader.snapshot(name)
+        runnable = self._reader.runnable(snapshot.id)
         conf = public_conf(runnable.conf)
         links = self._links()
-        memory = sum(worker.memory_mb for worker in facts.workers)
-        cpu = sum(worker.cpu for worker in facts.workers)
-        shown = {id: part for id, part in sorted(facts.components.items()) if sys or not part.is_system}
+        memory = sum(worker.memory_mb for worker in snapshot.workers)
+        cpu = sum(worker.cpu for worker in snapshot.workers)
+        shown = {id: part for id, part in sorted(snapshot.components.items()) if sys or not part.is_system}
         return {
-            "id": facts.id,
-            "encodedId": encoded(facts.id),
-            "name": facts.name,
+            "id": snapshot.id,
+            "encodedId": encode_query(snapshot.id),
+            "name": snapshot.name,
             "owner": OWNER,
             "user": None,
-            "status": facts.status,
-            "uptime": pretty_secs(facts.uptime_secs),
-            "uptimeSeconds": facts.uptime_secs,
-            "tasksTotal": facts.tasks_total,
-            "workersTotal": facts.workers_total,
-            "executorsTotal": facts.executors_total,
+            "status": snapshot.status,
+            "uptime": pretty_secs(snapshot.uptime_secs),
+            "uptimeSeconds": snapshot.uptime_secs,
+            "tasksTotal": snapshot.tasks_total,
+            "workersTotal": snapshot.workers_total,
+            "executorsTotal": snapshot.executors_total,
             "schedulerInfo": None,
             "schedulerDisplayResource": bool(memory or cpu),
             "requestedMemOnHeap": memory,
@@ -76,31 +76,31 @@ class TopologyPages:
             "msgTimeout": int(runnable.conf.get("topology.message.timeout.secs") or 0),
             "window": window,
             "windowHint": window_hint(window),
-            "topologyStats": [_topology_stats(facts, name, sys) for name in WINDOWS],
-            "workers": [worker_row(worker, links) for worker in facts.workers],
+            "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
+            "workers": [worker_row(worker, links) for worker in snapshot.workers],
             "spouts": [
-                self._spout(part, window, sys, facts.id, links)
+                self._spout(part, window, sys, snapshot.id, links)
                 for part in shown.values()
                 if part.kind == "spout"
             ],
             "bolts": [
-                self._bolt(part, window, sys, facts.id, links)
+                self._bolt(part, window, sys, snapshot.id, links)
                 for part in shown.values()
                 if part.kind == "bolt"
             ],
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
             "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
-            "replicationCount": self._reader.replication([facts.id])[facts.id],
+            "replicationCount": self._reader.replication([snapshot.id])[snapshot.id],
             "stormVersion": self._nimbus.identity.version,
             "visualizationTable": [],
         }
 
     def workers(self, name: str) -> dict[str, Any]:
         """``/topology-workers/:id``: each slot once."""
-        facts = self._reader.facts(name)
+        snapshot = self._reader.snapshot(name)
         port, scheme = self._logviewer()
-        pairs = sorted({(worker.host, worker.port) for worker in facts.workers})
+        pairs = sorted({(worker.host, worker.port) for worker in snapshot.workers})
         return {
             "hostPortList": [{"host": host, "port": number} for host, number in pairs],
             "logviewerPort": port,
@@ -112,10 +112,10 @@ class TopologyPages:
         return int(self._nimbus.conf["supervisor.http.port"]), self._nimbus.identity.http.partition(":")[0]
 
     def metrics(self, name: str, window: str, sys: bool) -> dict[str, Any]:
-        """``/topology/:id/metrics``: figures of each component by stream."""
-        facts = self._reader.facts(name)
+        """``/topology/:id/metrics``: statistics of each component by stream."""
+        snapshot = self._reader.snapshot(name)
 
-        def described(part: ComponentFacts) -> dict[str, Any]:
+        def described(part: ComponentSnapshot) -> dict[str, Any]:
             one = part.windows[window]
             row: dict[str, Any] = {
                 "id": part.id,
@@ -125,24 +125,24 @@ class TopologyPages:
             if part.kind == "spout":
                 row["acked"] = _by_stream(one.acked, sys)
                 row["failed"] = _by_stream(one.failed, sys)
-                row["complete_ms_avg"] = _by_stream(one.complete_ms, sys, fixed)
+                row["complete_ms_avg"] = _by_stream(one.complete_ms, sys, format_fixed)
             else:
                 row["acked"] = _by_input(one.acked, sys)
                 row["failed"] = _by_input(one.failed, sys)
                 row["executed"] = _by_input(one.executed, sys)
-                row["executed_ms_avg"] = _by_input(one.execute_ms, sys, fixed)
-                row["process_ms_avg"] = _by_input(one.process_ms, sys, fixed)
+                row["executed_ms_avg"] = _by_input(one.execute_ms, sys, format_fixed)
+                row["process_ms_avg"] = _by_input(one.process_ms, sys, format_fixed)
             return row
 
-        shown = [part for _, part in sorted(facts.components.items()) if sys or not part.is_system]
+        shown = [part for _, part in sorted(snapshot.components.items()) if sys or not part.is_system]
         return {
             "window": window,
             "windowHint": window_hint(window),
             "spouts": [described(part) for part in shown if part.kind == "spout"],
             "bolts": [described(part) for part in shown if part.kind == "bolt"],
             "reported": [
-                {"component_id": component, "task": task, "metrics": dict(figures)}
-                for (component, task), figures in facts.metrics.items()
+                {"component_id": component, "task": task, "metrics": dict(by_key)}
+                for (component, task), by_key in snapshot.metrics.items()
             ],
         }
 
@@ -150,10 +150,10 @@ class TopologyPages:
         """``/topology/:id/lag``: of the spouts whose tasks report a metric named ``lag``."""
         view_stats = self._reader.stats(name) or {}
         lags: dict[str, dict[str, Any]] = {}
-        for task, told in (view_stats.get("tasks") or {}).items():
-            value = (told.get("metrics") or {}).get("lag")
+        for task, entry in (view_stats.get("tasks") or {}).items():
+            value = (entry.get("metrics") or {}).get("lag")
             if isinstance(value, int | float) and not isinstance(value, bool):
-                lags.setdefault(told.get("component") or "?", {})[task] = value
+                lags.setdefault(entry.get("component") or "?", {})[task] = value
         return {
             component: {
                 "spoutId": component,
@@ -165,31 +165,31 @@ class TopologyPages:
 
     def errors(self, name: str) -> dict[str, Any]:
         """``/topology/:id/get-errors``: the newest errors of all components."""
-        facts, links = self._reader.facts(name), self._links()
+        snapshot, links = self._reader.snapshot(name), self._links()
         return {
             "topologyErrors": [
-                {"component": part.id, **_error_row(error, facts.id, links)}
-                for part in facts.components.values()
+                {"component": part.id, **_error_row(error, snapshot.id, links)}
+                for part in snapshot.components.values()
                 for error in part.errors
             ]
         }
 
     def component(self, name: str, component: str, window: str, sys: bool) -> dict[str, Any]:
         """``/topology/:id/component/:component``; :class:`KeyNotFound` when the topology has no such component."""
-        facts, links = self._reader.facts(name), self._links()
-        part = facts.components.get(component)
+        snapshot, links = self._reader.snapshot(name), self._links()
+        part = snapshot.components.get(component)
         if part is None:
             raise KeyNotFound(
-                f"topology {facts.name!r} has no component {component!r:.80}: it has {', '.join(sorted(facts.components))}"
+                f"topology {snapshot.name!r} has no component {component!r:.80}: it has {', '.join(sorted(snapshot.components))}"
             )
         return {
             "id": part.id,
-            "encodedId": encoded(part.id),
-            "name": facts.name,
+            "encodedId": encode_query(part.id),
+            "name": snapshot.name,
             "user": None,
-            "topologyId": facts.id,
-            "encodedTopologyId": encoded(facts.id),
-            "topologyStatus": facts.status,
+            "topologyId": snapshot.id,
+            "encodedTopologyId": encode_query(snapshot.id),
+            "topologyStatus": snapshot.status,
             "componentType": part.kind,
             "executors": len(part.executors),
             "tasks": len(part.tasks),
@@ -199,58 +199,58 @@ class TopologyPages:
             "requestedMemOnHeap": 0.0,
             "requestedMemOffHeap": 0.0,
             "requestedCpu": 0.0,
-            "debug": bool(self._reader.runnable(facts.id).conf.get("topology.debug")),
+            "debug": bool(self._reader.runnable(snapshot.id).conf.get("topology.debug")),
             "samplingPct": 10.0,
             "eventLogLink": "",
             "profilingAndDebuggingCapable": True,
             "profileActionEnabled": True,
             "profilerActive": [],
-            "componentErrors": [_error_row(error, facts.id, links) for error in part.errors],
-            **(_spout_page if part.kind == "spout" else _bolt_page)(part, facts.id, window, sys, links),
+            "componentErrors": [_error_row(error, snapshot.id, links) for error in part.errors],
+            **(_spout_page if part.kind == "spout" else _bolt_page)(part, snapshot.id, window, sys, links),
         }
 
     def _spout(
-        self, part: ComponentFacts, window: str, sys: bool, topology_id: str, links: Links
+        self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links
     ) -> dict[str, Any]:
         totals = part.windows[window].totals(include_sys=sys)
         return {
             "spoutId": part.id,
-            "encodedSpoutId": encoded(part.id),
+            "encodedSpoutId": encode_query(part.id),
             **_common(part, totals),
-            "completeLatency": fixed(totals.complete_ms),
+            "completeLatency": format_fixed(totals.complete_ms),
             **_last_error(part, topology_id, links),
         }
 
     def _bolt(
-        self, part: ComponentFacts, window: str, sys: bool, topology_id: str, links: Links
+        self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links
     ) -> dict[str, Any]:
         totals = part.windows[window].totals(include_sys=sys)
         return {
             "boltId": part.id,
-            "encodedBoltId": encoded(part.id),
+            "encodedBoltId": encode_query(part.id),
             **_common(part, totals),
-            "capacity": fixed(part.capacity),
+            "capacity": format_fixed(part.capacity),
             "executed": totals.executed,
-            "executeLatency": fixed(totals.execute_ms),
-            "processLatency": fixed(totals.process_ms),
+            "executeLatency": format_fixed(totals.execute_ms),
+            "processLatency": format_fixed(totals.process_ms),
             **_last_error(part, topology_id, links),
         }
 
 
-def _topology_stats(facts: TopologyFacts, window: str, sys: bool) -> dict[str, Any]:
-    totals = facts.totals(window, include_sys=sys)
+def _topology_stats(snapshot: TopologySnapshot, window: str, sys: bool) -> dict[str, Any]:
+    totals = snapshot.totals(window, include_sys=sys)
     return {
         "windowPretty": window_hint(window),
         "window": window,
         "emitted": totals["emitted"],
         "transferred": totals["transferred"],
-        "completeLatency": fixed(totals["complete_ms"]),
+        "completeLatency": format_fixed(totals["complete_ms"]),
         "acked": totals["acked"],
         "failed": totals["failed"],
     }
 
 
-def _common(part: ComponentFacts, totals: Totals) -> dict[str, Any]:
+def _common(part: ComponentSnapshot, totals: Totals) -> dict[str, Any]:
     return {
         "executors": len(part.executors),
         "tasks": len(part.tasks),
@@ -264,7 +264,7 @@ def _common(part: ComponentFacts, totals: Totals) -> dict[str, Any]:
     }
 
 
-def _last_error(part: ComponentFacts, topology_id: str, links: Links) -> dict[str, Any]:
+def _last_error(part: ComponentSnapshot, topology_id: str, links: Links) -> dict[str, Any]:
     if not part.errors:
         return {
             "lastError": "",
@@ -296,10 +296,10 @@ def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, An
     }
 
 
-def _executor_row(one: ExecutorFacts, totals: Totals, topology_id: str, links: Links) -> dict[str, Any]:
+def _executor_row(one: ExecutorSnapshot, totals: Totals, topology_id: str, links: Links) -> dict[str, Any]:
     return {
         "id": one.id,
-        "encodedId": encoded(one.id),
+        "encodedId": encode_query(one.id),
         "uptime": pretty_secs(one.uptime_secs),
         "uptimeSeconds": one.uptime_secs,
         "host": one.host,
@@ -312,7 +312,7 @@ def _executor_row(one: ExecutorFacts, totals: Totals, topology_id: str, links: L
     }
 
 
-def _window_rows(part: ComponentFacts, sys: bool) -> list[tuple[dict[str, Any], Totals]]:
+def _window_rows(part: ComponentSnapshot, sys: bool) -> list[tuple[dict[str, Any], Totals]]:
     rows: list[tuple[dict[str, Any], Totals]] = []
     for window in WINDOWS:
         totals = part.windows[window].totals(include_sys=sys)
@@ -329,24 +329,25 @@ def _window_rows(part: ComponentFacts, sys: bool) -> list[tuple[dict[str, Any], 
 
 
 def _spout_page(
-    part: ComponentFacts, topology_id: str, window: str, sys: bool, links: Links
+    part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
 ) -> dict[str, Any]:
     one = part.windows[window]
     executors: list[dict[str, Any]] = []
     for executor in part.executors:
         totals = executor.windows[window].totals(include_sys=sys)
         row = _executor_row(executor, totals, topology_id, links)
-        executors.append({**row, "completeLatency": fixed(totals.complete_ms)})
+        executors.append({**row, "completeLatency": format_fixed(totals.complete_ms)})
     return {
         "spoutSummary": [
-            {**row, "completeLatency": fixed(totals.complete_ms)} for row, totals in _window_rows(part, sys)
+            {**row, "completeLatency": format_fixed(totals.complete_ms)}
+            for row, totals in _window_rows(part, sys)
         ],
         "outputStats": [
             {
                 "stream": stream,
                 "emitted": one.emitted.get(stream, 0),
                 "transferred": one.transferred.get(stream, 0),
-                "completeLatency": fixed(one.complete_ms.get(stream, 0.0)),
+                "completeLatency": format_fixed(one.complete_ms.get(stream, 0.0)),
                 "acked": one.acked.get(stream, 0),
                 "failed": one.failed.get(stream, 0),
             }
@@ -357,7 +358,7 @@ def _spout_page(
 
 
 def _bolt_page(
-    part: ComponentFacts, topology_id: str, window: str, sys: bool, links: Links
+    part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
 ) -> dict[str, Any]:
     one = part.windows[window]
     executors: list[dict[str, Any]] = []
@@ -366,10 +367,10 @@ def _bolt_page(
         executors.append(
             {
                 **_executor_row(executor, totals, topology_id, links),
-                "capacity": fixed(executor.capacity),
+                "capacity": format_fixed(executor.capacity),
                 "executed": totals.executed,
-                "executeLatency": fixed(totals.execute_ms),
-                "processLatency": fixed(totals.process_ms),
+                "executeLatency": format_fixed(totals.execute_ms),
+                "processLatency": format_fixed(totals.process_ms),
             }
         )
     return {
@@ -377,20 +378,20 @@ def _bolt_page(
             {
                 **row,
                 "executed": totals.executed,
-                "executeLatency": fixed(totals.execute_ms),
-                "processLatency": fixed(totals.process_ms),
-                "capacity": fixed(part.capacity),
+                "executeLatency": format_fixed(totals.execute_ms),
+                "processLatency": format_fixed(totals.process_ms),
+                "capacity": format_fixed(part.capacity),
             }
             for row, totals in _window_rows(part, sys)
         ],
         "inputStats": [
             {
                 "component": split_input(key)[0],
-                "encodedComponentId": encoded(split_input(key)[0]),
+                "encodedComponentId": encode_query(split_input(key)[0]),
                 "stream": split_input(key)[1],
                 "executed": one.executed.get(key, 0),
-                "executeLatency": fixed(one.execute_ms.get(key, 0.0)),
-                "processLatency": fixed(one.process_ms.get(key, 0.0)),
+                "executeLatency": format_fixed(one.execute_ms.get(key, 0.0)),
+                "processLatency": format_fixed(one.process_ms.get(key, 0.0)),
                 "acked": one.acked.get(key, 0),
                 "failed": one.failed.get(key, 0),
             }
@@ -414,20 +415,20 @@ def _streams(one: WindowStats, sys: bool) -> list[str]:
 
 
 def _by_stream(
-    figures: Mapping[str, Any], sys: bool, shown: Callable[[Any], Any] = lambda value: value
+    by_key: Mapping[str, Any], sys: bool, shown: Callable[[Any], Any] = lambda value: value
 ) -> list[dict[str, Any]]:
     return [
         {"stream_id": stream, "value": shown(value)}
-        for stream, value in sorted(figures.items())
+        for stream, value in sorted(by_key.items())
         if sys or not is_system_name(stream)
     ]
 
 
 def _by_input(
-    figures: Mapping[str, Any], sys: bool, shown: Callable[[Any], Any] = lambda value: value
+    by_key: Mapping[str, Any], sys: bool, shown: Callable[[Any], Any] = lambda value: value
 ) -> list[dict[str, Any]]:
     return [
         {"component_id": split_input(key)[0], "stream_id": split_input(key)[1], "value": shown(value)}
-        for key, value in sorted(figures.items())
+        for key, value in sorted(by_key.items())
         if sys or not is_system_name(split_input(key)[1])
     ]

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 from storm_dagster.core.submission.system import with_system_components
-from storm_dagster.nimbus.requests.page_facts import ComponentFacts
+from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, is_system_name
 
@@ -25,12 +25,12 @@ def _sane(stream: str) -> str:
 
 def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> dict[str, Any]:
     """Component -> its type, load, latency, what it sent by stream, executors and inputs; keys as in Storm."""
-    facts = reader.facts(name)
-    runnable = reader.runnable(facts.id)
+    snapshot = reader.snapshot(name)
+    runnable = reader.runnable(snapshot.id)
     spec = with_system_components(runnable.spec, runnable.conf) if sys else runnable.spec
     graph: dict[str, Any] = {}
     for component_id, kind, declared in spec.components():
-        part = facts.components.get(component_id)
+        part = snapshot.components.get(component_id)
         if part is None:
             continue
         totals = part.windows[window].totals(include_sys=sys)
@@ -43,7 +43,7 @@ def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> d
                 stream: count for stream, count in sent.items() if sys or not is_system_name(stream)
             },
             ":stats": _executors(part),
-            ":link": f"/api/v1/topology/{quote(facts.id, safe='')}/component/{quote(component_id, safe='')}",
+            ":link": f"/api/v1/topology/{quote(snapshot.id, safe='')}/component/{quote(component_id, safe='')}",
             ":inputs": [
                 {
                     ":component": one.component,
@@ -69,7 +69,7 @@ def visualization_table(graph: dict[str, Any]) -> dict[str, Any]:
     return {"visualizationTable": rows}
 
 
-def _executors(part: ComponentFacts) -> list[dict[str, Any]]:
+def _executors(part: ComponentSnapshot) -> list[dict[str, Any]]:
     return [
         {
             ":host": one.host,

@@ -1,4 +1,4 @@
-"""What a request asks, read strictly: numbers, words and switches of its query."""
+"""Query parameters of a request, read strictly: numbers, words and switches."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from starlette.requests import Request
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["asked_flag", "asked_int", "asked_text", "asked_word"]
+__all__ = ["query_flag", "query_int", "query_text", "query_word"]
 
 _INT = re.compile(r"-?[0-9]{1,18}")
 
 
-def asked_text(request: Request, name: str, longest: int = 4096) -> str | None:
+def query_text(request: Request, name: str, longest: int = 4096) -> str | None:
     """The query parameter, ``None`` when it is absent or empty; :class:`InvalidRequest` when it is too long."""
     value = request.query_params.get(name)
     if value is not None and len(value) > longest:
@@ -22,9 +22,9 @@ def asked_text(request: Request, name: str, longest: int = 4096) -> str | None:
     return value or None
 
 
-def asked_int(request: Request, name: str, default: int | None = None) -> int | None:
+def query_int(request: Request, name: str, default: int | None = None) -> int | None:
     """The parameter as a whole number; :class:`InvalidRequest` when it is none."""
-    value = asked_text(request, name)
+    value = query_text(request, name)
     if value is None:
         return default
     if not _INT.fullmatch(value):
@@ -32,14 +32,14 @@ def asked_int(request: Request, name: str, default: int | None = None) -> int | 
     return int(value)
 
 
-def asked_flag(request: Request, name: str) -> bool:
+def query_flag(request: Request, name: str) -> bool:
     """Whether the parameter is ``1`` or ``true``; :class:`InvalidRequest` unless it is one of these, 0 or false."""
-    return asked_word(request, name, ("false", "true", "0", "1"), "false") in ("true", "1")
+    return query_word(request, name, ("false", "true", "0", "1"), "false") in ("true", "1")
 
 
-def asked_word(request: Request, name: str, words: Collection[str], default: str) -> str:
+def query_word(request: Request, name: str, words: Collection[str], default: str) -> str:
     """The parameter, if it is one of ``words``; :class:`InvalidRequest` otherwise."""
-    value = (asked_text(request, name) or default).strip()
+    value = (query_text(request, name) or default).strip()
     if value not in words:
         raise InvalidRequest(f"parameter {name} must be one of {', '.join(words)}, got {value!r:.40}")
     return value

@@ -14,7 +14,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.view import TopologyView, Versioned
 from storm_dagster.model.wire import WorkerReport
-from storm_dagster.nimbus.requests.page_facts import topology_facts
+from storm_dagster.nimbus.requests.page_snapshot import snapshot_topology
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, check_window, split_input, task_windows
 from storm_dagster.worker.engine.master import TopologyMasterTable
 from storm_dagster.worker.tasks.stats import TaskStats
@@ -47,7 +47,7 @@ def told(component: str, **entry: object) -> dict[str, object]:
     return {"component": component, "status": "running", "uptime_secs": 100, "stats": {}, **entry}
 
 
-def test_figures_of_a_bolt_belong_to_its_inputs() -> None:
+def test_statistics_of_a_bolt_belong_to_its_inputs() -> None:
     entry = told(
         "count",
         stats={
@@ -118,23 +118,23 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
         ),
     }
     error = TaskError(task=1, host="h1", port=6900, time=5, error="boom")
-    facts = topology_facts(topology(), {"tasks": tasks}, now_secs=1090, errors=[("count", error)])
-    assert (facts.uptime_secs, facts.tasks_total, facts.executors_total, facts.workers_total) == (90, 5, 4, 1)
-    assert facts.totals(":all-time") == {
+    page = snapshot_topology(topology(), {"tasks": tasks}, now_secs=1090, errors=[("count", error)])
+    assert (page.uptime_secs, page.tasks_total, page.executors_total, page.workers_total) == (90, 5, 4, 1)
+    assert page.totals(":all-time") == {
         "emitted": 60,
         "transferred": 180,
         "acked": 50,
         "failed": 2,
         "complete_ms": 4.0,
     }
-    assert facts.totals("600", include_sys=True)["emitted"] == 64
-    count = facts.components["count"]
+    assert page.totals("600", include_sys=True)["emitted"] == 64
+    count = page.components["count"]
     assert [one.id for one in count.executors] == ["[1-2]", "[3-3]"]
     assert count.windows["600"].execute_ms == {"lines:default": (3.0 * 100 + 1.0 * 300) / 400}
     assert count.capacity == (400 * 1.5) / (100 * 1000)
     assert count.errors == (error,)
     assert not count.executors[1].reported and count.executors[1].windows["600"].totals().executed == 0
-    (worker,) = facts.workers
+    (worker,) = page.workers
     assert (worker.executors, worker.tasks_by_component, worker.memory_mb) == (
         4,
         {"count": 3, "__acker": 1, "lines": 1},
@@ -143,10 +143,10 @@ def test_a_topology_is_the_sum_of_its_executors() -> None:
 
 
 def test_a_silent_topology_master_means_zeros_and_says_so() -> None:
-    facts = topology_facts(topology(), None, now_secs=1001)
-    assert not facts.answered
-    assert facts.totals(":all-time")["emitted"] == 0
-    assert facts.components["lines"].executors[0].host == "h1"
+    page = snapshot_topology(topology(), None, now_secs=1001)
+    assert not page.answered
+    assert page.totals(":all-time")["emitted"] == 0
+    assert page.components["lines"].executors[0].host == "h1"
 
 
 def test_what_the_topology_master_gives_is_what_is_read() -> None:

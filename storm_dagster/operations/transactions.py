@@ -1,8 +1,8 @@
 """Fenced transactions: the only way in which operations write cluster state (``docs/decisions.md#fenced-writes``).
 
 Every transaction checks the version of ``/epoch``. One that changes an assignment also checks and raises the version of
-``/assignments``, the turnstile that lets one placement through at a time; whoever loses re-reads
-the cluster, decides again and tries again, until the assignment wait ends.
+``/assignments`` (an optimistic lock: one placement at a time); the loser of a race re-reads the cluster, decides
+again and tries again, until the assignment wait ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import step
 from storm_dagster.zk.cluster_state import Transaction
 
-__all__ = ["ReplyLost", "commit", "delete_tree", "fenced", "lost_race", "raise_turnstile", "take_turns"]
+__all__ = [
+    "ReplyLost",
+    "bump_assignments_version",
+    "commit",
+    "delete_tree",
+    "fenced_transaction",
+    "lost_race",
+    "retry_on_conflict",
+]
 
 T = TypeVar("T")
 
@@ -28,15 +36,15 @@ _DELETES_IN_ONE_TRANSACTION = 100
 
 
 class ReplyLost(Unavailable):
-    """ZooKeeper went out of reach during a commit: it landed or not, and only reading again tells."""
+    """ZooKeeper was lost during a commit: whether it was applied is known only after reading again."""
 
 
-def fenced(ctx: OperationsContext, epoch: int) -> Transaction:
+def fenced_transaction(ctx: OperationsContext, epoch: int) -> Transaction:
     """A transaction that fails with ``Fenced`` when the leadership epoch is no longer ``epoch``."""
     return ctx.cluster.state.transaction().check(paths.EPOCH, epoch)
 
 
-def raise_turnstile(transaction: Transaction, view: ClusterView) -> Transaction:
+def bump_assignments_version(transaction: Transaction, view: ClusterView) -> Transaction:
     """Check ``/assignments`` against the view and raise its version, in one operation."""
     return transaction.set(paths.ASSIGNMENTS, b"", view.assignments_version)
 
@@ -45,12 +53,12 @@ def commit(ctx: OperationsContext, transaction: Transaction, name: str) -> list[
     """Commit as the step ``name``; a lost connection becomes :class:`ReplyLost`."""
     with step(ctx, name):
         try:
-            landed = transaction.commit()
+            versions = transaction.commit()
         except Unavailable as error:
             raise ReplyLost(error.message) from error
         for call in transaction.afterwards:
             call()
-        return landed
+        return versions
 
 
 def lost_race(error: StormDagsterError) -> bool:
@@ -58,10 +66,10 @@ def lost_race(error: StormDagsterError) -> bool:
     return isinstance(error, Conflict) and getattr(error, "path", None) is not None
 
 
-def take_turns(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
-    """``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
+def retry_on_conflict(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView], T]) -> T:
+    """Run ``attempt`` on a fresh view, again after every lost race or lost reply, with jitter.
 
-    It is called with a view loaded for it and must recognise its own earlier success in it. Gives up
+    It is called with a view loaded for it and must recognize its own earlier success in it. Gives up
     with :class:`Unavailable` after ``nimbus.assignment.wait.secs``.
     """
     wait = float(ctx.conf.get("nimbus.assignment.wait.secs", 300))
@@ -90,7 +98,7 @@ def take_turns(ctx: OperationsContext, what: str, attempt: Callable[[ClusterView
 
 
 def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int:
-    """Delete ``path`` and all below it in fenced transactions, children first; how many nodes went.
+    """Delete ``path`` and all below it in fenced transactions, children first; the number of nodes.
 
     Nodes that others delete at the same time do not matter. Ends with :class:`Conflict` when others keep
     adding nodes.
@@ -101,7 +109,7 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
         nodes = _subtree(ctx, path)
         try:
             for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
-                transaction = fenced(ctx, epoch)
+                transaction = fenced_transaction(ctx, epoch)
                 part = nodes[start : start + _DELETES_IN_ONE_TRANSACTION]
                 for node in part:
                     transaction.delete(node)

@@ -6,7 +6,7 @@ from storm_dagster.model import paths
 from storm_dagster.model.records import Assignment, decode_record, encode_record
 from storm_dagster.model.view import Versioned
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.inimbus import tell_new_slots
+from storm_dagster.operations.inimbus import notify_new_slots
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.shards import put_ops, read_sharded
 
@@ -18,13 +18,13 @@ def append_assignment(
 ) -> None:
     """Append what creates the assignment (``at`` is ``None``) or replaces the one read at ``at``.
 
-    A scheduling plug-in hears of its new slots once the transaction has landed.
+    A scheduling plug-in is notified of its new slots once the transaction is committed.
     """
     raw = encode_record(assignment, limit=None)
     plugin = ctx.inimbus
     if plugin is not None:
         before = None if at is None else ctx.cluster.assignment_info(assignment.topology_id)
-        transaction.afterwards.append(lambda: tell_new_slots(plugin, before, assignment))
+        transaction.afterwards.append(lambda: notify_new_slots(plugin, before, assignment))
     put_ops(ctx.cluster.state, transaction, paths.assignment(assignment.topology_id), raw, at)
 
 

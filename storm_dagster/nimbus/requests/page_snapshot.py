@@ -1,7 +1,7 @@
-"""What pages and answers about a topology are made of: one set of facts for REST, Thrift and metrics.
+"""Snapshots of a topology for its pages: one set for REST, Thrift and metrics.
 
 Pure: from a view of the cluster, the topology master's answer and the errors. :class:`~.reading.ClusterReader`
-gives them (``facts(name)``) with everything filled in.
+gives them (``snapshot(name)``) with everything filled in.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from storm_dagster.nimbus.requests.window_stats import (
 )
 
 __all__ = [
-    "ComponentFacts",
-    "ExecutorFacts",
-    "SupervisorFacts",
-    "TopologyFacts",
-    "WorkerFacts",
+    "ComponentSnapshot",
+    "ExecutorSnapshot",
+    "SupervisorSnapshot",
+    "TopologySnapshot",
+    "WorkerSnapshot",
+    "snapshot_topology",
     "supervisors_of",
-    "topology_facts",
     "workers_of",
 ]
 
@@ -37,7 +37,7 @@ _CAPACITY_WINDOW = "600"
 
 
 @dataclass(frozen=True)
-class ExecutorFacts:
+class ExecutorSnapshot:
     """One executor: a run of tasks of one component on one slot."""
 
     component: str
@@ -70,13 +70,13 @@ class ExecutorFacts:
 
 
 @dataclass(frozen=True)
-class ComponentFacts:
-    """One component with its executors; figures are the sums of theirs."""
+class ComponentSnapshot:
+    """One component with its executors; its statistics are the sums of theirs."""
 
     id: str
     kind: Literal["spout", "bolt"]
     tasks: tuple[int, ...]
-    executors: tuple[ExecutorFacts, ...]
+    executors: tuple[ExecutorSnapshot, ...]
     errors: tuple[TaskError, ...] = ()
     """Newest first."""
 
@@ -87,17 +87,17 @@ class ComponentFacts:
 
     @cached_property
     def windows(self) -> Mapping[str, WindowStats]:
-        """Window -> figures of all executors."""
+        """Window -> statistics of all executors."""
         return {name: merge(one.windows[name] for one in self.executors) for name in WINDOWS}
 
     @property
     def capacity(self) -> float:
-        """That of the busiest executor, as in Storm."""
+        """Capacity of the busiest executor, as in Storm."""
         return max((one.capacity for one in self.executors), default=0.0)
 
 
 @dataclass(frozen=True)
-class WorkerFacts:
+class WorkerSnapshot:
     """One worker: a slot that holds tasks of the topology."""
 
     topology_id: str
@@ -115,21 +115,21 @@ class WorkerFacts:
 
 
 @dataclass(frozen=True)
-class TopologyFacts:
-    """Everything about one topology at one moment."""
+class TopologySnapshot:
+    """One topology at one moment."""
 
     id: str
     name: str
     status: str
     uptime_secs: int
-    components: Mapping[str, ComponentFacts]
-    workers: tuple[WorkerFacts, ...]
+    components: Mapping[str, ComponentSnapshot]
+    workers: tuple[WorkerSnapshot, ...]
     tasks_total: int
     executors_total: int
     answered: bool
-    """Whether the topology master gave figures; without them all are 0."""
+    """Whether the topology master gave statistics; without them all are 0."""
     metrics: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
-    """(component, task) -> what it reported with ``report_metric``."""
+    """(component, task) -> values of ``report_metric``."""
 
     @property
     def workers_total(self) -> int:
@@ -142,17 +142,17 @@ class TopologyFacts:
         return sum(1 for worker in self.workers if worker.pid is not None)
 
     @property
-    def spouts(self) -> list[ComponentFacts]:
+    def spouts(self) -> list[ComponentSnapshot]:
         """The spouts in order of their ids."""
         return [part for _, part in sorted(self.components.items()) if part.kind == "spout"]
 
     @property
-    def bolts(self) -> list[ComponentFacts]:
+    def bolts(self) -> list[ComponentSnapshot]:
         """The bolts in order of their ids, those of the system included."""
         return [part for _, part in sorted(self.components.items()) if part.kind == "bolt"]
 
     def totals(self, window: str, *, include_sys: bool = False) -> dict[str, float]:
-        """Storm's topology-wide figures of a window: tuples sent by all, acks, failures and latency of spouts."""
+        """Storm's topology-wide totals of a window: tuples sent by all, acks, failures and latency of spouts."""
         shown = [part for part in self.components.values() if include_sys or not part.is_system]
         every = [part.windows[window].totals(include_sys=include_sys) for part in shown]
         spouts = merge(part.windows[window] for part in shown if part.kind == "spout").totals(
@@ -168,7 +168,7 @@ class TopologyFacts:
 
 
 @dataclass(frozen=True)
-class SupervisorFacts:
+class SupervisorSnapshot:
     """One supervisor and what runs on it."""
 
     id: str
@@ -178,56 +178,56 @@ class SupervisorFacts:
     blacklisted: bool
     used_memory_mb: float = 0.0
     used_cpu: float = 0.0
-    workers: tuple[WorkerFacts, ...] = field(default=())
+    workers: tuple[WorkerSnapshot, ...] = field(default=())
 
 
-def topology_facts(
+def snapshot_topology(
     topology: TopologyView,
-    told: Mapping[str, Any] | None = None,
+    report: Mapping[str, Any] | None = None,
     *,
     now_secs: int,
     errors: Iterable[tuple[str, TaskError]] = (),
-) -> TopologyFacts:
-    """The facts; ``told`` is the topology master's answer, ``errors`` are (component, error), newest first."""
+) -> TopologySnapshot:
+    """A topology's snapshot; ``report`` is its master's answer, ``errors`` are (component, error), newest first."""
     table = topology.tasks or TaskTable(components={})
-    told_tasks: Mapping[str, Any] = (told or {}).get("tasks") or {}
+    reported_tasks: Mapping[str, Any] = (report or {}).get("tasks") or {}
     slots = _slots(topology.assignment)
     by_component: dict[str, list[TaskError]] = {}
     for component_id, error in errors:
         by_component.setdefault(component_id, []).append(error)
-    components: dict[str, ComponentFacts] = {}
+    components: dict[str, ComponentSnapshot] = {}
     for component_id, groups in executors_of(table, topology.base.executors).items():
         kind = table.components[component_id].type
-        components[component_id] = ComponentFacts(
+        components[component_id] = ComponentSnapshot(
             id=component_id,
             kind=kind,
             tasks=table.components[component_id].ids,
             executors=tuple(
-                _executor(component_id, kind, group, slots.get(group[0]), told_tasks) for group in groups
+                _executor(component_id, kind, group, slots.get(group[0]), reported_tasks) for group in groups
             ),
             errors=tuple(by_component.get(component_id, ())),
         )
-    return TopologyFacts(
+    return TopologySnapshot(
         id=topology.id,
         name=topology.base.name,
         status=topology.base.status,
         uptime_secs=max(0, now_secs - topology.base.launch_time_secs),
         components=components,
-        workers=tuple(workers_of(topology, told, now_secs=now_secs)),
+        workers=tuple(workers_of(topology, report, now_secs=now_secs)),
         tasks_total=sum(len(part.tasks) for part in components.values()),
         executors_total=sum(len(part.executors) for part in components.values()),
-        answered=told is not None,
+        answered=report is not None,
         metrics={
             (str(entry.get("component") or ""), task): entry["metrics"]
-            for task, entry in sorted(told_tasks.items())
+            for task, entry in sorted(reported_tasks.items())
             if entry.get("metrics")
         },
     )
 
 
 def workers_of(
-    topology: TopologyView, told: Mapping[str, Any] | None = None, *, now_secs: int
-) -> list[WorkerFacts]:
+    topology: TopologyView, report: Mapping[str, Any] | None = None, *, now_secs: int
+) -> list[WorkerSnapshot]:
     """The workers of a topology in order of host and port."""
     if topology.assignment is None:
         return []
@@ -238,20 +238,20 @@ def workers_of(
         for component, groups in executors_of(table, topology.base.executors).items()
         for group in groups
     }
-    told_workers: Mapping[str, Any] = (told or {}).get("workers") or {}
-    found: list[WorkerFacts] = []
+    reported_workers: Mapping[str, Any] = (report or {}).get("workers") or {}
+    found: list[WorkerSnapshot] = []
     for worker in sorted(topology.assignment.workers, key=lambda one: (one.host, one.port, one.node)):
         live = topology.live_workers.get(worker.slot)
         uptime = max(0, now_secs - live.started_ms // 1000) if live is not None else 0
-        said = told_workers.get(f"{worker.node}:{worker.port}")
-        if live is not None and said is not None:
-            uptime = int(said.get("uptime_secs") or uptime)
+        worker_report = reported_workers.get(f"{worker.node}:{worker.port}")
+        if live is not None and worker_report is not None:
+            uptime = int(worker_report.get("uptime_secs") or uptime)
         counts: dict[str, int] = {}
         for task in worker.ids:
             component = component_of.get(task, "?")
             counts[component] = counts.get(component, 0) + 1
         found.append(
-            WorkerFacts(
+            WorkerSnapshot(
                 topology_id=topology.id,
                 topology_name=topology.base.name,
                 node=worker.node,
@@ -268,10 +268,10 @@ def workers_of(
     return found
 
 
-def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -> list[SupervisorFacts]:
+def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -> list[SupervisorSnapshot]:
     """Every live supervisor in order of host and id; with ``workers`` also what runs on it."""
     used = view.used_ports()
-    running: dict[str, list[WorkerFacts]] = {}
+    running: dict[str, list[WorkerSnapshot]] = {}
     memory: dict[str, float] = {}
     cpu: dict[str, float] = {}
     for topology in view.topologies.values():
@@ -282,7 +282,7 @@ def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -
             for worker in workers_of(topology, now_secs=now_secs):
                 running.setdefault(worker.node, []).append(worker)
     return [
-        SupervisorFacts(
+        SupervisorSnapshot(
             id=supervisor_id,
             info=info,
             uptime_secs=max(0, now_secs - info.started),
@@ -307,15 +307,15 @@ def _executor(
     kind: Literal["spout", "bolt"],
     group: Sequence[int],
     slot: WorkerSlot | None,
-    told: Mapping[str, Any],
-) -> ExecutorFacts:
-    entries = [told[str(task)] for task in group if str(task) in told]
+    report: Mapping[str, Any],
+) -> ExecutorSnapshot:
+    entries = [report[str(task)] for task in group if str(task) in report]
     if len(entries) == 1:
         windows: Mapping[str, WindowStats] = task_windows(entries[0], kind)
     else:
         each = [task_windows(entry, kind) for entry in entries]
         windows = {name: merge(one[name] for one in each) for name in WINDOWS}
-    return ExecutorFacts(
+    return ExecutorSnapshot(
         component=component,
         kind=kind,
         first=group[0],

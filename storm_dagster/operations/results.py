@@ -1,4 +1,4 @@
-"""What each operation did, for metadata, logs and the command line. Plain frozen values."""
+"""Results of operations, for metadata, logs and the command line. Plain frozen values."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from storm_dagster.model.records import Assignment, TaskTable, TopologyStatus
 from storm_dagster.model.topology import TopologySpec
 
 __all__ = [
-    "ActivateReport",
-    "AssignmentReport",
-    "CleanReport",
-    "CodeReport",
-    "ConfReport",
-    "LifecycleReport",
-    "PublishReport",
-    "ReassignReport",
-    "RebalanceReport",
-    "TasksReport",
+    "ActivateResult",
+    "AssignmentResult",
+    "CleanResult",
+    "CodeResult",
+    "ConfResult",
+    "LifecycleResult",
+    "PublishResult",
+    "ReassignResult",
+    "RebalanceResult",
+    "TasksResult",
 ]
 
 
 @dataclass(frozen=True)
-class ConfReport:
-    """Stage 1: the topology is valid, normalised and staged under an id."""
+class ConfResult:
+    """Stage 1: the topology is valid, normalized and staged under an id."""
 
     token: str
     topology_id: str
     name: str
     epoch: int
     conf: Mapping[str, Any]
-    """The normalised topology conf."""
+    """The normalized topology conf."""
     topology: TopologySpec
-    """The normalised topology, without system components."""
+    """The normalized topology, without system components."""
     warnings: tuple[str, ...] = ()
     published: bool = False
     """An earlier run of this submission has published it already."""
@@ -44,7 +44,7 @@ class ConfReport:
 
 
 @dataclass(frozen=True)
-class CodeReport:
+class CodeResult:
     """Stage 2: archive, conf and topology are stored under the id and replicated."""
 
     topology_id: str
@@ -58,7 +58,7 @@ class CodeReport:
 
 
 @dataclass(frozen=True)
-class TasksReport:
+class TasksResult:
     """Stage 3: task ids are fixed."""
 
     topology_id: str
@@ -71,7 +71,7 @@ class TasksReport:
 
 
 @dataclass(frozen=True)
-class AssignmentReport:
+class AssignmentResult:
     """Stage 4: every task has a slot."""
 
     topology_id: str
@@ -86,8 +86,8 @@ class AssignmentReport:
 
 
 @dataclass(frozen=True)
-class PublishReport:
-    """Stage 5: the topology stands in ZooKeeper."""
+class PublishResult:
+    """Stage 5: the topology is stored in ZooKeeper."""
 
     topology_id: str
     name: str
@@ -99,14 +99,14 @@ class PublishReport:
     """ZooKeeper path -> data version that the transaction left."""
     attempts: int = 1
     replanned: int = 0
-    """How often the placement was computed anew because the cluster had changed; above 0 the staged one was replaced."""
+    """How often the placement was computed again because the cluster had changed; above 0 the staged one was replaced."""
     already: bool = False
     """It had been published before; nothing was written."""
     replaced: str | None = None
 
 
 @dataclass(frozen=True)
-class ActivateReport:
+class ActivateResult:
     """Stage 6: the wanted status holds."""
 
     topology_id: str
@@ -118,7 +118,7 @@ class ActivateReport:
 
 
 @dataclass(frozen=True)
-class LifecycleReport:
+class LifecycleResult:
     """An activate, deactivate, kill, remove or restart."""
 
     topology_id: str
@@ -129,14 +129,14 @@ class LifecycleReport:
     delay_secs: int | None = None
     previous: TopologyStatus | None = None
     drain_secs: float | None = None
-    """For a replacement: how long the former topology took to finish what it had in hand."""
+    """For a replacement: seconds until the former topology had no tuple under way."""
     swap_secs: float | None = None
     """For a replacement: from the silence of the former topology until the new one was active and the rest swept."""
 
 
 @dataclass(frozen=True)
-class ReassignReport:
-    """What became of the causes of one topology."""
+class ReassignResult:
+    """Outcome of the causes of one topology."""
 
     topology_id: str
     name: str
@@ -154,12 +154,12 @@ class ReassignReport:
     version: int | None = None
     """Data version of the assignment."""
     assign_secs: float = 0.0
-    """What planning took."""
+    """Seconds of planning."""
 
 
 @dataclass(frozen=True)
-class RebalanceReport:
-    """What a rebalance did, or with ``dry_run`` would do."""
+class RebalanceResult:
+    """A rebalance, or with ``dry_run`` the one that would be made."""
 
     topology_id: str
     name: str
@@ -179,12 +179,12 @@ class RebalanceReport:
     components: Mapping[int, str] = field(default_factory=dict)
     """Component of each task before and after."""
     assign_secs: float = 0.0
-    """What planning took."""
+    """Seconds of planning."""
 
 
 @dataclass(frozen=True)
-class CleanReport:
-    """What a cleaning removed."""
+class CleanResult:
+    """Garbage that a cleaning removed."""
 
     nodes: tuple[str, ...] = ()
     blobs: tuple[str, ...] = ()
