@@ -13,6 +13,7 @@ from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory, rest
 from storm_dagster.defs.healing.recoveries import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.observe.sensors import cluster_events
+from storm_dagster.model.memory_codec import decode_memory
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -199,7 +200,7 @@ def test_cursors_stay_small_in_the_largest_cluster(zk_cluster) -> None:
     assert written[0] == written[1] != written[2]
     raw = load_memory(zk_cluster, "heartbeat_sensor", written[2])
     assert raw is not None and len(raw) > 2_000
-    again = HealingMemory.from_record(raw, memory.looked_at)
+    again = decode_memory(HealingMemory, raw)
     assert again.workers == memory.workers and again.recovering == memory.recovering
     (missing,) = [part.missing for part in again.liveness.topologies.values() if part.missing]
     assert len(missing) == 1

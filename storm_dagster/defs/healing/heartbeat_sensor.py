@@ -11,14 +11,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Cause, due_attempts
-from storm_dagster.core.liveness.detection import LivenessLimits, Observation, observe
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.detection import LivenessLimits, Observation
+from storm_dagster.core.liveness.step import HealingSettings, healing_step
 from storm_dagster.defs.binding import bind
 from storm_dagster.defs.healing.memory import (
     REASSIGN_JOB,
@@ -234,9 +237,8 @@ class _Tick:
         self, sensor: str, context: dg.SensorEvaluationContext, limits: LivenessLimits, names: DagsterNames
     ) -> None:
         self.context = context
-        self.limits = limits
+        self.settings = HealingSettings(limits, boot_id(), longest_gap_secs=_BLIND_SECS)
         self.names = names
-        self.boot_id = boot_id()
         self.cursor = HealingCursor(sensor, context.cursor)
         self.memory = HealingMemory()
         self.epoch = -1
@@ -281,42 +283,36 @@ class _Tick:
 
     def forget_when(self) -> None:
         """The gap that begins now is one in which nobody watched."""
-        self.memory = replace(self.memory, looked_at=None)
+        self.memory = replace(self.memory, looked_at=UNSET)
 
     def judge(self, view: ClusterView, now: float) -> _Judgement:
         """Judge ``view`` by what is remembered; changes nothing."""
-        looked_at = self.memory.looked_at
-        blind = looked_at is None or not 0 <= now - looked_at <= _BLIND_SECS
-        seen = observe(
-            view, self.memory.liveness, self.limits, boot_id=self.boot_id, boot_now=now, grant=blind
-        )
-        busy, stuck = (
-            unfinished_topologies(self.context.instance, self.names) if seen.causes else (set(), None)
-        )
-        running = [
-            f"{cause.key}:{self.memory.attempts.get(cause.key, (0, now))[0]}"
-            for cause in seen.causes
-            if stuck or cause.topology_id in busy
-        ]
-        due, attempts = due_attempts(seen.causes, self.memory.attempts, boot_now=now, running=running)
-        due, used = numbered(view, due, self.memory.used)
+        stuck: str | None = None
+
+        def busy(causes: Collection[Cause]) -> Collection[str]:
+            nonlocal stuck
+            unfinished, stuck = unfinished_topologies(self.context.instance, self.names)
+            return {cause.topology_id for cause in causes} if stuck else unfinished
+
+        step = healing_step(view, self.memory, now, self.settings, busy=busy)
+        due, used = numbered(view, step.attempts, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         recovered, recovering = recoveries(view, self.memory.recovering, now)
-        if seen.frozen:
+        frozen = step.memory.alarm
+        if frozen:
             # What comes back after an alarm was out of sight: how long it was dead is not known.
             recovered, recovering = [], {}
-        ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
+        next_check = now + 60 if step.next_check is None else step.next_check
         return _Judgement(
             requests=run_requests(due, self.names),
             restarted=restarted,
             recovered=recovered,
-            memory=HealingMemory(seen.memory, attempts, now, used, workers, seen.frozen, recovering),
+            memory=replace(step.memory, used=used, workers=workers, recovering=recovering),
             # A limit that passes at this very moment is looked at a little later, never in a busy loop.
-            next_check=max(
-                now + _COALESCE_SECS, min((end for end in ends if end is not None), default=now + 60)
-            ),
-            frozen=seen.frozen,
-            text=seen_text(view, seen) + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
+            next_check=max(now + _COALESCE_SECS, next_check),
+            frozen=frozen,
+            text=seen_text(view, step.observation)
+            + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
             causes=[attempt.cause.describe() for attempt in due],
             stuck=stuck,
         )

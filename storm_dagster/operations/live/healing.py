@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.liveness.detection import Observation, observe
 from storm_dagster.core.reassignment import assignment_of, causes_still_true, monitor_batch, same_workers
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
@@ -23,7 +22,7 @@ from storm_dagster.operations.submit.publishing import write_reasons
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
 from storm_dagster.operations.upgrade.ending import roll_back_if_upgraded
 
-__all__ = ["Observation", "observe", "reassign"]
+__all__ = ["reassign"]
 
 REASSIGN = operation("reassign", "store.placement.json", "reassign")
 
