@@ -17,7 +17,7 @@ from storm_dagster.api import Spout
 __all__ = ["PacedSpout"]
 
 _TELL_SECS = 1.0
-_LOOK = 64
+_CLOCK_EVERY = 64
 """Calls between two looks at the clock of a spout that goes as fast as it can."""
 _TIMED = 16
 """Of a fast spout's tuples every so-many-th has its latency taken."""
@@ -47,7 +47,7 @@ class PacedSpout(Spout):
                 self._tell(now)
             if number >= (now - self._began) * self._rate:
                 return
-        elif number % _LOOK == 0:
+        elif number % _CLOCK_EVERY == 0:
             now = time.monotonic()
             if now - self._told >= _TELL_SECS:
                 self._tell(now)

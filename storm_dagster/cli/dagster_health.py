@@ -14,9 +14,9 @@ from storm_dagster.nimbus.dagster.client import location_trouble
 from storm_dagster.nimbus.dagster.queries import LOCATIONS
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 
-__all__ = ["DagsterFinding", "look_at_dagster"]
+__all__ = ["HealthResult", "check_dagster"]
 
-DagsterFinding = tuple[Literal["ok", "warning", "broken"], str, str]
+HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
 """State, what was found, and how to mend it."""
 
 # Reads runs and heartbeats: both lie in the storage.
@@ -26,7 +26,7 @@ _QUERY = """
 """
 
 
-def look_at_dagster(conf: Any, timeout: float = 8.0) -> Iterator[DagsterFinding]:
+def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
     """What the Dagster of ``dagster.graphql.*`` says of itself, each question within ``timeout`` seconds.
 
     Asked with nimbus's credentials. The first finding is the worst; the advice on its settings comes last. Nothing

@@ -13,7 +13,7 @@ import click
 import httpx
 
 from storm_dagster.cli.log_setup import configure_logging
-from storm_dagster.cli.output import say
+from storm_dagster.cli.output import notify
 from storm_dagster.client.http import NimbusClient, seed_urls
 from storm_dagster.model.conf import ClusterConf, parse_assignments
 from storm_dagster.model.endpoints import home_dir
@@ -56,7 +56,7 @@ class Invocation:
             self.home,
             conf_dir=self.conf_dir,
             patience=patience,
-            waiting=say,
+            waiting=notify,
             require=self._require_cluster if patience > 0 else None,
         )
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["Steps", "human_seconds", "plain", "print_json", "print_table", "say"]
+__all__ = ["Steps", "human_seconds", "notify", "plain", "print_json", "print_table"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -26,7 +26,7 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
-def say(text: str) -> None:
+def notify(text: str) -> None:
     """One line for people, on standard error."""
     sys.stderr.write(plain(text) + "\n")
     sys.stderr.flush()
@@ -117,7 +117,7 @@ class Steps:
             seconds, self._last = now - began, now
             self._line(f"  {step:<28}{seconds:6.1f} s{'  ' + outcome if outcome else ''}")
 
-    def hear(self, step: str, state: str) -> None:
+    def on_step(self, step: str, state: str) -> None:
         """The shape of progress callbacks of :mod:`storm_dagster.client`."""
         if state in ("SUCCESS", "FAILURE", "SKIPPED"):
             self.done(step, "" if state == "SUCCESS" else state.lower())
@@ -158,7 +158,7 @@ class Steps:
         return plain(", ".join(parts))
 
     def _tick(self) -> None:
-        said = self._started
+        last_shown = self._started
         while not self._end.wait(0.2):
             now = time.monotonic()
             if now - self._started <= 1.0:
@@ -171,7 +171,7 @@ class Steps:
                     sys.stderr.write(f"\r\x1b[K  ... {self._now()[:110]}")
                     sys.stderr.flush()
                     self._drawn = True
-                elif now - said >= 10.0:
-                    said = now
+                elif now - last_shown >= 10.0:
+                    last_shown = now
                     sys.stderr.write(f"  ... {self._now()}\n")
                     sys.stderr.flush()

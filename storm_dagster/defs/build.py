@@ -182,11 +182,11 @@ def build_storm_defs(
             metrics_rollup_schedule,
             prune_history_schedule,
         ],
-        resources={**own, **_replaced(names, own, resources or {})},
+        resources={**own, **_replacements(names, own, resources or {})},
     )
 
 
-def _replaced(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _replacements(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What the caller gives in place of ours, named with or without the prefix."""
     found = {key if key in own else names.resource(key): resource for key, resource in given.items()}
     if unknown := sorted(found.keys() - own.keys()):

@@ -130,7 +130,7 @@ def owners(cluster: LocalCluster, name: str) -> bool:
     return running and sorted(tasks) == sorted(task["id"] for task in document["tasks"])
 
 
-def settled(cluster: LocalCluster, name: str, *, without: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def wait_until_stable(cluster: LocalCluster, name: str, *, without: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     def moved() -> bool:
         document = cluster.show(name)
         return owners(cluster, name) and not {task["node"] for task in document["tasks"]} & without
@@ -186,10 +186,10 @@ def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(
         )
 
     def submit(number: int) -> str:
-        wish = {"name": "contested", "handle": uploaded.handle, "token": f"contested-{number}"}
+        request = {"name": "contested", "handle": uploaded.handle, "token": f"contested-{number}"}
         with cluster.nimbus() as nimbus:
             try:
-                return f"taken {nimbus.post('/v1/submit', wish)['run_id']}"
+                return f"taken {nimbus.post('/v1/submit', request)['run_id']}"
             except AlreadyAlive:
                 return "refused"
             except Unavailable as error:
@@ -237,7 +237,7 @@ def test_deactivate_and_kill_let_what_is_in_flight_finish(cluster: LocalCluster)
         eventually(lambda: cluster.show("slow")["status"] == "REBALANCING", 60, "the rebalance")
         cluster.cli("activate", "slow")
     eventually(lambda: cluster.show("slow")["status"] == "INACTIVE", 60, "the end of the rebalance")
-    settled(cluster, "slow")
+    wait_until_stable(cluster, "slow")
     assert len(cluster.show("slow")["workers"]) == 2 and tally(cluster) == (sent, sent, 0)
     cluster.cli("activate", "slow")
     eventually(lambda: tally(cluster)[1] > sent + 500, 60, "more tuples")
@@ -260,7 +260,7 @@ def test_a_frozen_worker_is_replaced(cluster: LocalCluster, expected: Counter[st
         120, "another worker in its slot", ignore=(StormDagsterError,), interval=0.2,
     )  # fmt: skip
     assert gone(victim["pid"])
-    settled(cluster, "hung")
+    wait_until_stable(cluster, "hung")
     exact(cluster, "hung", expected)
     cluster.cli("kill", "hung", "-w", "0")
 
@@ -276,7 +276,7 @@ def test_a_frozen_host_is_healed_once_and_its_workers_end_when_it_wakes(
     host = hosts(cluster, before, {node})
     freeze(host)
     try:
-        settled(cluster, "frozen", without={node})
+        wait_until_stable(cluster, "frozen", without={node})
         assert len(set(heal_runs(cluster)) - runs) == 1, "one cause is one run"
         # The workers wake before their supervisor: nobody but they themselves can end them.
         thaw(host[1:])
@@ -336,7 +336,7 @@ def test_without_dagster_the_leader_heals_and_obeys(cluster: LocalCluster, expec
         said = "the leader reassigns dead tasks itself"
         eventually(lambda: any(said in log.read_text() for log in logs), 60, "the backstop")
         freeze(host)
-        settled(cluster, "alone", without={node})
+        wait_until_stable(cluster, "alone", without={node})
         with pytest.raises(Unavailable):
             cluster.cli("rebalance", "alone", "-n", "2")
         assert cluster.cli("deactivate", "alone")["run_id"] is None
@@ -366,7 +366,7 @@ def test_a_cluster_that_is_stopped_and_started_goes_on_where_it_was(
     runs = heal_runs(cluster)
     cluster.stop()
     cluster.start()
-    settled(cluster, "again")
+    wait_until_stable(cluster, "again")
     after = {task["id"]: (task["node"], task["port"]) for task in cluster.show("again")["tasks"]}
     assert after == {task["id"]: (task["node"], task["port"]) for task in before["tasks"]}
     exact(cluster, "again", expected)

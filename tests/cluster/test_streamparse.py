@@ -361,11 +361,11 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
     victim = cluster.show(NAME)["workers"][0]
     os.kill(victim["pid"], signal.SIGKILL)
 
-    def anew() -> bool:
+    def restarted() -> bool:
         workers = cluster.show(NAME)["workers"]
         return all(worker["pid"] not in (None, victim["pid"]) for worker in workers)
 
-    eventually(anew, 60, "the worker again", ignore=(StormDagsterError,))
+    eventually(restarted, 60, "the worker again", ignore=(StormDagsterError,))
     cluster.wait_running(NAME)
     with cluster.nimbus() as nimbus:
         told = nimbus.get(f"/api/v1/topology/{topology_id}/logconfig")

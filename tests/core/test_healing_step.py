@@ -144,7 +144,7 @@ def test_a_healer_without_a_longest_gap_judges_after_any_pause() -> None:
 def test_an_unset_last_step_grants_new_time() -> None:
     healer = Healer()
     healer.at(0, cluster())
-    healer.state = msgspec.structs.replace(healer.state, looked_at=HealingState().looked_at)
+    healer.state = msgspec.structs.replace(healer.state, polled_at=HealingState().polled_at)
     assert healer.keys(1, cluster("s2")) == []
 
 

@@ -187,7 +187,7 @@ def test_cursors_stay_small_in_the_largest_cluster(zk_cluster) -> None:
         seen = observe(view, memory.liveness, LivenessLimits(), boot_id="b", boot_now=now)
         memory = HealingMemory(
             liveness=seen.memory,
-            looked_at=now,
+            polled_at=now,
             workers=restarts(view, memory.workers)[1],
             recovering=recoveries(view, memory.recovering, now)[1],
         )

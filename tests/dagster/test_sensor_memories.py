@@ -43,7 +43,7 @@ def test_the_healing_record_keeps_its_form() -> None:
             cold=True,
         ),
         attempts={"wc-1-1:3:dead_worker@s1-6700": (2, 104.0)},
-        looked_at=100.0,
+        polled_at=100.0,
         alarm="4 of 9 workers vanished",
         used={"wc-1-1:3:dead_worker@s1-6700": 2},
         workers={"wc-1-1": {"s2:6700": "0123abcd"}},
@@ -66,7 +66,7 @@ def test_the_lifecycle_record_keeps_its_form() -> None:
 
 def test_a_cursor_names_its_record_and_the_last_poll() -> None:
     stored = '{"memory": "12-0123456789abcdef", "looked_at": 34.5}'
-    text = HealingCursor("heartbeat_sensor", stored).after(HealingMemory(looked_at=34.5))
+    text = HealingCursor("heartbeat_sensor", stored).after(HealingMemory(polled_at=34.5))
     assert text == '{"looked_at":34.5,"memory":"12-0123456789abcdef"}'
     for damaged in ("", "{", "[1]", "{}"):
         text = HealingCursor("heartbeat_sensor", damaged).after(HealingMemory())

@@ -76,7 +76,7 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
             with pytest.raises(Unavailable):
                 state.create_node("/held", b"x")
             eventually(lambda: not session.connected, 30, "the client's own doubt")
-            link.mend()
+            link.restore()
             eventually(lambda: session.connected, 30, "the connection again")
             # Whether it landed is known only to who looks.
             if not eventually(lambda: (state.exists("/held"),), 30, "an answer", ignore=(Unavailable,))[0]:

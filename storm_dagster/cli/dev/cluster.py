@@ -209,7 +209,8 @@ class DevCluster:
         wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
         self._wait(
             lambda: (
-                wanted <= readiness.registered(readiness.leader_url(urls, options) or str(leader), options)
+                wanted
+                <= readiness.supervisor_ids(readiness.leader_url(urls, options) or str(leader), options)
             ),
             "supervisors",
             supervisors,
@@ -266,8 +267,8 @@ class DevCluster:
         self._reporter.begin("spark warm-up")
         self._wait(lambda: child.poll() is not None, "spark warm-up", [spark])
         if child.returncode:
-            said = output.read_text("utf-8", "replace").strip()[-1500:]
-            raise Unavailable(f"the Spark server does not run jobs: {said}")
+            text = output.read_text("utf-8", "replace").strip()[-1500:]
+            raise Unavailable(f"the Spark server does not run jobs: {text}")
         RunFile.path_of(self._home, "spark-warm-up", "0").unlink(missing_ok=True)
         self._reporter.done("spark warm-up")
 
@@ -317,8 +318,8 @@ class DevCluster:
             timeout=max(1.0, self._deadline - time.monotonic()),
         )
         if made.returncode:
-            said = made.stderr.decode("utf-8", "replace").strip()[-1500:]
-            raise Unavailable(f"Dagster's storage of {self._home}/dagster/dagster.yaml is not usable: {said}")
+            text = made.stderr.decode("utf-8", "replace").strip()[-1500:]
+            raise Unavailable(f"Dagster's storage of {self._home}/dagster/dagster.yaml is not usable: {text}")
         done.touch()
 
     # -- daemons ------------------------------------------------------------------------------------------

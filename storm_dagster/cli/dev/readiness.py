@@ -18,7 +18,7 @@ __all__ = [
     "leader_url",
     "listens",
     "prepare_root",
-    "registered",
+    "supervisor_ids",
     "warm_up_dagster",
 ]
 
@@ -52,7 +52,7 @@ def leader_url(urls: Iterable[str], options: Mapping[str, Any] | None = None) ->
     return None
 
 
-def registered(url: str, options: Mapping[str, Any] | None = None) -> set[str]:
+def supervisor_ids(url: str, options: Mapping[str, Any] | None = None) -> set[str]:
     """Ids of the supervisors that the nimbus at ``url`` sees."""
     document = get_json(f"{url}/v1/cluster", options)
     rows = document.get("supervisors", []) if isinstance(document, dict) else []

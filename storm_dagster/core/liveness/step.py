@@ -37,7 +37,7 @@ class HealingState(msgspec.Struct, frozen=True):
 
     liveness: LivenessMemory = msgspec.field(default_factory=LivenessMemory)
     attempts: AttemptMemory = msgspec.field(default_factory=dict)
-    looked_at: float | UnsetType = UNSET
+    polled_at: float | UnsetType = UNSET
     """Boot clock of the last step; unset when there was none, or when everything gets its full time again."""
     alarm: str | None = None
     """Why healing pauses, as of the last step."""
@@ -70,14 +70,14 @@ def healing_step(
 
     ``busy`` gives, when there are causes, ids of topologies whose reassignment is under way: they get no new attempt.
     """
-    gap = 0.0 if memory.looked_at is UNSET else now - memory.looked_at
+    gap = 0.0 if memory.polled_at is UNSET else now - memory.polled_at
     seen = observe(
         view,
         memory.liveness,
         settings.limits,
         boot_id=settings.boot_id,
         boot_now=now,
-        grant=memory.looked_at is UNSET or not 0 <= gap <= settings.longest_gap_secs,
+        grant=memory.polled_at is UNSET or not 0 <= gap <= settings.longest_gap_secs,
     )
     waiting = busy(seen.causes) if seen.causes else ()
     running = [
@@ -89,7 +89,7 @@ def healing_step(
     ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
     return HealingStepResult(
         attempts=due,
-        memory=replace(memory, liveness=seen.memory, attempts=attempts, looked_at=now, alarm=seen.frozen),
+        memory=replace(memory, liveness=seen.memory, attempts=attempts, polled_at=now, alarm=seen.frozen),
         observation=seen,
         next_check=min((end for end in ends if end is not None), default=None),
     )

@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.defs.pictures.metadata import masked
+from storm_dagster.defs.pictures.metadata import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
@@ -178,7 +178,7 @@ def _cache_folder() -> Path:
     return Path(base) / "storm_dagster" / "described"
 
 
-def _cached(path: Path) -> Described | None:
+def _load_cached(path: Path) -> Described | None:
     try:
         document = json.loads(path.read_bytes())
         if "problem" in document:
@@ -206,9 +206,9 @@ def _keep(path: Path, found: Described) -> None:
 
 
 @lru_cache(maxsize=256)
-def _described(target: str, args: tuple[str, ...], fingerprint: str) -> Described:
+def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> Described:
     path = _cache_folder() / f"{fingerprint}.json"
-    found = _cached(path)
+    found = _load_cached(path)
     if found is None:
         try:
             found = Described(spec=describe_target(target, args, _DESCRIBE_SECS).topology)
@@ -227,7 +227,7 @@ def describe_declared(declaration: Declaration) -> Described:
     files = describe_files(declaration)
     if files.problem is not None or files.code_version is None:
         return files
-    found = _described(declaration.target, tuple(declaration.args), files.code_version)
+    found = _describe(declaration.target, tuple(declaration.args), files.code_version)
     version = _version(files.code_version, declaration.conf)
     problem = found.problem or _wrong_names(declaration, found.spec)
     return replace(files, spec=None if found.problem else found.spec, code_version=version, problem=problem)
@@ -293,7 +293,7 @@ def differences(declaration: Declaration, described: Described, actual: Actual |
 
 def _conf_differences(declared: Mapping[str, Any], running: Mapping[str, Any]) -> dict[str, str]:
     return {
-        f"conf.{key}": f"declared {masked(value, key)}, running {masked(running.get(key), key)}"
+        f"conf.{key}": f"declared {mask(value, key)}, running {mask(running.get(key), key)}"
         for key, value in sorted(declared.items())
         if running and running.get(key) != value
     }

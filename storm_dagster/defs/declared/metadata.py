@@ -10,12 +10,12 @@ import dagster as dg
 
 from storm_dagster.model.ranges import encode_ranges
 
-__all__ = ["component_state", "links", "spout_figures", "topology_state", "workers_markdown"]
+__all__ = ["component_state", "links", "spout_metrics", "topology_state", "workers_markdown"]
 
 _MOST_WORKERS = 100
 
 
-def spout_figures(document: Mapping[str, Any] | None) -> tuple[float, float]:
+def spout_metrics(document: Mapping[str, Any] | None) -> tuple[float, float]:
     """(mean complete latency in ms, share of tuples that failed) over all spouts."""
     acked = failed = 0
     weighted = 0.0

@@ -29,7 +29,7 @@ from storm_dagster.defs.healing.memory import (
     HealingCursor,
     HealingMemory,
     Restart,
-    numbered,
+    assign_attempt_numbers,
     restarts,
     run_requests,
 )
@@ -55,7 +55,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 __all__ = ["build_heartbeat_sensor"]
 
 _TICK_SECS = 45.0
-_LOOK_EVERY_SECS = 5.0
+_POLL_EVERY_SECS = 5.0
 _COALESCE_SECS = 0.15
 # Longer than the pause between two ticks: after more, silence of the sensor is not silence of a worker.
 _BLIND_SECS = 20.0
@@ -74,7 +74,7 @@ class _Watch:
         self._interrupted = threading.Event()
         cluster.state.add_listener(self._on_connection)
         self._holder = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
-        self._told: str | None = None
+        self._published: str | None = None
 
     def _on_connection(self, connection: str) -> None:
         if connection != "CONNECTED":
@@ -90,7 +90,7 @@ class _Watch:
         self._interrupted.clear()
         return broken
 
-    def look(self) -> ClusterView:
+    def poll(self) -> ClusterView:
         """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
         self._changed.clear()
         return self._cluster.load_view(self._changed.set)
@@ -102,15 +102,15 @@ class _Watch:
             self._cluster.state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
         elif self._cluster.state.owned(paths.HEALER):
             self._cluster.state.delete_node(paths.HEALER)
-            self._told = None
+            self._published = None
 
-    def tell(self, alarm: str | None) -> None:
+    def publish_alarm(self, alarm: str | None) -> None:
         """Show in the armed sensor's node why healing pauses: ``status`` reads it there."""
-        if alarm == self._told or not self._cluster.state.owned(paths.HEALER):
+        if alarm == self._published or not self._cluster.state.owned(paths.HEALER):
             return
         said = self._holder if alarm is None else {**self._holder, "alarm": alarm}
         self._cluster.state.set_data(paths.HEALER, json.dumps(said).encode())
-        self._told = alarm
+        self._published = alarm
 
     def wait(self, seconds: float) -> None:
         """Sleep until something changes, at most ``seconds``."""
@@ -212,7 +212,7 @@ def seen_text(view: ClusterView, seen: Observation) -> str:
 
 
 @dataclass(frozen=True)
-class _Judgement:
+class _PollResult:
     """What one look at the cluster leads to, if it is the look that counts."""
 
     requests: list[dg.RunRequest]
@@ -256,36 +256,36 @@ class _Tick:
         self.alarm, self.seen = self.memory.alarm, True
         watch = _Watch(cluster)
         while True:
-            judged = self.look(watch)
-            if judged.requests:
+            result = self.poll(watch)
+            if result.requests:
                 # What dies together is seen together: one run for all of it, and no second blind window.
                 time.sleep(_COALESCE_SECS)
-                judged = self.look(watch)
-            self.memory = judged.memory
-            self.restarted.extend(judged.restarted)
-            self.recovered.extend(judged.recovered)
-            self.text, self.causes = judged.text, judged.causes
-            watch.hold(judged.stuck is None)
-            watch.tell(judged.frozen)
+                result = self.poll(watch)
+            self.memory = result.memory
+            self.restarted.extend(result.restarted)
+            self.recovered.extend(result.recovered)
+            self.text, self.causes = result.text, result.causes
+            watch.hold(result.stuck is None)
+            watch.publish_alarm(result.frozen)
             left = deadline - time.monotonic()
             # An alarm, and its end, are shown at once.
-            if judged.requests or left <= 0 or (judged.frozen is None) != (self.alarm is None):
-                return judged.requests
-            watch.wait(min(left, _LOOK_EVERY_SECS, judged.next_check - boot_clock()))
+            if result.requests or left <= 0 or (result.frozen is None) != (self.alarm is None):
+                return result.requests
+            watch.wait(min(left, _POLL_EVERY_SECS, result.next_check - boot_clock()))
 
-    def look(self, watch: _Watch) -> _Judgement:
+    def poll(self, watch: _Watch) -> _PollResult:
         """Judge the cluster as it is now; after an outage everything gets its full time again."""
-        view = watch.look()
+        view = watch.poll()
         self.epoch = view.epoch
         if watch.interrupted():
-            self.forget_when()
-        return self.judge(view, boot_clock())
+            self.grant_new_time()
+        return self.decide(view, boot_clock())
 
-    def forget_when(self) -> None:
+    def grant_new_time(self) -> None:
         """The gap that begins now is one in which nobody watched."""
-        self.memory = replace(self.memory, looked_at=UNSET)
+        self.memory = replace(self.memory, polled_at=UNSET)
 
-    def judge(self, view: ClusterView, now: float) -> _Judgement:
+    def decide(self, view: ClusterView, now: float) -> _PollResult:
         """Judge ``view`` by what is remembered; changes nothing."""
         stuck: str | None = None
 
@@ -295,7 +295,7 @@ class _Tick:
             return {cause.topology_id for cause in causes} if stuck else unfinished
 
         step = healing_step(view, self.memory, now, self.settings, busy=busy)
-        due, used = numbered(view, step.attempts, self.memory.used)
+        due, used = assign_attempt_numbers(view, step.attempts, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         recovered, recovering = recoveries(view, self.memory.recovering, now)
         frozen = step.memory.alarm
@@ -303,7 +303,7 @@ class _Tick:
             # What comes back after an alarm was out of sight: how long it was dead is not known.
             recovered, recovering = [], {}
         next_check = now + 60 if step.next_check is None else step.next_check
-        return _Judgement(
+        return _PollResult(
             requests=run_requests(due, self.names),
             restarted=restarted,
             recovered=recovered,
@@ -354,7 +354,7 @@ def build_heartbeat_sensor(
         except Unavailable as error:
             # What was seen before the connection was lost stands; the gap that follows grants new time.
             lost = error.message
-            tick.forget_when()
+            tick.grant_new_time()
             if not tick.seen:
                 return dg.SkipReason(lost)
         for cause in tick.causes:

@@ -32,7 +32,7 @@ __all__ = [
     "HealingCursor",
     "HealingMemory",
     "Restart",
-    "numbered",
+    "assign_attempt_numbers",
     "restarts",
     "run_requests",
 ]
@@ -66,7 +66,7 @@ class HealingMemory(HealingState, frozen=True):
             for topology_id, part in self.liveness.topologies.items()
         }
         liveness = replace(self.liveness, topologies=topologies, supervisors={})
-        return encode_memory(replace(self, liveness=liveness, looked_at=UNSET))
+        return encode_memory(replace(self, liveness=liveness, polled_at=UNSET))
 
 
 class _CursorText(msgspec.Struct, frozen=True):
@@ -87,14 +87,14 @@ class HealingCursor:
         self._sensor = sensor
         self._text = text or ""
         found = decode_memory(_CursorText, text)
-        self._record, self._looked_at = found.memory, found.looked_at
+        self._record, self._polled_at = found.memory, found.looked_at
 
     def load(self, cluster: StormClusterState) -> HealingMemory:
         """The memory as it was at the end of that tick."""
         found = self._recent.get(self._text)
         if found is None:
             found = decode_memory(HealingMemory, load_memory(cluster, self._sensor, self._record))
-            found = replace(found, looked_at=UNSET if self._looked_at is None else self._looked_at)
+            found = replace(found, polled_at=UNSET if self._polled_at is None else self._polled_at)
         return found
 
     def store(self, cluster: StormClusterState, memory: HealingMemory, epoch: int) -> None:
@@ -103,8 +103,8 @@ class HealingCursor:
 
     def after(self, memory: HealingMemory) -> str:
         """The cursor that leads to ``memory``."""
-        looked_at = None if memory.looked_at is UNSET else memory.looked_at
-        text = encode_memory(_CursorText(self._record, looked_at)).decode()
+        polled_at = None if memory.polled_at is UNSET else memory.polled_at
+        text = encode_memory(_CursorText(self._record, polled_at)).decode()
         self._recent[text] = memory
         while len(self._recent) > _MOST_RECENT:
             self._recent.popitem(last=False)
@@ -152,7 +152,7 @@ def restarts(
     return found, tokens
 
 
-def numbered(
+def assign_attempt_numbers(
     view: ClusterView, attempts: Iterable[Attempt], used: Mapping[str, int]
 ) -> tuple[list[Attempt], dict[str, int]]:
     """The attempts under numbers that no run key of theirs had before, and what to hand in next time.

@@ -37,7 +37,7 @@ REBALANCE_TEXT = (
 _log = logging.getLogger(__name__)
 
 
-def _unsettled(view: ClusterView) -> dict[str, int]:
+def _unstable(view: ClusterView) -> dict[str, int]:
     """Names of topologies that a rebalance may touch now, with the version of their assignment."""
     busy = _busy(view)
     return {
@@ -163,9 +163,9 @@ def _request(
         config = {"name": name, "reassign": gain.reassign}
         run_config = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": config}}}
         return dg.RunRequest(run_key=run_key, run_config=run_config, tags=tags)
-    anew = {"ops": {names.stage_op("assignment"): {"config": {"reassign": True}}}}
+    everything = {"ops": {names.stage_op("assignment"): {"config": {"reassign": True}}}}
     return dg.RunRequest(
-        run_key=run_key, partition_key=name, run_config=anew if gain.reassign else None, tags=tags
+        run_key=run_key, partition_key=name, run_config=everything if gain.reassign else None, tags=tags
     )
 
 
@@ -186,7 +186,7 @@ def _evaluate(
                 cluster=cluster, blobs=blobs, conf=zookeeper.conf(), planner=plan_placement, log=_log
             )
             view = cluster.load_view()
-            for name, version in sorted(_unsettled(view).items()):
+            for name, version in sorted(_unstable(view).items()):
                 if only is not None and name not in only:
                     continue
                 try:

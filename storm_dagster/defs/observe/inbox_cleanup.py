@@ -30,7 +30,7 @@ _TEXT = "Remove uploads, stagings and remains of topologies that nobody needs an
 _log = logging.getLogger(__name__)
 
 
-def remembered(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[str, float]:
+def load_inbox_memory(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[str, float]:
     """Garbage -> boot clock when it was first seen; empty after another boot, which only delays."""
     newest = instance.fetch_observations(key, limit=1).records
     if not newest or newest[0].asset_observation is None:
@@ -67,7 +67,7 @@ def clean_inbox(context: dg.OpExecutionContext, handles: Handles) -> None:
     key = handles.zookeeper.asset_key(INBOX)
     with operations(context, handles) as ops:
         report, memory = clean(
-            ops, remembered(context.instance, key), boot_now=boot_clock(), grace_secs=_GRACE_SECS
+            ops, load_inbox_memory(context.instance, key), boot_now=boot_clock(), grace_secs=_GRACE_SECS
         )
     for problem in report.problems:
         context.log.warning(problem)
@@ -83,7 +83,7 @@ def inbox_cleanup_schedule(
         with connect(handles, _log) as ops:
             ops.cluster.load_view()  # Refuses an empty or foreign root.
             age = float(ops.conf["nimbus.inbox.jar.expiration.secs"])
-            before = remembered(context.instance, key)
+            before = load_inbox_memory(context.instance, key)
             garbage, memory = find_garbage(
                 take_inventory(ops),
                 before,

@@ -64,7 +64,7 @@ def _number(value: Any, otherwise: float) -> float:
     return float(value) if isinstance(value, int | float) else otherwise
 
 
-def _observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
+def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
     """The time of an observation, and how long none may follow: what never rests is looked at less and less."""
     pause = _pause(cursor)
     restless = 0 <= now - _number(cursor.get("at"), now + 1) < 4 * pause
@@ -117,7 +117,7 @@ def cluster_events(
             events.append(workers_observation(view, shown(WORKERS)))
         if "topologies" in changed:
             events.append(topologies_observation(view, http, shown(TOPOLOGIES)))
-        found.update(states, **(_observed(cursor, now) if events else {}))
+        found.update(states, **(_last_observed(cursor, now) if events else {}))
     if _due({"at": cursor.get("checked")}, now):
         known = cursor.get("checks")
         findings = view_findings(view)
@@ -186,7 +186,7 @@ def leader_sensor(
     return dg.SensorResult(
         skip_reason=dg.SkipReason(f"observed that {leader or 'nobody'} leads, epoch {epoch}"),
         asset_events=[observation],
-        cursor=json.dumps({"state": state, **_observed(cursor, now)}),
+        cursor=json.dumps({"state": state, **_last_observed(cursor, now)}),
     )
 
 

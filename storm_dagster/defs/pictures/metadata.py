@@ -23,7 +23,7 @@ __all__ = [
     "blobs_table",
     "component_counts",
     "components_table",
-    "masked",
+    "mask",
     "nodes_table",
     "notes",
     "slots_markdown",
@@ -37,14 +37,14 @@ _SECRET = re.compile(r"password|passwd|secret|token|credential|payload|private|k
 _BLOT = "********"
 
 
-def masked(value: Any, key: str = "") -> Any:
+def mask(value: Any, key: str = "") -> Any:
     """``value`` as plain JSON with every value blotted out whose key names a secret, at any depth."""
     if isinstance(value, Mapping):
-        return {str(name): masked(item, str(name)) for name, item in value.items()}
+        return {str(name): mask(item, str(name)) for name, item in value.items()}
     if key and _SECRET.search(key) and value is not None and not isinstance(value, bool | int | float):
         return _BLOT
     if isinstance(value, list | tuple):
-        return [masked(item) for item in value]
+        return [mask(item) for item in value]
     return value
 
 

@@ -67,7 +67,7 @@ class LeaderDuties:
     def _new_healing(self) -> HealingState:
         """State of a healer that begins now."""
         now = boot_clock()
-        return HealingState(LivenessMemory(boot_id=self._boot_id, since=now), looked_at=now)
+        return HealingState(LivenessMemory(boot_id=self._boot_id, since=now), polled_at=now)
 
     def run(self, stop: threading.Event) -> None:
         """Until ``stop``."""

@@ -66,7 +66,7 @@ class FaultProxy:
         """Nothing passes any more, in neither direction."""
         self._steer(lambda: self._open.clear() if self._open else None)
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         """Everything passes again, what was held first."""
         self._steer(lambda: self._open.set() if self._open else None)
 

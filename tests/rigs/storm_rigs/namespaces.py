@@ -110,6 +110,6 @@ class Network:
         for other in others:
             _ip("-n", self._space(host), "route", "del", "blackhole", f"{self.address(other)}/32")
 
-    def mend(self, host: int) -> None:
+    def restore(self, host: int) -> None:
         """Undo :meth:`cut`."""
         _ip("link", "set", self._link(host), "up")

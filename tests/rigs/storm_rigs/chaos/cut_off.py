@@ -100,7 +100,7 @@ class ProxiedNimbus:
             time.sleep(seconds)
         finally:
             for link in self._links:
-                link.mend()
+                link.restore()
 
 
 @fault("nimbus cut off", needs=lambda cluster: cluster.home in _of_home)

@@ -153,12 +153,12 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     components, slots = document.get("components", {}), document.get("slots", {})
 
     def row(number: str) -> tuple[Any, ...]:
-        said, state = reasons.get(number, ""), "placed"
+        reason, state = reasons.get(number, ""), "placed"
         if number in unassigned:
-            said, state = unassigned[number], "unscheduled"
+            reason, state = unassigned[number], "unscheduled"
         elif number in waiting:
-            said, state = f"its worker is gone; it would go to {waiting[number]} now", "waiting"
-        return number, components.get(number), slots.get(number), state, said
+            reason, state = f"its worker is gone; it would go to {waiting[number]} now", "waiting"
+        return number, components.get(number), slots.get(number), state, reason
 
     shown = sorted(known, key=int) if task is None else [str(task)]
     print_table("", ["task", "component", "slot", "", "why"], map(row, shown))
