@@ -1,8 +1,8 @@
-"""What the PySpark assignment takes, cold and warm, with the plain-Python twin beside it. Asserts no time.
+"""Times of the PySpark assignment, cold and warm, beside those of the local planner. Asserts no time.
 
 ``python benchmarks/assignment.py [--large] [--quick] [--cluster FILE.json] [--markdown FILE]`` prints a markdown
 table; with ``--markdown`` it also replaces the table between the markers of that file. ``--large`` adds a
-million tasks. Every result is checked for its rules, and against the twin, outside of the measured time.
+million tasks. Every result is checked for its rules, and against the local planner, outside of the measured time.
 
 *Cold* is the first placement on a server that has just started: session and assignment. *Warm* is the median
 of the assignment in a session that has placed before. *Fixed* is the share of the warm time that one single
@@ -42,7 +42,7 @@ from storm_rigs.spark_server import SparkServer
 
 MARKERS = ("<!-- assignment: begin -->", "<!-- assignment: end -->")
 HEADER = (
-    "| what is placed | tasks | supervisors | cold s | warm s | tasks/s | fixed | twin s | driver MiB "
+    "| what is placed | tasks | supervisors | cold s | warm s | tasks/s | fixed | local planner s | driver MiB "
     "| Spark JVM MiB | Python workers MiB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
 )
 
@@ -224,7 +224,7 @@ def row(
     twin_secs = time.monotonic() - began
     faults = placement_faults(batch, results[-1])
     if results[-1].placements != local.placements:
-        faults.append("the twin placed otherwise")
+        faults.append("the local planner placed otherwise")
     failed = sum(placement.status == "failed" for placement in local.placements)
     tasks = tasks_of(batch)
     name = (

@@ -86,7 +86,7 @@ def cases(minutes: float) -> list[DataplaneCase]:
 
 
 class Reading:
-    """What the spouts have told at one moment, and what the workers have taken."""
+    """Metrics that the spouts have reported at one moment, and CPU and memory of the workers."""
 
     def __init__(self, cluster: LocalCluster, name: str = _NAME) -> None:
         document = cluster.show(name)
@@ -105,7 +105,7 @@ class Reading:
         self.pids: list[int] = sorted(worker["pid"] for worker in document["workers"] if worker["pid"])
 
     def complete(self) -> bool:
-        """Whether every task of the spouts has told."""
+        """Whether every task of the spouts has reported."""
         return bool(self.spouts) and len(self.spouts) == self.tasks
 
     def rate_since(self, first: Reading) -> float:
@@ -174,7 +174,7 @@ def _remove(cluster: LocalCluster) -> None:
 def rows(
     cluster: LocalCluster, *, quick: bool, minutes: float | None = None, like: str = ""
 ) -> Iterator[str]:
-    """Each row as soon as it is measured; one that cannot be measured says why. ``like``: only those rows."""
+    """Each row as soon as it is measured; one that cannot be measured has the reason. ``like``: only those rows."""
     long = (0.5 if quick else 10.0) if minutes is None else minutes
     for case in cases(long):
         if like and like not in case.label:

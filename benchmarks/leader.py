@@ -1,4 +1,4 @@
-"""How long nobody accepts submissions after the leader was killed, and what the running workers notice of it."""
+"""Seconds without accepted submissions after the leader was killed, and the effect on running workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the spouts of the benchmarks have in common: their pace, and what they tell of it.
+"""Base of the benchmarks' spouts: their pace, and the metrics that they report of it.
 
 Each spout task reports ``emitted`` with the time ``at`` of the report (seconds of the machine's clock, one for all
 processes), so that a rate is exact however late it is read; and the quantiles ``p50_ms`` and ``p99_ms`` of the
@@ -18,9 +18,9 @@ __all__ = ["PacedSpout"]
 
 _TELL_SECS = 1.0
 _CLOCK_EVERY = 64
-"""Calls between two looks at the clock of a spout that goes as fast as it can."""
+"""Calls between two reads of the clock of a spout that goes as fast as it can."""
 _TIMED = 16
-"""Of a fast spout's tuples every so-many-th has its latency taken."""
+"""Every so-many-th tuple of a fast spout is measured for its latency."""
 _KEPT = 5_000
 
 

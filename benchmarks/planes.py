@@ -92,7 +92,7 @@ class WindowedJoin(Topology):
 
 
 def count(frame: Any) -> None:
-    """What a micro-batch costs: group and count."""
+    """Cost of a micro-batch: group and count."""
     frame.groupBy("key").count().toArrow()
 
 

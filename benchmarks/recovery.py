@@ -1,4 +1,4 @@
-"""How long things are away, and what is lost or counted twice, while a topology is harmed and operated."""
+"""Outage times, losses and duplicates while a topology is harmed and operated."""
 
 from __future__ import annotations
 

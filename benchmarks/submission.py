@@ -45,7 +45,7 @@ _PARTITIONS = """query Partitions { assetNodeOrError(assetKey: { path: ["storm",
 
 
 class Measured:
-    """One cluster, and Dagster's answers about its runs."""
+    """One cluster, and Dagster's responses about its runs."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -56,7 +56,7 @@ class Measured:
         self._http = httpx.Client(timeout=60, trust_env=False)
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """The data of a GraphQL answer."""
+        """The data of a GraphQL response."""
         document = self._http.post(self._url, json={"query": query, "variables": variables}).json()
         if document.get("errors"):
             raise LookupError(str(document["errors"]))
@@ -187,7 +187,7 @@ class Measured:
 
 
 def _process_start(pid: int) -> float:
-    """When the process started, seconds of the wall clock."""
+    """Start of the process, in seconds of the wall clock."""
     raw = Path(f"/proc/{pid}/stat").read_text()
     ticks = int(raw[raw.rfind(")") + 2 :].split()[19])
     up = float(Path("/proc/uptime").read_text().split()[0])
@@ -304,7 +304,7 @@ def report(home: Path, *, quick: bool) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """For ``tables.run``."""
+    """Rows for ``tables.run``."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         yield from report(Path(folder) / "home", quick=quick)
 

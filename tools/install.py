@@ -150,7 +150,7 @@ class Environment:
         """Folders with wheels of PySpark that pip has built.
 
         PySpark is published as source: 450 MB to unpack and pack again. pip keeps the wheel, whatever the index
-        says about how long its files are good; uv builds anew where the index does not say.
+        says about how long its files are good; uv builds again where the index does not say.
         """
         required = re.search(
             r'"(pyspark)(\[\w+\])?([^"]*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")

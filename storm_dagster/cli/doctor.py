@@ -152,7 +152,7 @@ def _held_ports(invocation: Invocation) -> set[int]:
             if (port := str(each).rpartition(":")[2]).isdigit()
         }
     held |= {port for row in seen.get("supervisors", ()) for port in row["ports"]}
-    # Where the cluster's conf says that they are; their own checks say whether they answer.
+    # Placed by the cluster's conf; their own checks test whether they respond.
     urls = [*conf["storm.zookeeper.servers"], conf.get("spark.remote"), conf.get("dagster.graphql.url")]
     return held | {
         port for url in urls if url and (port := urlsplit(url if "://" in url else f"//{url}").port)
@@ -232,7 +232,7 @@ def _clock(invocation: Invocation) -> Iterator[HealthResult]:
     # Nothing compares the wall clocks of machines; but ids, logs and the UI show them.
     now = time.time()
     if not 1_700_000_000 < now < 4_000_000_000:
-        yield "broken", f"the clock says {time.ctime(now)}", "set the time: timedatectl set-ntp true"
+        yield "broken", f"the clock shows {time.ctime(now)}", "set the time: timedatectl set-ntp true"
     else:
         yield "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)), ""
 
@@ -271,7 +271,7 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[HealthResult]]] = {
     "disk": _disk,
 }
 _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
-"""These have nothing to look at when the conf cannot be read, which is one finding of its own."""
+"""Checks that are left out when the conf cannot be read, which is a problem of its own."""
 
 
 @verb("doctor")
@@ -304,7 +304,7 @@ def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
             try:
                 found = list(check(invocation))
             except StormDagsterError as error:
-                found = [("broken", error.message, "mend what it names")]
+                found = [("broken", error.message, "fix what it names")]
             steps.done(name)
             findings += [
                 {"check": name, "state": state, "found": what, "mend": remedy or None}
@@ -316,7 +316,7 @@ def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
     else:
         print_table(
             "",
-            ["check", "state", "found", "how to mend"],
+            ["check", "state", "found", "how to fix"],
             [tuple("" if cell is None else cell for cell in finding.values()) for finding in findings],
         )
     return Unavailable.exit_code if broken else 0

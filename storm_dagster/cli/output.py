@@ -1,4 +1,4 @@
-"""What a verb prints: one JSON document or tables on standard output, progress on standard error."""
+"""Output of a verb: one JSON document or tables on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def print_json(document: Any) -> None:
 
 
 def notify(text: str) -> None:
-    """One line for people, on standard error."""
+    """Print one line on standard error."""
     sys.stderr.write(plain(text) + "\n")
     sys.stderr.flush()
 
@@ -102,7 +102,7 @@ class Steps:
             self._running.setdefault(step, time.monotonic())
 
     def note(self, step: str, detail: str) -> None:
-        """How far a running step is."""
+        """Set the progress of a running step."""
         self.begin(step)
         with self._lock:
             self._detail[step] = detail
@@ -118,7 +118,7 @@ class Steps:
             self._line(f"  {step:<28}{seconds:6.1f} s{'  ' + outcome if outcome else ''}")
 
     def on_step(self, step: str, state: str) -> None:
-        """The shape of progress callbacks of :mod:`storm_dagster.client`."""
+        """Progress callback of :mod:`storm_dagster.client`."""
         if state in ("SUCCESS", "FAILURE", "SKIPPED"):
             self.done(step, "" if state == "SUCCESS" else state.lower())
         elif state in ("STARTED", "STARTING", "IN_PROGRESS"):

@@ -1,4 +1,4 @@
-"""What ``status`` says of the processes of a local cluster beyond their being there."""
+"""States of the processes of a local cluster, and advice about them, for ``status``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FIRST_TICK_SECS = 120.0
 
 
 def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], str]:
-    """What there is to say of the sensor that heals; right after ``dev`` nobody can expect one."""
+    """State of the healing sensor; right after ``dev`` it is not expected to be armed yet."""
     if armed:
         return "ok", "healing sensor armed"
     if any(
@@ -52,7 +52,7 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
 
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:
-    """What a person should know or do about them; nothing when all is well."""
+    """Advice about processes that are frozen or dead; none when all are healthy."""
     seen = list(states)
     lines = [
         f"{record.role} {record.id} (pid {record.pid}) is frozen: `kill -CONT {record.pid}` lets it go on"

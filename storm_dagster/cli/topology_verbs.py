@@ -170,7 +170,7 @@ def _change(
     *,
     extra_secs: float = 0.0,
 ) -> None:
-    """Ask for ``action``, wait for its run and then for ``settle``, and answer."""
+    """Request ``action``, wait for its run and then for its effect, and print the result."""
     started = time.monotonic()
     with invocation.nimbus() as nimbus:
         if invocation.dry_run:
@@ -213,7 +213,7 @@ def _until_status(name: str, status: str) -> Callable[[NimbusClient, float, Step
 
 def _until_running(name: str) -> Callable[[NimbusClient, float, Steps], dict[str, Any] | None]:
     def await_effect(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
-        steps.begin("settled")
+        steps.begin("stable")
         wait_for_status(
             nimbus,
             name,
@@ -221,7 +221,7 @@ def _until_running(name: str) -> Callable[[NimbusClient, float, Steps], dict[str
             deadline=deadline,
             what="the change to end",
         )
-        steps.done("settled")
+        steps.done("stable")
         return wait_for_tasks(nimbus, name, deadline=deadline, progress=steps.on_step)
 
     return await_effect
@@ -267,7 +267,7 @@ def kill(invocation: Invocation, name: str, wait_secs: int | None) -> None:
 @verb("restart", changes=True)
 @click.argument("name")
 def restart(invocation: Invocation, name: str) -> None:
-    """Start all workers of topology NAME anew, where they are."""
+    """Restart topology NAME from its own code: it gets a new id and is placed again, with its current parallelism."""
     _change(invocation, name, "restart", None, _until_running(name))
 
 
@@ -286,7 +286,7 @@ def _executors(pairs: tuple[str, ...]) -> dict[str, int]:
 @click.option("-w", "wait_secs", type=click.IntRange(min=0), help="Seconds to let tuples finish first.")
 @click.option("-n", "workers", type=click.IntRange(min=1), help="Workers wanted.")
 @click.option("-e", "executors", metavar="COMPONENT=N", multiple=True, help="Parallelism wanted.")
-@click.option("--reassign", is_flag=True, help="Place everything anew instead of moving the fewest tasks.")
+@click.option("--reassign", is_flag=True, help="Place all tasks again instead of moving the fewest.")
 def rebalance(
     invocation: Invocation,
     name: str,

@@ -47,7 +47,7 @@ def _shown(value: Any) -> str:
 
 
 def _dry_run(invocation: Invocation, name: str, action: str, body: Mapping[str, Any] | None = None) -> None:
-    """Say what would be done without new code."""
+    """Show what would be done without new code."""
     with invocation.nimbus() as nimbus:
         answer = nimbus.post(
             f"/v1/topologies/{name}/{action}", {**(body or {}), "dry_run": True}, repeat=False

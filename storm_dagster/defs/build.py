@@ -187,7 +187,7 @@ def build_storm_defs(
 
 
 def _replacements(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller gives in place of ours, named with or without the prefix."""
+    """Definitions that the caller gives in place of ours, named with or without the prefix."""
     found = {key if key in own else names.resource(key): resource for key, resource in given.items()}
     if unknown := sorted(found.keys() - own.keys()):
         raise InvalidRequest(

@@ -41,7 +41,7 @@ LineSpout.initialize = SplitBolt.initialize = CountBolt.initialize = _die
 
 
 class Shop:
-    """A code location with one declared topology, loaded anew for every look, as Dagster's reload does."""
+    """A code location with one declared topology, loaded again for every poll, as Dagster's reload does."""
 
     def __init__(self, root: Path, cluster: LocalCluster, instance: dg.DagsterInstance) -> None:
         self.root, self.cluster, self.instance = root, cluster, instance
@@ -87,7 +87,7 @@ class Shop:
         )
 
     def look(self) -> tuple[dict[str, str], list[dg.RunRequest]]:
-        """What is not as declared, by the check, and what the sensor asks for. Its events are recorded."""
+        """Differences found by the check, and requests of the sensor. Its events are recorded."""
         defs = self.defs()
         with dg.build_sensor_context(instance=self.instance, definitions=defs) as context:
             answer = defs.resolve_sensor_def("declared_topologies_sensor")(context)
@@ -106,7 +106,7 @@ class Shop:
             return self.defs().resolve_schedule_def("deploy_wc_schedule")(context)
 
     def code_versions(self) -> tuple[str | None, str | None]:
-        """What the definitions declare, and what the newest materialization says runs."""
+        """The declared version, and the running one by the newest materialization."""
         event = self.instance.get_latest_materialization_event(KEY)
         assert event is not None and event.asset_materialization is not None
         (spec,) = [spec for spec in self.defs().resolve_all_asset_specs() if spec.key == KEY]

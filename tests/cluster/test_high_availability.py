@@ -49,13 +49,13 @@ class AvailabilityWorld:
     links: dict[str, list[FaultProxy]]
     """Nimbus -> its connections to each ZooKeeper server."""
     network: Network | None
-    """What the ZooKeeper servers are in, where that can be had."""
+    """Network namespaces of the ZooKeeper servers, where that can be had."""
     steady: str = ""
     workers: dict[tuple[str, int], tuple[int, str]] | None = None
     """(supervisor, port) -> (pid, start token) of its workers."""
 
     def acked(self) -> int:
-        """How many numbers of the steady topology came back."""
+        """Number of the steady topology's acked numbers."""
         found = 0
         for path in self.daemons.home.glob("**/steady/numbers/*.sqlite3"):
             state = TaskState(path)
@@ -66,7 +66,7 @@ class AvailabilityWorld:
         return found
 
     def statuses(self) -> set[str]:
-        """What the steady topology's workers say of themselves, on their own disk."""
+        """Worker records of the steady topology on the supervisors' disks."""
         pids = {pid for pid, _ in (self.workers or {}).values()}
         found = set()
         for path in self.daemons.home.glob("workers/*/heartbeat*"):
@@ -98,7 +98,7 @@ class AvailabilityWorld:
         eventually(lambda: self.acked() > before, 60, "numbers on their way")
 
     def sound(self) -> None:
-        """What ``doctor --invariants`` asks, I1 to I8."""
+        """Check the invariants of ``doctor --invariants``, I1 to I8."""
         seen = self.daemons.inspect()
         assert seen.sound, seen.violations
 
@@ -357,7 +357,7 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: Avail
 
 @pytest.mark.chaos
 def test_copies_come_back_to_a_nimbus_that_lost_its_disk(world: AvailabilityWorld) -> None:
-    """What it lacks it fetches; nothing is deleted for it."""
+    """A nimbus fetches missing blobs; nothing is deleted for that."""
     daemons = world.daemons
     follower = daemons.followers()[0]
     daemons.kill("nimbus", follower)

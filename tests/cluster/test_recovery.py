@@ -1,4 +1,4 @@
-"""What heals what, on a whole cluster: drains, frozen workers and hosts, mass loss, a cluster without Dagster, a restart."""
+"""Healing on a whole cluster: drains, frozen workers and hosts, mass loss, a cluster without Dagster, a restart."""
 
 from __future__ import annotations
 

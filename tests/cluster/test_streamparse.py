@@ -357,7 +357,7 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
     eventually(
         lambda: set(client.getLogConfig(topology_id).named_logger_level) == {"ROOT"}, 30, "the end of DEBUG"
     )
-    # A worker that is started anew has what was changed before it began.
+    # A restarted worker has what was changed before it began.
     victim = cluster.show(NAME)["workers"][0]
     os.kill(victim["pid"], signal.SIGKILL)
 

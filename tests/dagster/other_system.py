@@ -123,7 +123,7 @@ def harness() -> int:
 
 
 def refusals() -> dict[str, tuple[int, str]]:
-    """What the daemons of a host say on another system: exit code and message."""
+    """Exit code and message of each daemon on another system."""
     said, sys.platform = {}, "darwin"
     try:
         for verb in ("supervisor", "dev"):

@@ -42,7 +42,7 @@ def their_check() -> dg.AssetCheckResult:
 
 
 class Desk:
-    """An instance, a sensor that tells it, and what it was told."""
+    """An instance, an alert sensor, and the alerts that it sent."""
 
     def __init__(self, instance: dg.DagsterInstance, **options) -> None:
         self.instance = instance

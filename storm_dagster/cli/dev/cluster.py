@@ -41,7 +41,7 @@ _ENOUGH_CORES = 4
 
 
 class _Stopped(Exception):
-    """The cluster was told to stop while it was being started."""
+    """The cluster was stopped while it was being started."""
 
 
 class Reporter:
@@ -116,7 +116,7 @@ class DevCluster:
 
     # -- the life of the cluster --------------------------------------------------------------------------
     def run(self, ready: Callable[[ClusterFile], None]) -> None:
-        """Start, call ``ready`` once, keep everything running until told to stop, end everything.
+        """Start, call ``ready`` once, keep everything running until ``stop``, end everything.
 
         Raises what made the start fail, after everything has been ended.
         """
@@ -218,7 +218,7 @@ class DevCluster:
         self._reporter.done("supervisors")
 
     def _start_the_rest(self) -> None:
-        """What a cluster is ready without: Spark, for which placements wait meanwhile, and warm runs."""
+        """Start what readiness does not include: Spark, for which placements wait meanwhile, and warm runs."""
         if (os.cpu_count() or 1) < _ENOUGH_CORES:
             while not self._ready.wait(0.1):
                 if self._stop.is_set():
@@ -280,7 +280,7 @@ class DevCluster:
         self._create_storage()
         code, web = self._launch(plan.code_daemon()), self._launch(plan.webserver_daemon(self._workspace))
         self._wait(lambda: readiness.listens(plan.ports.code), "dagster code server", [code])
-        # The webserver can be asked to look again, when it has looked too early; the daemon does so after a minute.
+        # The webserver can be asked to reload when it has loaded too early; the daemon does so after a minute.
         others = [web, self._launch(plan.dagster_daemon(self._workspace))]
         seen: list[str] = []
         failures = 0

@@ -1,4 +1,4 @@
-"""Which daemons a local cluster has, and their command lines."""
+"""Daemons of a local cluster and their command lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PLACED = "the first placement is made"
 
 @dataclass(frozen=True)
 class DevOptions:
-    """What ``dev`` was asked for."""
+    """Options of ``dev``."""
 
     supervisors: int = 2
     slots: int = 4

@@ -1,4 +1,4 @@
-"""When each part of a local cluster is ready: asked for over the wire, never guessed from time."""
+"""Readiness of each part of a local cluster, checked over the network, never guessed from time."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") 
 
 
 def code_location_error(web_url: str) -> tuple[bool, str] | None:
-    """Why Dagster does not serve our code location (yet); ``None`` when it does.
+    """Reason why Dagster does not serve our code location (yet); ``None`` when it does.
 
     The first part is whether loading failed; it is asked to load again, for it may have been asked too early.
     """

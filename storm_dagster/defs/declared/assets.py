@@ -119,7 +119,7 @@ def _columns(part: ComponentSpec) -> dg.TableSchema:
 
 
 def _code_reference(described: Described, python: str | None) -> dict[str, Any]:
-    """Where ``module:Name`` is among the files of the target; nothing when it is elsewhere."""
+    """Location of ``module:Name`` among the files of the target; nothing when it is elsewhere."""
     module, _, name = (python or "").partition(":")
     end = f"/{module.replace('.', '/')}.py"
     path = next((path for path in sorted(described.stamps) if path.as_posix().endswith(end)), None)

@@ -1,4 +1,4 @@
-"""What is asked of a declared topology: that it runs, that it is as declared, and that it keeps its limits."""
+"""Checks of a declared topology: it runs, it is as declared, and it keeps its limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LAST_UPDATED = "dagster/last_updated_timestamp"
 
 _ALWAYS = {
     "all_tasks_run": "Every task of the topology runs.",
-    "as_declared": "What ZooKeeper and nimbus say of the topology is what defs.yaml declares.",
+    "as_declared": "The topology in ZooKeeper and at nimbus is as defs.yaml declares.",
     "fresh": "All tasks of the topology were seen running within the minutes of freshness.",
 }
 _LIMITS = {
@@ -37,7 +37,7 @@ _Event = TypeVar("_Event", dg.AssetCheckResult, dg.AssetCheckEvaluation)
 
 @dataclass(frozen=True)
 class CheckResult:
-    """The outcome of one check."""
+    """Result of one check."""
 
     passed: bool
     words: str
@@ -57,7 +57,7 @@ class CheckResult:
 
 
 def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
-    """Check name -> what it asks; of the limits only those that are set."""
+    """Check name -> its rule; of the limits only those that are set."""
     return _ALWAYS | {
         name: text for name, (limit, text) in _LIMITS.items() if getattr(alerts, limit) is not None
     }
@@ -73,10 +73,10 @@ def check_results(
     newer: bool = False,
     measured: bool = True,
 ) -> dict[str, CheckResult]:
-    """Every wanted check's outcome, but for `fresh`. ``document`` is `show`, ``None`` when nothing runs.
+    """Results of all wanted checks but `fresh`. ``document`` is `show`, ``None`` when nothing runs.
 
     With ``newer`` the files on disk are not those of the declaration. Without ``measured`` the document has no
-    statistics, and limits are not judged.
+    statistics, and limits are not checked.
     """
     if actual is None or actual.status == "KILLED":
         document = None

@@ -54,7 +54,7 @@ _loaded: tuple[Any, dict[str, DeclaredTopology]] = (None, {})
 
 
 def _topologies_of(tree: Any) -> dict[str, DeclaredTopology]:
-    """What the project that is being loaded has declared so far; each load has a component tree of its own."""
+    """Topologies that the project has declared so far in this load; each load has a component tree of its own."""
     global _loaded
     if _loaded[0] is not tree:
         _loaded = (tree, {})
@@ -152,7 +152,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
-        """What `dg docs` and `dg list components` say."""
+        """Specification for `dg docs` and `dg list components`."""
         return ComponentTypeSpec(
             description="A Storm topology that is to run: submitted by materializing its asset.",
             owners=[OWNER],

@@ -1,7 +1,7 @@
 """A topology as ``defs.yaml`` declares it, what its target turns out to be, and how what runs differs from it.
 
 Targets are described in a child process, never imported here. Descriptions are kept on disk under the hash of
-the code they were made from, because every run loads the definitions anew.
+the code they were made from, because every run loads the definitions again.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Described:
-    """What the target is now."""
+    """Description of the target as it is now."""
 
     spec: TopologySpec | None = None
-    """``None``: it cannot be described, ``problem`` says why."""
+    """``None``: it cannot be described, ``problem`` has the reason."""
     code_version: str | None = None
     """Hash of the code that travels and of the conf; ``None`` when the target does not even exist."""
     problem: str | None = None
@@ -81,7 +81,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Actual:
-    """What ZooKeeper and the blob store say of a running topology."""
+    """A running topology, from ZooKeeper and the blob store."""
 
     topology_id: str
     status: str
@@ -219,7 +219,7 @@ def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> Described
 
 
 def describe_declared(declaration: Declaration) -> Described:
-    """What the target is; whatever is wrong with it is the ``problem``, nothing is raised.
+    """Describe the target; whatever is wrong with it is the ``problem``, nothing is raised.
 
     A description is made once for each content of the code (and each interpreter); a failure is tried again
     after five minutes, or when the code changes.
@@ -262,7 +262,7 @@ def _wrong_names(declaration: Declaration, spec: TopologySpec | None) -> str | N
 
 
 def differences(declaration: Declaration, described: Described, actual: Actual | None) -> dict[str, str]:
-    """What is not as declared -> how, in words; empty when all is.
+    """Differences from the declaration: part -> text; empty when there are none.
 
     Keys are ``target``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
     ``parallelism.<component>``. A conf that differs is a difference of the code as well: both travel together.

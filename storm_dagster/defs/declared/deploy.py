@@ -1,4 +1,4 @@
-"""Bringing about what is declared: submit, hot deploy, gray upgrade, rebalance, activate, each through nimbus.
+"""Reconciliation of a declared topology: submit, hot deploy, gray upgrade, rebalance, activate, each through nimbus.
 
 Every change is a run in the code location of the cluster, as from the command line; nothing here writes
 cluster state.
@@ -141,14 +141,14 @@ def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any
     """Raises :class:`LeftToQueue` for a run that has been queued for long in the queue of this run."""
     until = time.monotonic() + _QUEUED_SECS
 
-    def look(run: Mapping[str, Any]) -> None:
+    def check(run: Mapping[str, Any]) -> None:
         if run["status"] == "QUEUED" and time.monotonic() > until and shares_queue(run["run_id"]):
             raise LeftToQueue(
                 f"run {run['run_id']} is queued: this run makes room for it, and declared_topologies_sensor records what it "
                 "deploys (concurrency.runs.max_concurrent_runs says how many run at once)"
             )
 
-    return look
+    return check
 
 
 def _deploy_code(
@@ -163,7 +163,7 @@ def _deploy_code(
     notify: Notify,
     change: Change,
 ) -> str:
-    """The declared code in the place of what runs; what was done, in words."""
+    """Replace the running code by the declared code; returns the action as text."""
     name = declaration.name
     under_way = actual.status == "UPGRADING"
     if gray and not under_way and (why_not := _needs_hot_deploy(actual)):
@@ -180,7 +180,7 @@ def _deploy_code(
 
 
 def _needs_hot_deploy(actual: Actual) -> str | None:
-    """Why what runs cannot be upgraded worker by worker; ``None`` when it can."""
+    """Reason why the running topology cannot be upgraded worker by worker; ``None`` when it can."""
     if actual.workers < 2:
         return f"{actual.topology_id} has one worker"
     if actual.conf.get("topology.master.single.worker") is not True:

@@ -1,4 +1,4 @@
-"""What `show` says of one topology, as metadata: its state, its workers and their logs."""
+"""Metadata of one topology from `show`: its state, its workers and their logs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def spout_metrics(document: Mapping[str, Any] | None) -> tuple[float, float]:
 
 
 def links(http: str | None, name: str) -> dict[str, Any]:
-    """Where the topology's statistics are, at the leading nimbus: they change all the time, and are not events."""
+    """Links to the topology's statistics at the leading nimbus: they change all the time, and are not events."""
     if not http:
         return {}
     return {

@@ -1,4 +1,4 @@
-"""What a declared topology does in Dagster by itself: its asset, its checks, its jobs and its schedules."""
+"""Definitions of one declared topology: its asset, checks, jobs and schedules."""
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import time
@@ -32,7 +32,7 @@ DEPLOY_TAG = {"storm/deploy": "declared"}
 
 
 class DeployConfig(dg.Config):
-    """What materializing the asset does."""
+    """Config of a materialization of the asset."""
 
     only_submit: bool = Field(
         default=False,
@@ -45,7 +45,7 @@ class DeployConfig(dg.Config):
 
 
 class AskConfig(dg.Config):
-    """Which topology, and how."""
+    """Config: the topology, and the options of the request."""
 
     name: str | None = Field(
         default=None, description="The declared topology; empty where there is only one."

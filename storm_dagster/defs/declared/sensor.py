@@ -1,7 +1,7 @@
 """`declared_topologies_sensor`: one for all declared topologies of a code location, and the jobs that they share.
 
 It keeps nothing but the time of its last tick: what it observed before is the newest observation of each asset.
-Observations follow changes of state. While nothing changes, a small one every 10 minutes says that all tasks run.
+Observations follow changes of state. While nothing changes, a small one every 10 minutes confirms that all tasks run.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -97,7 +97,7 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
 
 
 def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, TopologySnapshot], str]:
-    """What runs of the topologies of one cluster, by one session; and what was out of reach."""
+    """Snapshots of the topologies of one cluster, taken in one session, and the error that ended it."""
     found: dict[str, TopologySnapshot] = {}
     with ExitStack() as stack:
         nimbus: Any = stack.enter_context(declared[0].nimbus.client(2.0))
@@ -128,7 +128,7 @@ def state_events(
     ticked: float | None,
     trouble: str,
 ) -> list[Any]:
-    """What is to be recorded, ``before`` being the newest observation; nothing while that still holds.
+    """Events to record, ``before`` being the newest observation; none while that still holds.
 
     ``look`` is ``None`` while the cluster is out of reach, by ``trouble``; a tick last saw it at ``ticked``.
     """

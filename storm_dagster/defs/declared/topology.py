@@ -1,4 +1,4 @@
-"""One declared topology as its definitions know it, and what runs of it at one moment."""
+"""A declared topology with its settings, and snapshots of its running state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["DeclaredTopology", "TopologySnapshot", "newest_version"]
 
 @dataclass(frozen=True)
 class TopologySnapshot:
-    """What runs of one declared topology, at one moment."""
+    """Snapshot of the running state of one declared topology."""
 
     check_results: Mapping[str, CheckResult]
     actual: Actual | None = None
@@ -45,12 +45,12 @@ class TopologySnapshot:
 
     @property
     def runs(self) -> bool:
-        """All tasks do."""
+        """Whether all tasks run."""
         return bool(self.check_results) and self.check_results["all_tasks_run"].passed
 
     @property
     def problems(self) -> list[str]:
-        """What is not as it should be, in words without figures that change all the time."""
+        """Problems, as text without numbers that change all the time."""
         return [
             self.check_results[name].words
             for name in ("all_tasks_run", "as_declared")
@@ -60,7 +60,7 @@ class TopologySnapshot:
 
 @dataclass(frozen=True)
 class DeclaredTopology:
-    """Everything that the definitions of one declared topology are made from."""
+    """Inputs of the definitions of one declared topology."""
 
     declaration: Declaration
     described: Described
@@ -80,12 +80,12 @@ class DeclaredTopology:
 
     @property
     def key(self) -> dg.AssetKey:
-        """The topology's."""
+        """The topology's own."""
         return self.specs[0].key
 
     @property
     def name(self) -> str:
-        """The topology's."""
+        """The topology's own."""
         return self.declaration.name
 
     @contextmanager
@@ -101,7 +101,7 @@ class DeclaredTopology:
         view: ClusterView,
         measure: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
     ) -> TopologySnapshot:
-        """What runs. ``measure`` asks nimbus for `show`, with the statistics that only limits need."""
+        """Take a snapshot. ``measure`` asks nimbus for `show`, with the statistics that only limits need."""
         actual = read_actual(cluster, blobs, self.name, view)
         document, measured = None, None
         if actual is not None:

@@ -1,8 +1,8 @@
-"""The sensor that heals: it blocks on ZooKeeper watches and asks for a reassignment when tasks are dead.
+"""The healing sensor: it blocks on ZooKeeper watches and requests a reassignment when tasks are dead.
 
 A tick lasts up to 45 seconds (Dagster cuts it off at 60), or one second where sensors share a thread. Watches only
 end its waiting; every decision is made from one view of the cluster. Because limits pass without any event, it also
-looks every five seconds. While a run that it asked for does not start, it gives up ``/healer``: the leader heals then.
+polls every five seconds. While a run that it requested does not start, it gives up ``/healer``: the leader heals then.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -66,7 +66,7 @@ _LONGEST_RUN_SECS = 360.0
 
 
 class _Watch:
-    """The armed sensor: one ZooKeeper session with its watches, and the node that says so."""
+    """The armed sensor: one ZooKeeper session with its watches, and the node that marks it as armed."""
 
     def __init__(self, cluster: StormClusterState) -> None:
         self._cluster = cluster
@@ -81,10 +81,10 @@ class _Watch:
             self._interrupted.set()
 
     def interrupted(self) -> bool:
-        """Whether the connection broke since this was asked last.
+        """Whether the connection broke since the last call.
 
         An outage that ends ours ends the sessions of workers and supervisors too: that their nodes are
-        gone then says nothing about them.
+        gone then is no evidence about them.
         """
         broken = self._interrupted.is_set()
         self._interrupted.clear()
@@ -105,7 +105,7 @@ class _Watch:
             self._published = None
 
     def publish_alarm(self, alarm: str | None) -> None:
-        """Show in the armed sensor's node why healing pauses: ``status`` reads it there."""
+        """Write into the armed sensor's node why healing pauses: ``status`` reads it there."""
         if alarm == self._published or not self._cluster.state.owned(paths.HEALER):
             return
         said = self._holder if alarm is None else {**self._holder, "alarm": alarm}
@@ -188,7 +188,7 @@ def recovery_observations(
 
 
 def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
-    """That healing pauses, or goes on again, as an observation of the supervisors."""
+    """Observation of the supervisors: healing pauses, or goes on again."""
     return dg.AssetObservation(
         asset_key=key,
         description=f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on",
@@ -197,7 +197,7 @@ def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.A
 
 
 def seen_text(view: ClusterView, seen: Observation) -> str:
-    """What one look at the cluster showed, for the tick's history."""
+    """Summary of one poll of the cluster, for the tick's history."""
     workers = sum(len(topology.live_workers) for topology in view.topologies.values())
     text = (
         f"{workers} workers of {len(view.topologies)} topologies live on {len(view.supervisors)} supervisors"
@@ -213,7 +213,7 @@ def seen_text(view: ClusterView, seen: Observation) -> str:
 
 @dataclass(frozen=True)
 class _PollResult:
-    """What one look at the cluster leads to, if it is the look that counts."""
+    """Result of one poll of the cluster."""
 
     requests: list[dg.RunRequest]
     restarted: list[Restart]
@@ -223,11 +223,11 @@ class _PollResult:
     """Boot clock at which the next limit or back-off ends."""
     frozen: str | None
     text: str
-    """What was seen."""
+    """Summary of the cluster's state."""
     causes: list[str]
     """Reasons for the requests, in words."""
     stuck: str | None
-    """A run that was asked for and does not start: until it does, the leader is to heal."""
+    """A requested run that does not start: until it does, the leader heals."""
 
 
 class _Tick:
@@ -251,7 +251,7 @@ class _Tick:
         self.causes: list[str] = []
 
     def run(self, cluster: StormClusterState, deadline: float) -> list[dg.RunRequest]:
-        """Look until there is something to heal, or until ``deadline`` of the monotonic clock."""
+        """Poll until there is something to heal, or until ``deadline`` of the monotonic clock."""
         self.memory = self.cursor.load(cluster)
         self.alarm, self.seen = self.memory.alarm, True
         watch = _Watch(cluster)
@@ -274,7 +274,7 @@ class _Tick:
             watch.wait(min(left, _POLL_EVERY_SECS, result.next_check - boot_clock()))
 
     def poll(self, watch: _Watch) -> _PollResult:
-        """Judge the cluster as it is now; after an outage everything gets its full time again."""
+        """Decide by the cluster's current state; after an outage everything gets its full time again."""
         view = watch.poll()
         self.epoch = view.epoch
         if watch.interrupted():
@@ -282,11 +282,11 @@ class _Tick:
         return self.decide(view, boot_clock())
 
     def grant_new_time(self) -> None:
-        """The gap that begins now is one in which nobody watched."""
+        """Give everything its full time again: nobody watches during the gap that begins now."""
         self.memory = replace(self.memory, polled_at=UNSET)
 
     def decide(self, view: ClusterView, now: float) -> _PollResult:
-        """Judge ``view`` by what is remembered; changes nothing."""
+        """Decide by ``view`` and the memory; changes nothing."""
         stuck: str | None = None
 
         def busy(causes: Collection[Cause]) -> Collection[str]:

@@ -1,4 +1,4 @@
-"""What the heartbeat sensor keeps between its ticks, and how causes become run requests."""
+"""Memory of the heartbeat sensor between its ticks, and the run requests made from causes."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def assign_attempt_numbers(
 ) -> tuple[list[Attempt], dict[str, int]]:
     """The attempts under numbers that no run key of theirs had before, and what to hand in next time.
 
-    A cause that was over and comes back in the same assignment begins its back-off anew, but Dagster
+    A cause that was over and comes back in the same assignment restarts its back-off, but Dagster
     remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten.
     """
     in_force = {

@@ -39,7 +39,7 @@ def workers_table(workers: Mapping[str, str]) -> dg.MetadataValue:
 
 
 def progress_metadata(report: UpgradeReport, progress: Progress, began: float) -> dict[str, Any]:
-    """What the upgrade has come to."""
+    """Metadata of the upgrade."""
     metadata: dict[str, Any] = {
         "topology_id": report.topology_id,
         "status": progress.status,

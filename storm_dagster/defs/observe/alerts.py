@@ -34,13 +34,13 @@ class Alert:
     """A problem that has just appeared, or one that is over."""
 
     key: str
-    """The same for the same problem: a key for tools that count or join alerts."""
+    """Key of the problem, for tools that count or join alerts."""
     kind: Literal["check", "run"]
     subject: str
     """The asset check, or the job with its topology."""
     severity: Literal["ERROR", "WARN"]
     text: str
-    """What was found, or the reason of the failure."""
+    """The problem, or the reason of the failure."""
     resolved: bool = False
     """The problem is over."""
 

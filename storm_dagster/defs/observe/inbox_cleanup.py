@@ -1,7 +1,7 @@
 """`clean_inbox` and its schedule: what nobody needs any more goes, after it was seen to be garbage long enough.
 
 What was seen when stands in the newest observation of `storm/cluster/inbox`, because a schedule has no
-cursor. The leader cleans as well; whoever comes first, the other finds nothing.
+cursor. The leader cleans too; whichever comes second finds nothing.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -48,7 +48,7 @@ def load_inbox_memory(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) ->
 def observation(
     memory: Mapping[str, float], report: CleanReport | None, waiting: int, key: dg.AssetKey = INBOX
 ) -> dg.AssetObservation:
-    """What waits, what was removed, and what to remember."""
+    """Metadata: what waits, what was removed, and the memory."""
     removed = [*report.nodes, *report.blobs, *report.tokens] if report else []
     return dg.AssetObservation(
         asset_key=key,

@@ -1,6 +1,6 @@
-"""What a person wants to see of a step, as Dagster metadata.
+"""Dagster metadata of a step.
 
-Tables are cut at 500 rows and say so; secrets are blotted out by the name of their conf key, because
+Tables are cut at 500 rows, with a note; secrets are blotted out by the name of their conf key, because
 metadata is stored for ever and shown to everyone who opens the UI.
 """
 
@@ -56,7 +56,7 @@ def notes(lines: Iterable[str], nothing: str = "none") -> dg.MarkdownMetadataVal
 def table(
     columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, str | int | float | bool | None]]
 ) -> dg.TableMetadataValue:
-    """A table of (name, type) columns; above 500 rows the first column of the last row says what is missing."""
+    """A table of (name, type) columns; above 500 rows the first column of the last row counts the missing ones."""
     shown = [dict(row) for row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
         rest: dict[str, str | int | float | bool | None] = dict.fromkeys(name for name, _ in columns)
@@ -223,7 +223,7 @@ def nodes_table(versions: Mapping[str, Any]) -> dg.TableMetadataValue:
 
 
 def task_count(ranges: str) -> int:
-    """How many tasks ``"1-3,7"`` names."""
+    """Number of tasks in ``"1-3,7"``."""
     return len(decode_ranges(ranges))
 
 

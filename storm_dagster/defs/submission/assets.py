@@ -71,7 +71,7 @@ def _with_seconds(metadata: dict[str, Any], began: float) -> dg.MaterializeResul
 def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) -> str | None:
     """The token in the run's tags, when it means this submission.
 
-    "Open in Launchpad" copies the tags of an earlier run: with a TARGET given anew, that is another
+    "Open in Launchpad" copies the tags of an earlier run: with another TARGET given, that is another
     submission, unless the run is a re-execution of the first.
     """
     if config.target and context.run.root_run_id is None:

@@ -1,4 +1,4 @@
-"""What each stage of a submission shows of itself: its report as Dagster metadata."""
+"""Reports of the stages of a submission as Dagster metadata."""
 
 from __future__ import annotations
 
