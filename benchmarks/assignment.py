@@ -221,7 +221,7 @@ def row(
     warm = statistics.median(result.assign_secs for result in results)
     began = time.monotonic()
     local = plan_placement(batch)
-    twin_secs = time.monotonic() - began
+    local_secs = time.monotonic() - began
     faults = placement_faults(batch, results[-1])
     if results[-1].placements != local.placements:
         faults.append("the local planner placed otherwise")
@@ -240,7 +240,7 @@ def row(
         f"{warm:.2f}",
         f"{tasks / warm:,.0f}" if tasks > warm * 10 else f"{tasks / warm:.1f}",
         f"{min(1.0, (fixed if fixed is not None else warm) / warm):.0%}",
-        f"{twin_secs:.3f}",
+        f"{local_secs:.3f}",
         f"{watch.driver:,.0f}",
         f"{watch.jvm:,.0f}",
         f"{watch.python:,.0f}",

@@ -39,7 +39,7 @@ class ZooKeeperChange:
     version: int
     """Data version; -1 when the node is gone."""
     zxid: int
-    """Of the newest change of the node (or its list of children); for a node that is gone, of the last one seen."""
+    """zxid of the newest change of the node (or its list of children); for a node that is gone, of the last one seen."""
 
     @property
     def run_key(self) -> str:

@@ -142,7 +142,7 @@ def shop(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         del sys.modules[module]
 
 
-def said(result: dg.ExecuteInProcessResult) -> str:
+def failure_text(result: dg.ExecuteInProcessResult) -> str:
     """The error of the step that failed."""
     (failed,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
     return str(failed.step_failure_data.user_failure_data.metadata["message"].value)
@@ -165,7 +165,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     assert declared != running
     (request,) = requests
     done = shop.run("deploy_declared", request)
-    assert done.success, said(done)
+    assert done.success, failure_text(done)
     (new,) = set(shop.workers().values())
     assert new != old and cluster.show("wc")["id"] == first_id
     assert shop.look() == ({}, [])
@@ -175,7 +175,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     shop.declare(DEADLY, deploy="gray")
     (request,) = shop.look()[1]
     failed = shop.run("deploy_declared", request)
-    assert not failed.success and "rolled back" in said(failed)
+    assert not failed.success and "rolled back" in failure_text(failed)
     assert eventually(lambda: set(shop.workers().values()) == {new}, 120, "the former code", interval=0.5)
     drift, requests = shop.look()
     assert set(drift) == {"code"} and requests == []
@@ -207,7 +207,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     assert cluster.show("wc")["status"] == "UPGRADING"
     (request,) = shop.look()[1]
     done = shop.run("deploy_declared", request)
-    assert done.success, said(done)
+    assert done.success, failure_text(done)
     assert len(set(shop.workers().values())) == 1
     assert shop.look() == ({}, [])
     assert cluster.show("wc")["id"] == first_id
@@ -231,7 +231,7 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(shop: Shop, cluster
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(shop.run, "deploy_declared", request), pool.submit(shop.run, "deploy_wc")]
         for done in [each.result() for each in both]:
-            assert done.success, said(done)
+            assert done.success, failure_text(done)
     second_id = cluster.wait_running("wc")["id"]
     assert int(second_id.split("-")[1]) == int(first_id.split("-")[1]) + 1
     assert shop.look() == ({}, [])
@@ -248,7 +248,7 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(shop: Shop, cluster
     assert cluster.topologies() == []
     assert len(shop.instance.fetch_materializations(KEY, limit=50).records) == materialized
     done = shop.run("deploy_wc")
-    assert done.success, said(done)
+    assert done.success, failure_text(done)
     cluster.wait_running("wc")
     assert shop.look()[0] == {} and all(check.passed for check in shop.checks.values())
     assert shop.run("kill_wc").success

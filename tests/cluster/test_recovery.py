@@ -198,13 +198,13 @@ def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(
 
     def round_of_submissions() -> Counter[str] | None:
         with ThreadPoolExecutor(50) as clients:
-            told = Counter(clients.map(submit, range(100)))
-        return told if any(answer.startswith("taken") for answer in told) else None
+            results = Counter(clients.map(submit, range(100)))
+        return results if any(answer.startswith("taken") for answer in results) else None
 
-    told = eventually(round_of_submissions, 120, "one submission taken")
-    assert told is not None
-    assert [times for answer, times in told.items() if answer.startswith("taken")] == [1], told
-    assert told["refused"] >= 50, told
+    results = eventually(round_of_submissions, 120, "one submission taken")
+    assert results is not None
+    assert [times for answer, times in results.items() if answer.startswith("taken")] == [1], results
+    assert results["refused"] >= 50, results
     cluster.wait_running("contested", timeout=120)
     assert [row["name"] for row in cluster.topologies()] == ["contested"]
     cluster.cli("kill", "contested", "-w", "0")
@@ -310,12 +310,12 @@ def test_mass_loss_pauses_healing_and_raises_an_alarm(cluster: LocalCluster, exp
     query = """{ assetOrError(assetKey: {path: ["storm", "cluster", "supervisors"]}) {
       ... on Asset { assetObservations(limit: 50) { description } } } }"""
 
-    def told() -> bool:
+    def reported() -> bool:
         seen = ask_dagster(cluster, query)["assetOrError"]["assetObservations"]
         texts = [event["description"] or "" for event in seen]
         return any("ALARM" in text for text in texts) and "healing goes on" in texts
 
-    eventually(told, 60, "the alarm and its end at the asset", interval=0.5)
+    eventually(reported, 60, "the alarm and its end at the asset", interval=0.5)
     assert heal_runs(cluster) == runs
     exact(cluster, "mass", expected)
     cluster.cli("kill", "mass", "-w", "0")
@@ -348,11 +348,11 @@ def test_without_dagster_the_leader_heals_and_obeys(cluster: LocalCluster, expec
     query = """{ assetOrError(assetKey: {path: ["storm", "assignment"]}) {
       ... on Asset { assetMaterializations(limit: 50) { description } } } }"""
 
-    def told() -> bool:
+    def reported() -> bool:
         seen = ask_dagster(cluster, query)["assetOrError"]["assetMaterializations"]
         return any("reassigned by the leader" in (event["description"] or "") for event in seen)
 
-    eventually(told, 90, "what the leader did, in Dagster", ignore=(httpx.HTTPError,), interval=0.5)
+    eventually(reported, 90, "what the leader did, in Dagster", ignore=(httpx.HTTPError,), interval=0.5)
     assert heal_runs(cluster) == runs, "Dagster, back again, has nothing to heal"
     cluster.cli("kill", "alone", "-w", "0")
 

@@ -127,8 +127,8 @@ class DagsterWorld:
                 paths.worker(topology.id, node, port), encode_record(record)
             )
 
-    def remembered(self, cursor: str, sensor: str = "heartbeat_sensor") -> Any:
-        """What a sensor's cursor leads to in ZooKeeper."""
+    def stored_memory(self, cursor: str, sensor: str = "heartbeat_sensor") -> Any:
+        """Memory of a sensor in ZooKeeper, by its cursor."""
         raw = load_memory(self.cluster, sensor, json.loads(cursor)["memory"])
         assert raw is not None
         return json.loads(raw)
@@ -148,7 +148,7 @@ class DagsterWorld:
 
 @pytest.fixture
 def spark_resource() -> dict[str, Any]:
-    """What plans in :func:`world`; tests of the PySpark planner override it."""
+    """Planner of :func:`world`; tests of the PySpark planner override it."""
     return {"spark": PlainPlanner()}
 
 

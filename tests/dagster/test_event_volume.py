@@ -1,4 +1,4 @@
-"""What sensors write into Dagster: bytes of a day, and of cursors in the largest clusters."""
+"""Volume of what sensors write into Dagster: bytes of a day, and of cursors in the largest clusters."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def without_a_worker(view: ClusterView) -> ClusterView:
 
 
 def stored_bytes(events) -> int:
-    """What Dagster stores of them."""
+    """Bytes that Dagster stores of them."""
     with dg.DagsterInstance.ephemeral() as instance:
         for event in events:
             instance.report_runless_asset_event(event)

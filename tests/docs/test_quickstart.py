@@ -34,7 +34,7 @@ BIN = Path(os.environ.get("QUICKSTART_BIN") or Path(sys.executable).parent)
 
 
 def commands() -> list[list[str]]:
-    """What stands behind ``$`` in the console blocks, in order."""
+    """Commands behind ``$`` in the console blocks, in order."""
     blocks = re.findall(r"```console\n(.*?)```", PAGE, flags=re.S)
     return [shlex.split(line[2:]) for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
