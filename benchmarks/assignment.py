@@ -1,8 +1,8 @@
-"""What the PySpark assignment takes, cold and warm, with the plain-Python twin beside it. Asserts no time.
+"""Times of the PySpark assignment, cold and warm, beside those of the local planner. Asserts no time.
 
 ``python benchmarks/assignment.py [--large] [--quick] [--cluster FILE.json] [--markdown FILE]`` prints a markdown
 table; with ``--markdown`` it also replaces the table between the markers of that file. ``--large`` adds a
-million tasks. Every result is checked for its rules, and against the twin, outside of the measured time.
+million tasks. Every result is checked for its rules, and against the local planner, outside of the measured time.
 
 *Cold* is the first placement on a server that has just started: session and assignment. *Warm* is the median
 of the assignment in a session that has placed before. *Fixed* is the share of the warm time that one single
@@ -42,7 +42,7 @@ from storm_rigs.spark_server import SparkServer
 
 MARKERS = ("<!-- assignment: begin -->", "<!-- assignment: end -->")
 HEADER = (
-    "| what is placed | tasks | supervisors | cold s | warm s | tasks/s | fixed | twin s | driver MiB "
+    "| what is placed | tasks | supervisors | cold s | warm s | tasks/s | fixed | local planner s | driver MiB "
     "| Spark JVM MiB | Python workers MiB |\n|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
 )
 
@@ -121,7 +121,7 @@ def lost_supervisor(topologies: int, supervisors: int) -> PlacementBatch:
 
 
 @dataclass(frozen=True)
-class Case:
+class AssignmentCase:
     """One row."""
 
     name: str
@@ -132,14 +132,18 @@ class Case:
 
 
 CASES = (
-    Case("one task", lambda: one_task(10), 11),
-    Case("one topology of 100 tasks, 4 workers", lambda: many_topologies(1, 10), 11),
-    Case("100 topologies of 100 tasks", lambda: many_topologies(100, 100), 7),
-    Case("1,000 topologies of 100 tasks", lambda: many_topologies(1_000, 1_000), 5),
-    Case("one topology of 100,000 tasks, 4,000 workers", lambda: one_topology(100_000, 4_000, 1_000), 5),
-    Case("one lost supervisor of 1,000, at 100,000 tasks", lambda: lost_supervisor(1_000, 1_000), 7, 100_000),
+    AssignmentCase("one task", lambda: one_task(10), 11),
+    AssignmentCase("one topology of 100 tasks, 4 workers", lambda: many_topologies(1, 10), 11),
+    AssignmentCase("100 topologies of 100 tasks", lambda: many_topologies(100, 100), 7),
+    AssignmentCase("1,000 topologies of 100 tasks", lambda: many_topologies(1_000, 1_000), 5),
+    AssignmentCase(
+        "one topology of 100,000 tasks, 4,000 workers", lambda: one_topology(100_000, 4_000, 1_000), 5
+    ),
+    AssignmentCase(
+        "one lost supervisor of 1,000, at 100,000 tasks", lambda: lost_supervisor(1_000, 1_000), 7, 100_000
+    ),
 )
-LARGE = (Case("10,000 topologies of 100 tasks", lambda: many_topologies(10_000, 10_000), 3),)
+LARGE = (AssignmentCase("10,000 topologies of 100 tasks", lambda: many_topologies(10_000, 10_000), 3),)
 
 
 @contextmanager
@@ -206,7 +210,7 @@ def cold_secs(batch: PlacementBatch, memory: str) -> float:
 
 
 def row(
-    case: Case, planner: ConnectPlanner, fixed: float | None, memory: str, cold: bool
+    case: AssignmentCase, planner: ConnectPlanner, fixed: float | None, memory: str, cold: bool
 ) -> tuple[str, float]:
     """The markdown row, and the warm seconds."""
     batch = case.build()
@@ -216,12 +220,12 @@ def row(
         results = [planner(batch) for _ in range(case.rounds)]
     warm = statistics.median(result.assign_secs for result in results)
     began = time.monotonic()
-    twin = plan_placement(batch)
-    twin_secs = time.monotonic() - began
+    local = plan_placement(batch)
+    local_secs = time.monotonic() - began
     faults = placement_faults(batch, results[-1])
-    if results[-1].placements != twin.placements:
-        faults.append("the twin placed otherwise")
-    failed = sum(placement.status == "failed" for placement in twin.placements)
+    if results[-1].placements != local.placements:
+        faults.append("the local planner placed otherwise")
+    failed = sum(placement.status == "failed" for placement in local.placements)
     tasks = tasks_of(batch)
     name = (
         case.name
@@ -236,7 +240,7 @@ def row(
         f"{warm:.2f}",
         f"{tasks / warm:,.0f}" if tasks > warm * 10 else f"{tasks / warm:.1f}",
         f"{min(1.0, (fixed if fixed is not None else warm) / warm):.0%}",
-        f"{twin_secs:.3f}",
+        f"{local_secs:.3f}",
         f"{watch.driver:,.0f}",
         f"{watch.jvm:,.0f}",
         f"{watch.python:,.0f}",
@@ -263,24 +267,24 @@ def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]
     if not quick:
         name = "assignment of 1,000,000 tasks on 10,000 supervisors"
         rows.append((name, lambda: many_topologies(10_000, 10_000), ", <= 20 s, memory <= 4 GiB"))
-    for figure, build, limit in rows:
+    for metric, build, limit in rows:
         batch = build()
         with Watch() as watch:
             median = statistics.median(planner(batch).assign_secs for _ in range(2 if quick else 3))
         # The server's processes are only seen when they are children of this one.
         held = f", {watch.driver + watch.jvm + watch.python:,.0f} MiB in all" if watch.jvm else ""
         yield (
-            figure,
+            metric,
             f">= 50,000 tasks/s{limit}",
             f"{median:.1f} s, {tasks_of(batch) / median:,.0f} tasks/s{held}",
         )
     planner.close(release=True)
 
 
-def cluster_case(path: Path) -> Case:
+def cluster_case(path: Path) -> AssignmentCase:
     """The row of a plan document."""
     (plan,) = parse_plans(json.dumps(json.loads(path.read_text(encoding="utf-8"))))
-    return Case(path.name, lambda: plan, 5)
+    return AssignmentCase(path.name, lambda: plan.batch, 5)
 
 
 def write_table(path: Path, table: str) -> None:

@@ -32,7 +32,7 @@ HEADER = (
 )
 SPOUTS = ("numbers", "others", "sentences")
 _NAME = "plane"
-_LOOK_SECS = 0.5
+_POLL_SECS = 0.5
 
 
 def pss_mb(pid: int) -> float:
@@ -44,7 +44,7 @@ def pss_mb(pid: int) -> float:
 
 
 @dataclass(frozen=True)
-class Case:
+class DataplaneCase:
     """One row: what is submitted, and how."""
 
     label: str
@@ -56,50 +56,56 @@ class Case:
     warm_secs: float = 5.0
 
 
-def cases(minutes: float) -> list[Case]:
+def cases(minutes: float) -> list[DataplaneCase]:
     """All rows, the long ones last."""
-    loose = {"bench.acked": "false"}
+    unacked = {"bench.acked": "false"}
     found = [
-        *(Case(f"word count, {n} tasks of each component", "words", (str(n),)) for n in (1, 2, 4)),
-        Case("word count", "words", conf=loose),
-        Case("word count at 1,000 sentences/s", "words", conf={"bench.rate": 500}, secs=12.0),
-        Case("chain of 10 bolts", "chain"),
-        Case("chain of 10 bolts", "chain", conf=loose),
-        Case("chain of 10 bolts at 1,000/s", "chain", conf={"bench.rate": 1000}, secs=12.0),
-        Case("join in windows of 200 ms", "WindowedJoin"),
-        Case("join in windows of 200 ms at 10,000/s", "WindowedJoin", conf={**loose, "bench.rate": 5000}),
-        Case("SparkBolt at 20,000/s", "spark", conf={"bench.rate": 20_000}, secs=12.0, warm_secs=20.0),
-        Case("SparkBolt", "spark", secs=12.0, warm_secs=10.0),
+        *(DataplaneCase(f"word count, {n} tasks of each component", "words", (str(n),)) for n in (1, 2, 4)),
+        DataplaneCase("word count", "words", conf=unacked),
+        DataplaneCase("word count at 1,000 sentences/s", "words", conf={"bench.rate": 500}, secs=12.0),
+        DataplaneCase("chain of 10 bolts", "chain"),
+        DataplaneCase("chain of 10 bolts", "chain", conf=unacked),
+        DataplaneCase("chain of 10 bolts at 1,000/s", "chain", conf={"bench.rate": 1000}, secs=12.0),
+        DataplaneCase("join in windows of 200 ms", "WindowedJoin"),
+        DataplaneCase(
+            "join in windows of 200 ms at 10,000/s", "WindowedJoin", conf={**unacked, "bench.rate": 5000}
+        ),
+        DataplaneCase(
+            "SparkBolt at 20,000/s", "spark", conf={"bench.rate": 20_000}, secs=12.0, warm_secs=20.0
+        ),
+        DataplaneCase("SparkBolt", "spark", secs=12.0, warm_secs=10.0),
     ]
     if minutes:
         found += [
-            Case(f"word count for {minutes:g} minutes", "words", secs=minutes * 60),
-            Case(f"word count beside a slow bolt for {minutes:g} minutes", "slowed", secs=minutes * 60),
+            DataplaneCase(f"word count for {minutes:g} minutes", "words", secs=minutes * 60),
+            DataplaneCase(
+                f"word count beside a slow bolt for {minutes:g} minutes", "slowed", secs=minutes * 60
+            ),
         ]
     return found
 
 
 class Reading:
-    """What the spouts have told at one moment, and what the workers have taken."""
+    """Metrics that the spouts have reported at one moment, and CPU and memory of the workers."""
 
     def __init__(self, cluster: LocalCluster, name: str = _NAME) -> None:
         document = cluster.show(name)
         parts = document["components"]
         self.tasks = sum(task["component"] in SPOUTS for task in document["tasks"])
-        told = {
+        reported = {
             task: figures
             for name in SPOUTS
             if name in parts
             for task, figures in parts[name]["metrics"].items()
         }
         self.spouts: dict[str, Any] = {
-            task: figures for task, figures in told.items() if "emitted" in figures
+            task: figures for task, figures in reported.items() if "emitted" in figures
         }
         self.batches: dict[str, Any] = next(iter(parts.get("batches", {}).get("metrics", {}).values()), {})
         self.pids: list[int] = sorted(worker["pid"] for worker in document["workers"] if worker["pid"])
 
     def complete(self) -> bool:
-        """Whether every task of the spouts has told."""
+        """Whether every task of the spouts has reported."""
         return bool(self.spouts) and len(self.spouts) == self.tasks
 
     def rate_since(self, first: Reading) -> float:
@@ -121,7 +127,7 @@ def _cpu(pids: list[int]) -> float:
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
-def measure(cluster: LocalCluster, case: Case, secs: float) -> str:
+def measure(cluster: LocalCluster, case: DataplaneCase, secs: float) -> str:
     """One row: the topology submitted, warmed, watched, killed."""
     pairs = [part for key, value in case.conf.items() for part in ("--conf", f"{key}={value}")]
     rest = ("--", *case.args) if case.args else ()
@@ -134,7 +140,7 @@ def measure(cluster: LocalCluster, case: Case, secs: float) -> str:
         batches: dict[int, float] = {}
         last = first
         while time.monotonic() - began < (case.secs or secs):
-            time.sleep(_LOOK_SECS if case.target == "spark" else min(5.0, case.secs or secs))
+            time.sleep(_POLL_SECS if case.target == "spark" else min(5.0, case.secs or secs))
             last = Reading(cluster)
             if last.batches.get("batches", 0) > first.batches.get("batches", 0):
                 batches[last.batches["batches"]] = last.batches["batch_ms"]
@@ -168,7 +174,7 @@ def _remove(cluster: LocalCluster) -> None:
 def rows(
     cluster: LocalCluster, *, quick: bool, minutes: float | None = None, like: str = ""
 ) -> Iterator[str]:
-    """Each row as soon as it is measured; one that cannot be measured says why. ``like``: only those rows."""
+    """Each row as soon as it is measured; one that cannot be measured has the reason. ``like``: only those rows."""
     long = (0.5 if quick else 10.0) if minutes is None else minutes
     for case in cases(long):
         if like and like not in case.label:

@@ -1,4 +1,4 @@
-"""What an installation takes on disk: a host of supervisors and workers, and the whole package.
+"""Disk space of an installation: a host of supervisors and workers, and the whole package.
 
 Builds the wheel of this tree and installs it into fresh environments, from the package index (or pip's cache of
 it). Sizes are what that adds to an environment that holds pip alone. ``--only worker --into DIR`` leaves one environment there; ``--json`` prints for programs.

@@ -1,4 +1,4 @@
-"""How long nobody accepts submissions after the leader was killed, and what the running workers notice of it."""
+"""Seconds without accepted submissions after the leader was killed, and the effect on running workers."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def report(folder: Path, *, quick: bool) -> Iterator[Row]:
                             topology=bundle.topology,
                         )
                         # With its token, what is asked again stays one submission.
-                        wish = {"name": f"next-{number}", "handle": done.handle, "token": f"next-{number}"}
-                        answer = nimbus.post("/v1/submit", wish)
+                        request = {"name": f"next-{number}", "handle": done.handle, "token": f"next-{number}"}
+                        answer = nimbus.post("/v1/submit", request)
                         return bool(answer["run_id"])
 
                     eventually(accepted, 120, "an accepted submission", ignore=(StormDagsterError,))

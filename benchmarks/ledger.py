@@ -19,7 +19,7 @@ def boot_clock() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-class Numbers(Spout):
+class LedgerSpout(Spout):
     """0, 1, 2 ... at a steady rate; what is not acked comes again, also after a restart."""
 
     outputs = ["number"]
@@ -64,7 +64,7 @@ class Numbers(Spout):
             self.context.state.save({"done": self._done, "sent": self._most})
 
 
-class Relay(Bolt):
+class RelayBolt(Bolt):
     """Passes on."""
 
     outputs = ["number"]
@@ -73,7 +73,7 @@ class Relay(Bolt):
         self.emit(list(tup.values))
 
 
-class Ledger(Bolt):
+class LedgerBolt(Bolt):
     """Writes each number down before it is acked."""
 
     def initialize(self, conf: Any, context: Any) -> None:
@@ -84,11 +84,11 @@ class Ledger(Bolt):
         self._file.write(f"{tup.values[0]} {boot_clock():.4f}\n")
 
 
-class Recovery(Topology):
+class RecoveryLedger(Topology):
     """numbers -> relay -> ledger, on three workers."""
 
     config = {"topology.workers": 3, "topology.max.spout.pending": 500, "topology.message.timeout.secs": 6}
 
-    numbers = Numbers.spec()
-    relay = Relay.spec(inputs=[numbers], par=2)
-    ledger = Ledger.spec(inputs={relay: Grouping.fields("number")}, par=2)
+    numbers = LedgerSpout.spec()
+    relay = RelayBolt.spec(inputs=[numbers], par=2)
+    ledger = LedgerBolt.spec(inputs={relay: Grouping.fields("number")}, par=2)

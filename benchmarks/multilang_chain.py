@@ -75,7 +75,7 @@ class Shell:
         self.process.wait(timeout=10)
 
 
-class Chain:
+class MultilangChain:
     """The three processes and the queues between them, each pumped by threads of the parent."""
 
     def __init__(self, folder: str) -> None:
@@ -189,7 +189,7 @@ class Chain:
 def sentences_per_second(seconds: float = 5.0) -> float:
     """Throughput of the chain."""
     with tempfile.TemporaryDirectory() as folder:
-        return Chain(folder).run(seconds)
+        return MultilangChain(folder).run(seconds)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pystorm import Bolt, Spout  # pyright: ignore[reportMissingImports]
 VOCABULARY = [f"word{number}" for number in range(5_000)]
 
 
-class SentenceSpout(Spout):
+class ShellSentenceSpout(Spout):
     """Ten random words each time."""
 
     def initialize(self, storm_conf: Any, context: Any) -> None:
@@ -25,7 +25,7 @@ class SentenceSpout(Spout):
         )
 
 
-class SplitBolt(Bolt):
+class ShellSplitBolt(Bolt):
     """One tuple for each word."""
 
     def process(self, tup: Any) -> None:
@@ -33,7 +33,7 @@ class SplitBolt(Bolt):
             self.emit([word], need_task_ids=False)
 
 
-class CountBolt(Bolt):
+class ShellCountBolt(Bolt):
     """Counts words."""
 
     def initialize(self, storm_conf: Any, context: Any) -> None:
@@ -45,4 +45,4 @@ class CountBolt(Bolt):
 
 
 if __name__ == "__main__":
-    {"spout": SentenceSpout, "split": SplitBolt, "count": CountBolt}[sys.argv[1]]().run()
+    {"spout": ShellSentenceSpout, "split": ShellSplitBolt, "count": ShellCountBolt}[sys.argv[1]]().run()

@@ -198,14 +198,14 @@ def _summary_rows(http: httpx.Client, client: Any, zookeeper: str, samples: int)
 
         eventually(complete, 60, "the summary")
         size = f"{TOPOLOGIES} topologies, {TOPOLOGIES * TASKS:,} tasks"
-        for figure, ask in (
+        for metric, ask in (
             ("getClusterInfo (Thrift)", client.getClusterInfo),
             ("cluster summary (HTTP)", _get(http, "/api/v1/cluster/summary")),
             ("topology summary (HTTP)", _get(http, "/api/v1/topology/summary")),
         ):
-            # Longer apart than a view is shared, so that each answer reads the cluster.
+            # Longer apart than a view is shared, so that each response reads the cluster.
             fresh, shared = _median_ms(ask, samples, 0.5), _median_ms(ask, samples)
-            yield f"{figure}, {size}", "-", f"{fresh:.0f} ms ({shared:.0f} ms within 0.2 s)"
+            yield f"{metric}, {size}", "-", f"{fresh:.0f} ms ({shared:.0f} ms within 0.2 s)"
     finally:
         session.close()
 

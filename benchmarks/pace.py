@@ -1,4 +1,4 @@
-"""What the spouts of the benchmarks have in common: their pace, and what they tell of it.
+"""Base of the benchmarks' spouts: their pace, and the metrics that they report of it.
 
 Each spout task reports ``emitted`` with the time ``at`` of the report (seconds of the machine's clock, one for all
 processes), so that a rate is exact however late it is read; and the quantiles ``p50_ms`` and ``p99_ms`` of the
@@ -17,10 +17,10 @@ from storm_dagster.api import Spout
 __all__ = ["PacedSpout"]
 
 _TELL_SECS = 1.0
-_LOOK = 64
-"""Calls between two looks at the clock of a spout that goes as fast as it can."""
+_CLOCK_EVERY = 64
+"""Calls between two reads of the clock of a spout that goes as fast as it can."""
 _TIMED = 16
-"""Of a fast spout's tuples every so-many-th has its latency taken."""
+"""Every so-many-th tuple of a fast spout is measured for its latency."""
 _KEPT = 5_000
 
 
@@ -47,7 +47,7 @@ class PacedSpout(Spout):
                 self._tell(now)
             if number >= (now - self._began) * self._rate:
                 return
-        elif number % _LOOK == 0:
+        elif number % _CLOCK_EVERY == 0:
             now = time.monotonic()
             if now - self._told >= _TELL_SECS:
                 self._tell(now)

@@ -23,7 +23,7 @@ from storm_dagster.api import (
 KEYS = 1_000
 
 
-class Numbers(PacedSpout):
+class NumberSpout(PacedSpout):
     """(key, time of emission)."""
 
     outputs = ["key", "at"]
@@ -67,7 +67,7 @@ def _topology(name: str, pending: int | None = 1_000) -> TopologyBuilder:
 def chain() -> TopologyBuilder:
     """A spout and ten bolts that hand on, over two workers."""
     builder = _topology("chain")
-    builder.set_spout("numbers", Numbers)
+    builder.set_spout("numbers", NumberSpout)
     before = "numbers"
     for number in range(1, 11):
         builder.set_bolt(f"pass{number}", Pass, inputs={before: Grouping.LOCAL_OR_SHUFFLE}, par=2)
@@ -80,8 +80,8 @@ class WindowedJoin(Topology):
 
     config = {"topology.workers": 2, "topology.acker.executors": 2, "topology.max.spout.pending": 1_000}
 
-    numbers = Numbers.spec()
-    others = Numbers.spec()
+    numbers = NumberSpout.spec()
+    others = NumberSpout.spec()
     joined = JoinBolt.spec(
         Join("numbers", "key").inner("others", "key", "numbers").select("numbers:key", "others:at"),
         Window.tumbling(secs=0.2),
@@ -92,14 +92,14 @@ class WindowedJoin(Topology):
 
 
 def count(frame: Any) -> None:
-    """What a micro-batch costs: group and count."""
+    """Cost of a micro-batch: group and count."""
     frame.groupBy("key").count().toArrow()
 
 
 def spark() -> TopologyBuilder:
     """Micro-batches of 20,000 tuples, grouped and counted on the cluster's Spark."""
     builder = _topology("spark", 60_000)
-    builder.set_spout("numbers", Numbers)
+    builder.set_spout("numbers", NumberSpout)
     builder.set_bolt(
         "batches",
         SparkBolt,

@@ -1,4 +1,4 @@
-"""How long things are away, and what is lost or counted twice, while a topology is harmed and operated."""
+"""Outage times, losses and duplicates while a topology is harmed and operated."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
 
-TOPOLOGY = f"{Path(__file__).with_name('ledger.py')}:Recovery"
+TOPOLOGY = f"{Path(__file__).with_name('ledger.py')}:RecoveryLedger"
 NAME = "recovery"
 
 

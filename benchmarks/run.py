@@ -26,9 +26,9 @@ from storm_dagster.testing.waiting import eventually
 SENTENCES = str(Path(__file__).with_name("sentences.py"))
 
 
-def row(figure: str, reference: str, ours: str) -> None:
+def row(metric: str, reference: str, ours: str) -> None:
     """One row of the report."""
-    print(f"| {figure} | {reference} | {ours} |", flush=True)
+    print(f"| {metric} | {reference} | {ours} |", flush=True)
 
 
 def word_rate(document: dict[str, Any]) -> int:
@@ -93,9 +93,9 @@ def measure_latency(cluster: LocalCluster) -> None:
     submit(cluster, "latency", "bench.rate=500")
     # The quantiles are of the last five seconds or so: not of the first ones.
     time.sleep(20)
-    told = Reading(cluster, "latency")
-    row("word count at 1,000 sentences/s, p50", "-", f"{told.quantile('p50_ms')} ms")
-    row("word count at 1,000 sentences/s, p99", "-", f"{told.quantile('p99_ms')} ms")
+    reported = Reading(cluster, "latency")
+    row("word count at 1,000 sentences/s, p50", "-", f"{reported.quantile('p50_ms')} ms")
+    row("word count at 1,000 sentences/s, p99", "-", f"{reported.quantile('p99_ms')} ms")
     kill(cluster, "latency")
     submit(cluster, "idle", "bench.rate=0.001")
     time.sleep(5)
@@ -131,16 +131,16 @@ def main() -> None:
         # Without a cluster: a ZooKeeper server of its own, full of topologies.
         from cache import report as cache_report
 
-        for figure, reference, ours in cache_report(quick=options.quick):
-            row(figure, reference, ours)
+        for metric, reference, ours in cache_report(quick=options.quick):
+            row(metric, reference, ours)
         if options.only:
             return
     if options.only in (None, "nimbus"):
         # A nimbus and a ZooKeeper server alone.
         from nimbus_http import report as nimbus_report
 
-        for figure, reference, ours in nimbus_report(quick=options.quick):
-            row(figure, reference, ours)
+        for metric, reference, ours in nimbus_report(quick=options.quick):
+            row(metric, reference, ours)
         if options.only:
             return
     if options.only in (None, "recovery"):
@@ -148,24 +148,24 @@ def main() -> None:
         from recovery import report as recovery_report
 
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            for figure, reference, ours in recovery_report(Path(folder), quick=options.quick):
-                row(figure, reference, ours)
+            for metric, reference, ours in recovery_report(Path(folder), quick=options.quick):
+                row(metric, reference, ours)
         if options.only:
             return
     if options.only in (None, "submission"):
         # On a cluster of its own: one of its hosts stands still for a while.
         from submission import rows as submission_rows
 
-        for figure, reference, ours in submission_rows(options.quick):
-            row(figure, reference, ours)
+        for metric, reference, ours in submission_rows(options.quick):
+            row(metric, reference, ours)
         if options.only:
             return
     if options.only in (None, "start"):
         # Clusters of its own, and a cache of its own.
         from start import rows as start_rows
 
-        for figure, reference, ours in start_rows(options.quick):
-            row(figure, reference, ours)
+        for metric, reference, ours in start_rows(options.quick):
+            row(metric, reference, ours)
         if options.only:
             return
     if options.only in (None, "leader"):
@@ -173,8 +173,8 @@ def main() -> None:
         from leader import report as leader_report
 
         with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-            for figure, reference, ours in leader_report(Path(folder), quick=options.quick):
-                row(figure, reference, ours)
+            for metric, reference, ours in leader_report(Path(folder), quick=options.quick):
+                row(metric, reference, ours)
         if options.only:
             return
     with (
@@ -188,8 +188,8 @@ def main() -> None:
         if options.only in (None, "assignment") and remote:
             from assignment import report
 
-            for figure, reference, ours in report(remote, quick=options.quick):
-                row(figure, reference, ours)
+            for metric, reference, ours in report(remote, quick=options.quick):
+                row(metric, reference, ours)
         if options.only in (None, "dataplane"):
             dataplane_report(
                 cluster,

@@ -26,7 +26,7 @@ def _busy_secs() -> float:
 
 
 @contextmanager
-def _started(home: Path) -> Iterator[tuple[float, float]]:
+def _start_cluster(home: Path) -> Iterator[tuple[float, float]]:
     """A cluster that has just become ready: (seconds, CPU seconds) that this took."""
     began, busy = time.monotonic(), _busy_secs()
     try:
@@ -55,7 +55,7 @@ def rows(quick: bool) -> Iterator[tuple[str, str, str]]:
             for number in range(3 if quick else 6):
                 home = Path(folder) / f"home{number}"
                 began = time.monotonic()
-                with _started(home) as (secs, used):
+                with _start_cluster(home) as (secs, used):
                     if number % 2:
                         # At once: it waits for Spark.
                         run_cli("submit", SENTENCES, "--name", "first", "--json", home=home).check()

@@ -45,7 +45,7 @@ _PARTITIONS = """query Partitions { assetNodeOrError(assetKey: { path: ["storm",
 
 
 class Measured:
-    """One cluster, and Dagster's answers about its runs."""
+    """One cluster, and Dagster's responses about its runs."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self.cluster = cluster
@@ -56,7 +56,7 @@ class Measured:
         self._http = httpx.Client(timeout=60, trust_env=False)
 
     def ask(self, query: str, **variables: Any) -> dict[str, Any]:
-        """The data of a GraphQL answer."""
+        """The data of a GraphQL response."""
         document = self._http.post(self._url, json={"query": query, "variables": variables}).json()
         if document.get("errors"):
             raise LookupError(str(document["errors"]))
@@ -84,7 +84,7 @@ class Measured:
         ).check().document  # fmt: skip
         ended = time.time()
         taken = self._stages(document["run_id"], began, ended)
-        starts = [_started(worker["pid"]) for worker in self.cluster.show(name)["workers"]]
+        starts = [_process_start(worker["pid"]) for worker in self.cluster.show(name)["workers"]]
         published = taken.pop("published at")
         taken["published -> first worker's process"] = min(starts) - published
         taken["first worker's process -> last one's"] = max(starts) - min(starts)
@@ -186,8 +186,8 @@ class Measured:
         return statistics.median(taken)
 
 
-def _started(pid: int) -> float:
-    """When the process started, seconds of the wall clock."""
+def _process_start(pid: int) -> float:
+    """Start of the process, in seconds of the wall clock."""
     raw = Path(f"/proc/{pid}/stat").read_text()
     ticks = int(raw[raw.rfind(")") + 2 :].split()[19])
     up = float(Path("/proc/uptime").read_text().split()[0])
@@ -264,8 +264,8 @@ def submissions(measured: Measured, samples: int) -> Iterator[Row]:
             stages[how].append(taken)
     for name in stages["warm"][0]:
         stock, warm = (statistics.median(one[name] for one in stages[how]) for how in ("stock", "warm"))
-        figure = f"{name}, 4 workers" if name == total else f"- {name}"
-        yield figure, f"stock {stock:.2f} s", f"warm {warm:.2f} s"
+        metric = f"{name}, 4 workers" if name == total else f"- {name}"
+        yield metric, f"stock {stock:.2f} s", f"warm {warm:.2f} s"
     yield "runs of these that did start warm", f"{samples + 1}", f"{warm_ran}"
 
 
@@ -304,7 +304,7 @@ def report(home: Path, *, quick: bool) -> Iterator[Row]:
 
 
 def rows(quick: bool) -> Iterator[Row]:
-    """For ``tables.run``."""
+    """Rows for ``tables.run``."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         yield from report(Path(folder) / "home", quick=quick)
 

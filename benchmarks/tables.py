@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["HEADER", "Row", "line", "run", "write_table"]
 
 Row = tuple[str, str, str]
-"""What was measured, what others need for it or what is aimed at, what we need."""
+"""Metric, reference (others' value or the aim), our value."""
 
 HEADER = "| figure | reference | ours |\n|---|---|---|"
 

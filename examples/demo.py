@@ -208,7 +208,7 @@ def run_wordcount(demo: Demo, timeout: float = 240.0) -> None:
 
 
 def compare_counts(demo: Demo) -> None:
-    """What the bolts saved against an independent count of the same lines."""
+    """Compare what the bolts saved with an independent count of the same lines."""
     from storm_dagster.api import TaskState
 
     counted: Counter[str] = Counter()
@@ -332,7 +332,7 @@ SECTIONS: list[tuple[str, Callable[[Demo], None]]] = [
     ("placement", show_placement),
     ("spark", check_spark_pipeline),
 ]
-"""What the demo does, in order; each raises :class:`DemoFailure`."""
+"""Steps of the demo, in order; each raises :class:`DemoFailure`."""
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
 """Install this repository and groups of its dependencies into a virtual environment: ``install.py VENV GROUP...``.
 
 Stands on the standard library alone and runs under the Python that the environment is made of. ``uv`` does the work
-(in parallel, with hard links into its cache): the one on PATH, else one installed into the environment. It is told
-what pip is configured with. Where uv cannot be had, cannot be told, or fails, pip installs the same.
+(in parallel, with hard links into its cache): the one on PATH, else one installed into the environment. It gets
+pip's configuration. Where uv cannot be had, cannot be configured so, or fails, pip installs the same.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ ROOT = Path(__file__).resolve().parents[1]
 OLDEST, BEYOND = (3, 10), (3, 15)
 # The first release that knows `pip install --group`, --system-certs and its variable.
 UV = (0, 9)
-# Options of pip -> how uv is told; what is in neither table leaves the work to pip.
-TOLD = {
+# Options of pip -> variables of uv; an option that is in neither table leaves the work to pip.
+UV_VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
     "find-links": "UV_FIND_LINKS",
@@ -60,12 +60,12 @@ def pip_options(listing: str) -> dict[str, str]:
 
 
 def uv_variables(options: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str] | None:
-    """What tells uv the same; ``None`` when an option has no counterpart. What is set for uv itself stays."""
-    told: dict[str, str] = {}
+    """pip's options as variables of uv; ``None`` when an option has no counterpart. What is set for uv itself stays."""
+    uv_settings: dict[str, str] = {}
     for option, value in options.items():
         if option in OF_NO_MATTER:
             continue
-        if option not in TOLD:
+        if option not in UV_VARIABLES:
             return None
         words = value.split()
         if option == "find-links":
@@ -76,15 +76,15 @@ def uv_variables(options: Mapping[str, str], given: Mapping[str, str]) -> dict[s
             value = "1"
         else:
             value = " ".join(words)
-        told[TOLD[option]] = value
-    if "UV_INDEX" in told:
+        uv_settings[UV_VARIABLES[option]] = value
+    if "UV_INDEX" in uv_settings:
         # pip takes the best version of all indexes; uv would stop at the first that has the name.
-        told["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+        uv_settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     # The certificates of the machine are pip's, too.
-    told["UV_SYSTEM_CERTS"] = "true"
+    uv_settings["UV_SYSTEM_CERTS"] = "true"
     if "UV_INDEX_URL" in given:
-        told.pop("UV_DEFAULT_INDEX", None)
-    return {name: value for name, value in told.items() if name not in given}
+        uv_settings.pop("UV_DEFAULT_INDEX", None)
+    return {name: value for name, value in uv_settings.items() if name not in given}
 
 
 def run(*command: str, env: Mapping[str, str] | None = None) -> bool:
@@ -98,7 +98,7 @@ def run(*command: str, env: Mapping[str, str] | None = None) -> bool:
 
 
 def output(*command: str) -> str | None:
-    """What the command prints; ``None`` when it fails."""
+    """Output of the command; ``None`` when it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     except OSError:
@@ -150,7 +150,7 @@ class Environment:
         """Folders with wheels of PySpark that pip has built.
 
         PySpark is published as source: 450 MB to unpack and pack again. pip keeps the wheel, whatever the index
-        says about how long its files are good; uv builds anew where the index does not say.
+        says about how long its files are good; uv builds again where the index does not say.
         """
         required = re.search(
             r'"(pyspark)(\[\w+\])?([^"]*)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8")
@@ -212,7 +212,7 @@ def install(folder: Path, groups: Sequence[str], environment_class: type[Environ
     if not environment.install_with_uv(what, base=not groups):
         print("not with uv: pip takes over, which is slower", flush=True)
         if not environment.install_with_pip(what):
-            raise CannotInstall("neither uv nor pip could install it: what they said stands above")
+            raise CannotInstall("neither uv nor pip could install it: see their output above")
     if not groups:
         run(environment.python, "-m", "compileall", "-q", "storm_dagster")
     print(f"installed in {time.monotonic() - began:.0f} s", flush=True)

@@ -17,6 +17,6 @@ os.environ.setdefault("STREAMS_LAKE", "/tmp/lake")
 
 @dg.definitions
 def defs() -> dg.Definitions:
-    """What `defs/` holds, with the resources of the cluster."""
+    """Definitions of `defs/`, with the resources of the cluster."""
     loaded = dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
     return dg.Definitions.merge(loaded, dg.Definitions(resources=build_storm_resources()))

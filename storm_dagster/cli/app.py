@@ -22,30 +22,30 @@ __all__ = ["VERBS", "cli", "run"]
 VERBS: dict[str, tuple[str, str]] = {
     "dev": ("cluster_verbs", "Start a whole local cluster"),
     "stop": ("cluster_verbs", "End a local cluster"),
-    "status": ("cluster_verbs", "What runs where"),
-    "doctor": ("doctor", "Check this machine and say how to mend it"),
+    "status": ("cluster_verbs", "Processes, leader, supervisors and topologies"),
+    "doctor": ("doctor", "Check this machine and the cluster, and name the fixes"),
     "submit": ("submit_verbs", "Submit a topology"),
     "jar": ("submit_verbs", "Run a program that submits topologies"),
     "list": ("topology_verbs", "Topologies"),
     "show": ("topology_verbs", "One topology: tasks, slots, stats, errors"),
-    "activate": ("topology_verbs", "Let spouts emit"),
+    "activate": ("topology_verbs", "Resume the spouts of a topology"),
     "deactivate": ("topology_verbs", "Stop spouts from emitting"),
     "kill": ("topology_verbs", "End a topology"),
-    "restart": ("topology_verbs", "Start a topology's workers anew"),
+    "restart": ("topology_verbs", "Restart a topology from its own code, under a new id"),
     "rebalance": ("topology_verbs", "Change parallelism or spread, live"),
-    "update": ("upgrade_verbs", "Run new code in the place of a topology (hot deploy)"),
+    "update": ("upgrade_verbs", "Replace a topology's code (hot deploy)"),
     "gray-upgrade": ("upgrade_verbs", "Run new code on some workers first"),
-    "complete-upgrade": ("upgrade_verbs", "End a gray upgrade where it stands"),
-    "rollback": ("upgrade_verbs", "Take a gray upgrade back"),
+    "complete-upgrade": ("upgrade_verbs", "End a gray upgrade at its current state"),
+    "rollback": ("upgrade_verbs", "Undo a gray upgrade"),
     "blacklist": ("operate_verbs", "Hosts that get no new work"),
     "blob": ("operate_verbs", "Blobs: list, read, store, delete"),
-    "explain": ("look_verbs", "Why a task is where it is"),
-    "plan": ("plan_verb", "What-if scheduling"),
-    "conf": ("look_verbs", "The cluster conf and where each value comes from"),
-    "supervisors": ("look_verbs", "Supervisors and their slots"),
-    "nimbuses": ("look_verbs", "Nimbuses and who leads"),
-    "errors": ("look_verbs", "Errors of a topology's tasks"),
-    "state": ("look_verbs", "What a stateful bolt keeps, key by key"),
+    "explain": ("read_commands", "Reasons for the placement of tasks"),
+    "plan": ("plan_verb", "Plan a placement without a cluster"),
+    "conf": ("read_commands", "The cluster conf and where each value comes from"),
+    "supervisors": ("read_commands", "Supervisors and their slots"),
+    "nimbuses": ("read_commands", "Nimbuses and their leader"),
+    "errors": ("read_commands", "Errors of a topology's tasks"),
+    "state": ("read_commands", "State of a stateful bolt, key by key"),
     "logs": ("log_verbs", "Logs of a topology's workers"),
     "tail": ("log_verbs", "Follow all logs of a local cluster"),
     "zookeeper": ("daemon_verbs", "Daemon: the embedded ZooKeeper server"),
@@ -58,7 +58,7 @@ VERBS: dict[str, tuple[str, str]] = {
 
 
 class _LazyGroup(click.Group):
-    """A group whose commands are imported at first use; help texts stand in the table."""
+    """Command group that imports a command at first use; the table has the help lines."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -134,7 +134,7 @@ def run() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         _fail(_document("Interrupted", "interrupted"), 130, as_json)
     except BrokenPipeError:
-        # The reader of our output went away: nobody is left to tell.
+        # The reader of our output went away.
         sys.stdout = None
         sys.exit(0)
     except Exception as error:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import click
 
-from storm_dagster.cli.dagster_health import look_at_dagster
+from storm_dagster.cli.dagster_health import check_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
 from storm_dagster.cli.process_states import ProcessState, advice, healing_sensor, state_of, uptime
@@ -208,13 +208,14 @@ def stop(invocation: Invocation) -> None:
     if invocation.json:
         print_json({"home": str(home), "ended": len(before), "seconds": seconds})
     else:
-        said = f"ended {len(before)} processes, {seconds:.1f} s" if before else f"no cluster runs in {home}"
-        click.echo(said)
+        click.echo(
+            f"ended {len(before)} processes, {seconds:.1f} s" if before else f"no cluster runs in {home}"
+        )
 
 
 @verb("status")
 def status(invocation: Invocation) -> None:
-    """What runs where."""
+    """Show the processes, leader, supervisors and topologies of a cluster."""
     home = invocation.home
     cluster = ClusterFile.read(home) if invocation.conf_dir is None else None
     states: list[tuple[RunFile, ProcessState]] = [(each, state_of(each)) for each in RunFile.read_all(home)]
@@ -255,8 +256,8 @@ def status(invocation: Invocation) -> None:
     except StormDagsterError as error:
         problem = error.message
         document["problem"] = problem
-    for state, found, mend in islice(look_at_dagster(invocation.conf, timeout=3.0), 1):
-        document["dagster"] = {"state": state, "found": found, "mend": mend or None}
+    for state, found, remedy in islice(check_dagster(invocation.conf, timeout=3.0), 1):
+        document["dagster"] = {"state": state, "found": found, "mend": remedy or None}
     if invocation.json:
         print_json(document)
         return
@@ -291,7 +292,7 @@ def status(invocation: Invocation) -> None:
         click.echo(f"Dagster UI: {cluster.dagster.url}")
     dagster = document["dagster"]
     if dagster and dagster["state"] != "ok":
-        click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
+        click.echo(plain(f"Dagster: {dagster['found']}: {dagster['restore']}"))
     if not document["healer"]:
         click.echo(healing_sensor(home, armed=False)[1])
     print_table(

@@ -1,4 +1,4 @@
-"""Is the cluster's Dagster well: its webserver, code location, storage, daemon? Asked over HTTP, without importing dagster."""
+"""Health of the cluster's Dagster (webserver, code location, storage, daemon), read over HTTP without importing dagster."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from storm_dagster.nimbus.dagster.client import location_problem
 from storm_dagster.nimbus.dagster.queries import LOCATIONS
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 
-__all__ = ["DagsterFinding", "look_at_dagster"]
+__all__ = ["HealthResult", "check_dagster"]
 
-DagsterFinding = tuple[Literal["ok", "warning", "broken"], str, str]
-"""State, what was found, and how to mend it."""
+HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
+"""State, problem or measurement, and remedy."""
 
 # Reads runs and heartbeats: both lie in the storage.
 _QUERY = """
@@ -26,11 +26,11 @@ _QUERY = """
 """
 
 
-def look_at_dagster(conf: Any, timeout: float = 8.0) -> Iterator[DagsterFinding]:
-    """What the Dagster of ``dagster.graphql.*`` says of itself, each question within ``timeout`` seconds.
+def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
+    """Health of the Dagster of ``dagster.graphql.*``; each query has ``timeout`` seconds.
 
-    Asked with nimbus's credentials. The first finding is the worst; the advice on its settings comes last. Nothing
-    when no Dagster is configured.
+    Uses nimbus's credentials. The first result is the worst; the advice on its settings comes last. Nothing
+        when no Dagster is configured.
     """
     transport = None
     try:
@@ -41,11 +41,11 @@ def look_at_dagster(conf: Any, timeout: float = 8.0) -> Iterator[DagsterFinding]
         document = transport.post(access.url, {"query": _QUERY})
         trouble = storage_problem(document)
         if trouble is not None:
-            yield "broken", f"Dagster's storage does not answer: {trouble}", STORAGE_REMEDY
+            yield "broken", f"Dagster's storage does not respond: {trouble}", STORAGE_REMEDY
             return
         seen = transport.graphql(LOCATIONS, {}, "workspaceOrError")
     except StormDagsterError as error:
-        yield "broken", error.message, "mend what it names"
+        yield "broken", error.message, "fix what it names"
         return
     finally:
         if transport is not None:
@@ -66,7 +66,7 @@ def look_at_dagster(conf: Any, timeout: float = 8.0) -> Iterator[DagsterFinding]
     )
     ill = sorted(str(row["daemonType"]).lower() for row in rows if row["required"] and not row["healthy"])
     if error is not None:
-        yield "broken", error.message, "mend what it names"
+        yield "broken", error.message, "fix what it names"
     elif ill:
         yield (
             "warning",

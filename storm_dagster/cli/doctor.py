@@ -1,4 +1,4 @@
-"""``doctor``: is this machine fit for a cluster, and is the cluster of HOME well? Every finding with its remedy."""
+"""``doctor``: checks of this machine and of the cluster of HOME, each result with its remedy."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
 
-from storm_dagster.cli.dagster_health import look_at_dagster
+from storm_dagster.cli.dagster_health import HealthResult, check_dagster
 from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import Steps, print_json, print_table
 from storm_dagster.cli.process_states import healing_sensor
@@ -25,14 +25,12 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.spark_token import derived_spark_token
 
-__all__ = ["COMMANDS", "Finding"]
+__all__ = ["COMMANDS"]
 
-Finding = tuple[Literal["ok", "warning", "broken"], str, str]
-"""State, what was found, and how to mend it."""
 _SPARK_SECS = 20.0
 
 
-def _system(invocation: Invocation) -> Iterator[Finding]:
+def _system(invocation: Invocation) -> Iterator[HealthResult]:
     if sys.platform == "linux":
         yield "ok", platform.platform(), ""
     else:
@@ -43,12 +41,12 @@ def _system(invocation: Invocation) -> Iterator[Finding]:
         )
 
 
-def _conf(invocation: Invocation) -> Iterator[Finding]:
+def _conf(invocation: Invocation) -> Iterator[HealthResult]:
     own = [key for key, origin in invocation.conf.origins.items() if origin != "default"]
     yield "ok", f"{len(own)} keys set beyond the defaults", ""
 
 
-def _java(invocation: Invocation) -> Iterator[Finding]:
+def _java(invocation: Invocation) -> Iterator[HealthResult]:
     from storm_dagster.model.java import java_command, java_version
 
     try:
@@ -56,11 +54,11 @@ def _java(invocation: Invocation) -> Iterator[Finding]:
     except Unavailable as error:
         # Only the embedded ZooKeeper and Spark run on it.
         elsewhere = invocation.conf_dir is not None and bool(invocation.conf.get("spark.remote"))
-        mend = (
+        remedy = (
             "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; "
             "macOS: brew install openjdk@17"
         )
-        yield "warning" if elsewhere else "broken", error.message, mend
+        yield "warning" if elsewhere else "broken", error.message, remedy
         return
     yield "ok", f"{java}, version {java_version(java)}", ""
 
@@ -77,7 +75,7 @@ _PACKAGES = (
 )
 
 
-def _packages(invocation: Invocation) -> Iterator[Finding]:
+def _packages(invocation: Invocation) -> Iterator[HealthResult]:
     found: dict[str, str] = {}
     missing: list[str] = []
     for name in _PACKAGES:
@@ -106,7 +104,7 @@ def _packages(invocation: Invocation) -> Iterator[Finding]:
         yield "ok", f"Python {sys.version.split()[0]}, {shown}", ""
 
 
-def _ports(invocation: Invocation) -> Iterator[Finding]:
+def _ports(invocation: Invocation) -> Iterator[HealthResult]:
     from storm_dagster.cli.dev.ports import is_free
 
     if ClusterFile.read(invocation.home) is not None:
@@ -154,14 +152,14 @@ def _held_ports(invocation: Invocation) -> set[int]:
             if (port := str(each).rpartition(":")[2]).isdigit()
         }
     held |= {port for row in seen.get("supervisors", ()) for port in row["ports"]}
-    # Where the cluster's conf says that they are; their own checks say whether they answer.
+    # Placed by the cluster's conf; their own checks test whether they respond.
     urls = [*conf["storm.zookeeper.servers"], conf.get("spark.remote"), conf.get("dagster.graphql.url")]
     return held | {
         port for url in urls if url and (port := urlsplit(url if "://" in url else f"//{url}").port)
     }
 
 
-def _zookeeper(invocation: Invocation) -> Iterator[Finding]:
+def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
     conf = invocation.conf
     running = ClusterFile.read(invocation.home) is not None
     if not running and conf.origins["storm.zookeeper.servers"] == "default":
@@ -183,7 +181,7 @@ def _zookeeper(invocation: Invocation) -> Iterator[Finding]:
             )
 
 
-def _spark(invocation: Invocation) -> Iterator[Finding]:
+def _spark(invocation: Invocation) -> Iterator[HealthResult]:
     conf = invocation.conf
     remote = conf.get("spark.remote")
     if remote is None:
@@ -199,7 +197,7 @@ def _spark(invocation: Invocation) -> Iterator[Finding]:
     yield "ok", f"{remote} lets us in, Spark {version}", ""
 
 
-def _cluster(invocation: Invocation) -> Iterator[Finding]:
+def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
     if invocation.conf_dir is None and ClusterFile.read(invocation.home) is None:
         yield "ok", "none runs in this HOME", ""
         return
@@ -207,39 +205,39 @@ def _cluster(invocation: Invocation) -> Iterator[Finding]:
         with invocation.nimbus(patience=2.0) as nimbus:
             seen = nimbus.get("/v1/cluster")
     except StormDagsterError as error:
-        mend = "see HOME/logs/nimbus-*.log; `storm-dagster stop`, then `dev` again"
+        remedy = "see HOME/logs/nimbus-*.log; `storm-dagster stop`, then `dev` again"
         if invocation.conf_dir is not None:
             seeds = ", ".join(invocation.conf["nimbus.seeds"])
-            mend = (
+            remedy = (
                 f"look at the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with `storm-dagster nimbus "
                 f"--conf-dir {invocation.conf_dir}`, or correct nimbus.seeds"
             )
-        yield "broken", error.message, mend
+        yield "broken", error.message, remedy
         return
     supervisors = seen.get("supervisors", [])
     if not supervisors:
         yield "broken", "no supervisor is registered", "see HOME/logs/supervisor-*.log"
     else:
-        state, said = healing_sensor(invocation.home, bool(seen.get("healer")))
-        mend = "" if state == "ok" else "start dagster-daemon and turn heartbeat_sensor on"
-        yield state, f"{len(supervisors)} supervisors, {said}", mend
+        state, healing = healing_sensor(invocation.home, bool(seen.get("healer")))
+        remedy = "" if state == "ok" else "start dagster-daemon and turn heartbeat_sensor on"
+        yield state, f"{len(supervisors)} supervisors, {healing}", remedy
 
 
-def _dagster(invocation: Invocation) -> Iterator[Finding]:
-    found = list(look_at_dagster(invocation.conf))
+def _dagster(invocation: Invocation) -> Iterator[HealthResult]:
+    found = list(check_dagster(invocation.conf))
     yield from found or [("ok", "none is configured (dagster.graphql.url); `dev` starts one", "")]
 
 
-def _clock(invocation: Invocation) -> Iterator[Finding]:
+def _clock(invocation: Invocation) -> Iterator[HealthResult]:
     # Nothing compares the wall clocks of machines; but ids, logs and the UI show them.
     now = time.time()
     if not 1_700_000_000 < now < 4_000_000_000:
-        yield "broken", f"the clock says {time.ctime(now)}", "set the time: timedatectl set-ntp true"
+        yield "broken", f"the clock shows {time.ctime(now)}", "set the time: timedatectl set-ntp true"
     else:
         yield "ok", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)), ""
 
 
-def _disk(invocation: Invocation) -> Iterator[Finding]:
+def _disk(invocation: Invocation) -> Iterator[HealthResult]:
     folder = invocation.home
     while not folder.exists():
         folder = folder.parent
@@ -259,7 +257,7 @@ def _disk(invocation: Invocation) -> Iterator[Finding]:
         yield "ok", f"{free:.0f} GiB free in {folder}", ""
 
 
-_CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
+_CHECKS: dict[str, Callable[[Invocation], Iterator[HealthResult]]] = {
     "system": _system,
     "Java": _java,
     "packages": _packages,
@@ -273,7 +271,7 @@ _CHECKS: dict[str, Callable[[Invocation], Iterator[Finding]]] = {
     "disk": _disk,
 }
 _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
-"""These have nothing to look at when the conf cannot be read, which is one finding of its own."""
+"""Checks that are left out when the conf cannot be read, which is a problem of its own."""
 
 
 @verb("doctor")
@@ -306,11 +304,11 @@ def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
             try:
                 found = list(check(invocation))
             except StormDagsterError as error:
-                found = [("broken", error.message, "mend what it names")]
+                found = [("broken", error.message, "fix what it names")]
             steps.done(name)
             findings += [
-                {"check": name, "state": state, "found": what, "mend": mend or None}
-                for state, what, mend in found
+                {"check": name, "state": state, "found": what, "mend": remedy or None}
+                for state, what, remedy in found
             ]
     broken = [finding for finding in findings if finding["state"] == "broken"]
     if invocation.json:
@@ -318,7 +316,7 @@ def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
     else:
         print_table(
             "",
-            ["check", "state", "found", "how to mend"],
+            ["check", "state", "found", "how to fix"],
             [tuple("" if cell is None else cell for cell in finding.values()) for finding in findings],
         )
     return Unavailable.exit_code if broken else 0

@@ -17,7 +17,7 @@ __all__ = ["report_invariants"]
 def report_invariants(invocation: Invocation, stable_secs: float) -> int:
     """Print what breaks an invariant, and for how long it was looked; the exit code (6 when one is broken).
 
-    Processes are looked at when HOME belongs to this machine's cluster. :class:`Unavailable` without a cluster.
+    Processes are inspected when HOME belongs to this machine's cluster. :class:`Unavailable` without a cluster.
     """
     from storm_dagster.blobstore.client import NimbusBlobClient
     from storm_dagster.core.invariants import RULES
@@ -80,7 +80,7 @@ def report_invariants(invocation: Invocation, stable_secs: float) -> int:
             rows.append(("I1-I8", "ok", what, ""))
         if seen.garbage:
             rows.append(("I3", "ok", f"{len(seen.garbage)} left-overs wait for the cleaner", ""))
-        print_table("", ["invariant", "state", "found", "how to mend"], rows)
+        print_table("", ["invariant", "state", "found", "how to fix"], rows)
     return 0 if seen.sound else Corrupt.exit_code
 
 

@@ -41,7 +41,7 @@ def _levels(level: int) -> None:
 
 
 def configure_logging(*, verbose: bool = False) -> None:
-    """For a client verb: warnings (``verbose``: all) on standard error.
+    """Log of a client verb: warnings (``verbose``: all) on standard error.
 
     structlog is imported only when something is logged: most calls log nothing.
     """
@@ -73,7 +73,7 @@ def log_file(home: Path, role: str, id: str) -> Path:
 def configure_daemon_logging(
     home: Path, role: str, id: str, level: str = "INFO", *, stderr_level: int = logging.NOTSET
 ) -> Path:
-    """For a daemon: its own file, rotated at 10 MiB with 3 backups, and standard error; returns the file."""
+    """Log of a daemon: its own file, rotated at 10 MiB with 3 backups, and standard error; returns the file."""
     path = log_file(home, role, id)
     path.parent.mkdir(parents=True, exist_ok=True)
     file = logging.handlers.RotatingFileHandler(path, maxBytes=10 * 2**20, backupCount=3, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Where a log is read: in a file of this machine, or at the HTTP service of the supervisor that has it."""
+"""Sources of a log: a file of this machine, or the HTTP service of the supervisor that has it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class LogSource(Protocol):
     """One log that may grow, and that may be rotated."""
 
     place: str
-    """For people: a path or a URL."""
+    """Path or URL, to be shown."""
 
     def size(self) -> int:
         """Bytes now; ``OSError`` when it cannot be read."""

@@ -13,7 +13,7 @@ import click
 import httpx
 
 from storm_dagster.cli.log_setup import configure_logging
-from storm_dagster.cli.output import say
+from storm_dagster.cli.output import notify
 from storm_dagster.client.http import NimbusClient, seed_urls
 from storm_dagster.model.conf import ClusterConf, parse_assignments
 from storm_dagster.model.endpoints import home_dir
@@ -56,7 +56,7 @@ class Invocation:
             self.home,
             conf_dir=self.conf_dir,
             patience=patience,
-            waiting=say,
+            waiting=notify,
             require=self._require_cluster if patience > 0 else None,
         )
 
@@ -93,7 +93,7 @@ def _is_nimbus(url: str, options: Mapping[str, Any]) -> bool:
     except httpx.ReadTimeout:
         return True
     except (httpx.HTTPError, ValueError) as error:
-        # Certificates that do not fit are for its client to tell.
+        # Certificates that do not fit are reported by its client.
         return "certificate" in str(error).lower()
 
 
@@ -153,7 +153,7 @@ def verb(
         ]
         if changes:
             options += [
-                click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing."),
+                click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing."),
                 click.option("--wait/--no-wait", default=True, help="Wait for the effect. [default: wait]"),
             ]
         wrapped: Any = call

@@ -1,4 +1,4 @@
-"""What a verb prints: one JSON document or tables on standard output, progress on standard error."""
+"""Output of a verb: one JSON document or tables on standard output, progress on standard error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["Steps", "human_seconds", "plain", "print_json", "print_table", "say"]
+__all__ = ["Steps", "human_seconds", "notify", "plain", "print_json", "print_table"]
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -26,8 +26,8 @@ def print_json(document: Any) -> None:
     sys.stdout.flush()
 
 
-def say(text: str) -> None:
-    """One line for people, on standard error."""
+def notify(text: str) -> None:
+    """Print one line on standard error."""
     sys.stderr.write(plain(text) + "\n")
     sys.stderr.flush()
 
@@ -102,7 +102,7 @@ class Steps:
             self._running.setdefault(step, time.monotonic())
 
     def note(self, step: str, detail: str) -> None:
-        """How far a running step is."""
+        """Set the progress of a running step."""
         self.begin(step)
         with self._lock:
             self._detail[step] = detail
@@ -117,8 +117,8 @@ class Steps:
             seconds, self._last = now - began, now
             self._line(f"  {step:<28}{seconds:6.1f} s{'  ' + outcome if outcome else ''}")
 
-    def hear(self, step: str, state: str) -> None:
-        """The shape of progress callbacks of :mod:`storm_dagster.client`."""
+    def on_step(self, step: str, state: str) -> None:
+        """Progress callback of :mod:`storm_dagster.client`."""
         if state in ("SUCCESS", "FAILURE", "SKIPPED"):
             self.done(step, "" if state == "SUCCESS" else state.lower())
         elif state in ("STARTED", "STARTING", "IN_PROGRESS"):
@@ -162,7 +162,7 @@ class Steps:
         return plain(", ".join(parts))
 
     def _tick(self) -> None:
-        said = self._started
+        last_shown = self._started
         while not self._end.wait(0.2):
             now = time.monotonic()
             if now - self._started <= 1.0:
@@ -175,8 +175,8 @@ class Steps:
                     sys.stderr.write(f"\r\x1b[K  ... {self._now()[:110]}")
                     sys.stderr.flush()
                     self._drawn = True
-                elif now - said >= 10.0:
-                    said = now
+                elif now - last_shown >= 10.0:
+                    last_shown = now
                     self._name()
                     sys.stderr.write(f"  ... {self._now()}\n")
                     sys.stderr.flush()

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import print_json, print_table, say
+from storm_dagster.cli.output import notify, print_json, print_table
 from storm_dagster.model.errors import InvalidRequest
 
 __all__ = ["COMMANDS"]
@@ -27,9 +27,9 @@ def _read(file: str) -> str:
 def _show(document: dict[str, Any]) -> None:
     for name, outcome in document["topologies"].items():
         error = outcome.get("error")
-        said = f"{name}: {outcome['status']}" + (f" ({error['message']})" if error else "")
+        outcome_text = f"{name}: {outcome['status']}" + (f" ({error['message']})" if error else "")
         print_table(
-            f"{said}, {outcome['moved']} tasks moved",
+            f"{outcome_text}, {outcome['moved']} tasks moved",
             ["node", "host:port", "tasks", "components", "kept"],
             [
                 (
@@ -43,9 +43,9 @@ def _show(document: dict[str, Any]) -> None:
             ],
         )
         for task, reason in outcome.get("unassigned", {}).items():
-            say(f"  task {task} is unassigned: {reason}")
+            notify(f"  task {task} is unassigned: {reason}")
         for warning in outcome.get("warnings", []):
-            say(f"  warning: {warning}")
+            notify(f"  warning: {warning}")
     seconds = document["seconds"]
     click.echo(f"session {seconds['session']:.2f} s, assignment {seconds['assign']:.2f} s")
 
@@ -57,7 +57,7 @@ def plan(invocation: Invocation, file: str) -> None:
     text = _read(file)
     from storm_dagster.operations.read.plan_file import plan_text
 
-    documents = plan_text(text, conf=invocation.conf, log=say)
+    documents = plan_text(text, conf=invocation.conf, log=notify)
     if invocation.json:
         print_json(documents[0] if len(documents) == 1 else documents)
         return

@@ -1,4 +1,4 @@
-"""What ``status`` says of the processes of a local cluster beyond their being there."""
+"""States of the processes of a local cluster, and advice about them, for ``status``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FIRST_TICK_SECS = 120.0
 
 
 def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], str]:
-    """What there is to say of the sensor that heals; right after ``dev`` nobody can expect one."""
+    """State of the healing sensor; right after ``dev`` it is not expected to be armed yet."""
     if armed:
         return "ok", "healing sensor armed"
     if any(
@@ -52,9 +52,9 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
 
 
 def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[str]:
-    """What a person should know or do about them; nothing when all is well."""
+    """Advice about processes that are frozen or dead; none when all are healthy."""
     seen = list(states)
-    said = [
+    lines = [
         f"{record.role} {record.id} (pid {record.pid}) is frozen: `kill -CONT {record.pid}` lets it go on"
         for record, state in seen
         if state == "frozen" and record.role != "dev"
@@ -63,13 +63,13 @@ def advice(states: Iterable[tuple[RunFile, ProcessState]], home: Path) -> list[s
         if record.role != "dev":
             continue
         if state == "frozen":
-            said.append(
+            lines.append(
                 f"dev (pid {record.pid}) is frozen, so nothing that dies is started again: "
                 f"`kill -CONT {record.pid}` lets it go on"
             )
         elif state == "dead" and any(other != "dead" for _, other in seen):
-            said.append(
+            lines.append(
                 f"dev (pid {record.pid}) has ended without ending its cluster, so nothing that dies is started again: "
                 f"`storm-dagster stop --home {home}`, then `storm-dagster dev --home {home}`; its topologies go on"
             )
-    return said
+    return lines

@@ -109,8 +109,8 @@ def submit(
 
     with invocation.nimbus() as nimbus, Steps(f"submitting {target}", quiet=invocation.json) as steps:
 
-        def hear(step: str, state: str) -> None:
-            steps.hear(step, state)
+        def on_step(step: str, state: str) -> None:
+            steps.on_step(step, state)
             cluster = ClusterFile.read(invocation.home) if step == "assignment" else None
             if state in _BUSY and cluster is not None and cluster.spark and cluster.spark.starting:
                 steps.note(step, "waits for Spark, which dev is starting")
@@ -128,7 +128,7 @@ def submit(
             allow_degraded=allow_degraded,
             wait=invocation.wait,
             timeout=timeout,
-            progress=hear,
+            progress=on_step,
         )
         if invocation.wait:
             steps.done("tasks", "all run")

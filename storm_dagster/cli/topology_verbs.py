@@ -113,9 +113,9 @@ def show(invocation: Invocation, name: str) -> None:
     if reported:
         print_table("metrics", ["task", "component", "metric", "value"], reported)
     for error in document.get("errors", [])[:10]:
-        said = str(error["error"]).strip().splitlines()
+        lines = str(error["error"]).strip().splitlines()
         click.echo(
-            plain(f"error in {error['component']}[{error['task']}]: {said[-1] if said else ''}"), err=True
+            plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}"), err=True
         )
 
 
@@ -166,11 +166,11 @@ def _change(
     name: str,
     action: str,
     body: dict[str, Any] | None,
-    settle: Callable[[NimbusClient, float, Steps], dict[str, Any] | None],
+    await_effect: Callable[[NimbusClient, float, Steps], dict[str, Any] | None],
     *,
     extra_secs: float = 0.0,
 ) -> None:
-    """Ask for ``action``, wait for its run and then for ``settle``, and answer."""
+    """Request ``action``, wait for its run and then for its effect, and print the result."""
     started = time.monotonic()
     with invocation.nimbus() as nimbus:
         if invocation.dry_run:
@@ -188,15 +188,15 @@ def _change(
             if invocation.wait:
                 deadline = started + _WAIT_SECS + extra_secs
                 if result["run_id"]:
-                    wait_for_run(nimbus, result["run_id"], deadline=deadline, progress=steps.hear)
-                document = settle(nimbus, deadline, steps)
+                    wait_for_run(nimbus, result["run_id"], deadline=deadline, progress=steps.on_step)
+                document = await_effect(nimbus, deadline, steps)
                 if document is not None:
                     result["status"] = document["status"]
     _answer(invocation, {**result, "seconds": round(time.monotonic() - started, 3)})
 
 
 def _until_status(name: str, status: str) -> Callable[[NimbusClient, float, Steps], dict[str, Any] | None]:
-    def settle(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
+    def await_effect(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
         steps.begin(status.lower())
         found = wait_for_status(
             nimbus,
@@ -208,12 +208,12 @@ def _until_status(name: str, status: str) -> Callable[[NimbusClient, float, Step
         steps.done(status.lower())
         return found
 
-    return settle
+    return await_effect
 
 
 def _until_running(name: str) -> Callable[[NimbusClient, float, Steps], dict[str, Any] | None]:
-    def settle(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
-        steps.begin("settled")
+    def await_effect(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
+        steps.begin("stable")
         wait_for_status(
             nimbus,
             name,
@@ -221,10 +221,10 @@ def _until_running(name: str) -> Callable[[NimbusClient, float, Steps], dict[str
             deadline=deadline,
             what="the change to end",
         )
-        steps.done("settled")
-        return wait_for_tasks(nimbus, name, deadline=deadline, progress=steps.hear)
+        steps.done("stable")
+        return wait_for_tasks(nimbus, name, deadline=deadline, progress=steps.on_step)
 
-    return settle
+    return await_effect
 
 
 @verb("activate", changes=True)
@@ -252,7 +252,7 @@ def deactivate(invocation: Invocation, name: str) -> None:
 def kill(invocation: Invocation, name: str, wait_secs: int | None) -> None:
     """End topology NAME; waits until it is gone."""
 
-    def settle(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
+    def await_effect(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
         steps.begin("removal")
         wait_for_status(
             nimbus, name, lambda document: document is None, deadline=deadline, what="its removal"
@@ -261,13 +261,13 @@ def kill(invocation: Invocation, name: str, wait_secs: int | None) -> None:
         return {"status": "KILLED"}
 
     body = {} if wait_secs is None else {"wait_secs": wait_secs}
-    _change(invocation, name, "kill", body, settle, extra_secs=wait_secs or 0)
+    _change(invocation, name, "kill", body, await_effect, extra_secs=wait_secs or 0)
 
 
 @verb("restart", changes=True)
 @click.argument("name")
 def restart(invocation: Invocation, name: str) -> None:
-    """Start all workers of topology NAME anew, where they are."""
+    """Restart topology NAME from its own code: it gets a new id and is placed again, with its current parallelism."""
     _change(invocation, name, "restart", None, _until_running(name))
 
 
@@ -286,7 +286,7 @@ def _executors(pairs: tuple[str, ...]) -> dict[str, int]:
 @click.option("-w", "wait_secs", type=click.IntRange(min=0), help="Seconds to let tuples finish first.")
 @click.option("-n", "workers", type=click.IntRange(min=1), help="Workers wanted.")
 @click.option("-e", "executors", metavar="COMPONENT=N", multiple=True, help="Parallelism wanted.")
-@click.option("--reassign", is_flag=True, help="Place everything anew instead of moving the fewest tasks.")
+@click.option("--reassign", is_flag=True, help="Place all tasks again instead of moving the fewest.")
 def rebalance(
     invocation: Invocation,
     name: str,

@@ -47,7 +47,7 @@ def _shown(value: Any) -> str:
 
 
 def _dry_run(invocation: Invocation, name: str, action: str, body: Mapping[str, Any] | None = None) -> None:
-    """Say what would be done without new code."""
+    """Show what would be done without new code."""
     with invocation.nimbus() as nimbus:
         answer = nimbus.post(
             f"/v1/topologies/{name}/{action}", {**(body or {}), "dry_run": True}, repeat=False
@@ -104,7 +104,7 @@ def update(
             allow_degraded=allow_degraded,
             wait=invocation.wait,
             timeout=timeout,
-            progress=steps.hear,
+            progress=steps.on_step,
             dry_run=invocation.dry_run,
         )
     _answer(invocation, done, "update" if invocation.dry_run else None)
@@ -162,7 +162,7 @@ def gray(
             allow_degraded=allow_degraded,
             wait=invocation.wait,
             timeout=timeout,
-            progress=steps.hear,
+            progress=steps.on_step,
             dry_run=invocation.dry_run,
         )
     _answer(invocation, done, "gray-upgrade" if invocation.dry_run else None)
@@ -176,7 +176,7 @@ def complete(invocation: Invocation, name: str) -> None:
         _dry_run(invocation, name, "complete-upgrade")
         return
     with invocation.nimbus() as nimbus, Steps(f"completing {name}", quiet=invocation.json) as steps:
-        done = complete_upgrade(nimbus, name, wait=invocation.wait, progress=steps.hear)
+        done = complete_upgrade(nimbus, name, wait=invocation.wait, progress=steps.on_step)
     _answer(invocation, done)
 
 
@@ -188,7 +188,7 @@ def rollback(invocation: Invocation, name: str) -> None:
         _dry_run(invocation, name, "rollback")
         return
     with invocation.nimbus() as nimbus, Steps(f"rolling {name} back", quiet=invocation.json) as steps:
-        done = roll_back(nimbus, name, wait=invocation.wait, progress=steps.hear)
+        done = roll_back(nimbus, name, wait=invocation.wait, progress=steps.on_step)
     _answer(invocation, done)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import StormBase, TopologyStatus
 from storm_dagster.model.view import ClusterView
@@ -126,34 +128,15 @@ class DueAction:
     action: Literal["remove", "finish_rebalance", "activate"]
 
 
-@dataclass(frozen=True)
-class DueMemory:
-    """First observation of each base as it is: topology id -> (mzxid, boot clock). JSON-able by :meth:`to_json`.
+class DueMemory(msgspec.Struct, frozen=True):
+    """Boot clock at which the observer first saw each base as it is: topology id -> (mzxid, boot clock).
 
     A base carries a delay but no time, because clocks of other machines are never compared. A new
     observer (another boot id) waits the full delay again, as Storm's new leader does.
     """
 
     boot_id: str = ""
-    seen: Mapping[str, tuple[int, float]] | None = None
-
-    def to_json(self) -> dict[str, object]:
-        """The form for a sensor's cursor."""
-        return {
-            "boot_id": self.boot_id,
-            "seen": {key: list(value) for key, value in (self.seen or {}).items()},
-        }
-
-    @staticmethod
-    def from_json(document: object) -> DueMemory:
-        """The memory of :meth:`to_json`; anything else is an empty memory, which only delays."""
-        if not isinstance(document, dict) or not isinstance(document.get("seen"), dict):
-            return DueMemory()
-        try:
-            seen = {str(key): (int(zxid), float(boot)) for key, (zxid, boot) in document["seen"].items()}
-        except (TypeError, ValueError):
-            return DueMemory()
-        return DueMemory(str(document.get("boot_id", "")), seen)
+    seen: Mapping[str, tuple[int, float]] = msgspec.field(default_factory=dict)
 
 
 # A submission normally activates right after it publishes; only one that died between the two is finished here.
@@ -169,7 +152,7 @@ def due_actions(
     observer's clock; a delay of 0 at once. The activation of a topology that was published for ACTIVE and
     is still INACTIVE is due after five seconds, that of one whose drain nobody ended after its delay.
     """
-    known = dict(memory.seen or {}) if memory.boot_id == boot_id else {}
+    known = memory.seen if memory.boot_id == boot_id else {}
     seen: dict[str, tuple[int, float]] = {}
     due: list[DueAction] = []
     for topology_id, topology in sorted(view.topologies.items()):

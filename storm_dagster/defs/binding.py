@@ -1,4 +1,4 @@
-"""How plain functions become definitions of one cluster: its names, and the keys of its resources."""
+"""Binding of plain functions to one cluster: its names, and the keys of its resources."""
 
 from __future__ import annotations
 

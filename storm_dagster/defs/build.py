@@ -1,4 +1,4 @@
-"""All of it together: :func:`build_storm_defs`, and the resources alone: :func:`build_storm_resources`."""
+"""Entry points of the definitions: :func:`build_storm_defs`, and the resources alone: :func:`build_storm_resources`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ from storm_dagster.defs.healing.heartbeat_sensor import build_heartbeat_sensor
 from storm_dagster.defs.healing.reassign_job import build_reassign_job
 from storm_dagster.defs.keys import (
     ASSIGNMENT,
+    INBOX,
+    NIMBUS,
+    OWNER,
     PUBLISHED_ASSIGNMENT,
     REBALANCE_JOB,
     STAGES,
     SUBMIT_JOB,
+    SUPERVISORS,
+    TOPOLOGIES,
     TOPOLOGY_STATS,
+    WORKERS,
 )
 from storm_dagster.defs.lifecycle.cluster_jobs import build_cluster_jobs
 from storm_dagster.defs.lifecycle.jobs import build_lifecycle_jobs
@@ -24,7 +30,6 @@ from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_sche
 from storm_dagster.defs.lifecycle.sensor import build_lifecycle_sensor
 from storm_dagster.defs.lifecycle.upgrade_jobs import build_upgrade_jobs
 from storm_dagster.defs.observe.checks import build_checks
-from storm_dagster.defs.observe.cluster_assets import build_cluster_assets
 from storm_dagster.defs.observe.history import build_prune_history
 from storm_dagster.defs.observe.inbox_cleanup import build_inbox_cleanup
 from storm_dagster.defs.observe.metrics_rollup import ROLLUP_JOB, build_metrics_rollup
@@ -111,7 +116,7 @@ def build_storm_defs(
     names = DagsterNames(cluster, resource_prefix)
     schedule_status = dg.DefaultScheduleStatus(default_status.value)
     topology_stats, metrics_rollup_schedule = build_metrics_rollup(names, schedule_status)
-    assets = [*build_submission_assets(names), *build_cluster_assets(names), topology_stats]
+    assets = [*build_submission_assets(names), *_build_cluster_assets(names), topology_stats]
     first = len(names.asset_path(()))
     plain = [dg.AssetKey(list(spec.key.path)[first:]) for asset in assets for spec in _specs(asset)]
     translation = translate(
@@ -182,12 +187,12 @@ def build_storm_defs(
             metrics_rollup_schedule,
             prune_history_schedule,
         ],
-        resources={**own, **_replaced(names, own, resources or {})},
+        resources={**own, **_replacements(names, own, resources or {})},
     )
 
 
-def _replaced(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What the caller gives in place of ours, named with or without the prefix."""
+def _replacements(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Definitions that the caller gives in place of ours, named with or without the prefix."""
     found = {key if key in own else names.resource(key): resource for key, resource in given.items()}
     if unknown := sorted(found.keys() - own.keys()):
         raise InvalidRequest(
@@ -203,3 +208,50 @@ def _kind(spec: dg.AssetSpec) -> Literal["stage", "cluster"]:
 
 def _specs(asset: dg.AssetsDefinition | dg.AssetSpec) -> list[dg.AssetSpec]:
     return [asset] if isinstance(asset, dg.AssetSpec) else list(asset.specs)
+
+
+_CLUSTER_ASSETS: list[tuple[dg.AssetKey, list[dg.AssetKey], set[str], str]] = [
+    (
+        SUPERVISORS,
+        [],
+        {"zookeeper"},
+        "The supervisors that live now, their slots, and what runs in them. One process on each host; "
+        "observed on change and at most once a minute.",
+    ),
+    (
+        WORKERS,
+        [SUPERVISORS],
+        {"python"},
+        "The slots that hold workers, and which of them run; how long each recovery took. Observed on "
+        "change and at most once a minute.",
+    ),
+    (
+        TOPOLOGIES,
+        [WORKERS],
+        set(),
+        "The topologies that live now, with links to what they do. Observed on change and at most once "
+        "a minute.",
+    ),
+    (NIMBUS, [], {"zookeeper"}, "Who leads the cluster, under which epoch, and which nimbuses follow."),
+    (
+        INBOX,
+        [],
+        set(),
+        "Uploads, stagings and remains of topologies that nobody needs any more; `clean_inbox` removes them.",
+    ),
+]
+
+
+def _build_cluster_assets(names: DagsterNames) -> list[dg.AssetSpec]:
+    """External assets: the daemons, which sensors and upkeep jobs observe and Dagster never makes."""
+    return [
+        dg.AssetSpec(
+            key=cluster_key(names, key),
+            deps=[cluster_key(names, dep) for dep in deps],
+            group_name=names.name("cluster"),
+            description=description,
+            kinds={"storm", *kinds},
+            owners=[OWNER],
+        )
+        for key, deps, kinds, description in _CLUSTER_ASSETS
+    ]

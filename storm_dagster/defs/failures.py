@@ -1,4 +1,4 @@
-"""How the package's typed errors end a step: as a Dagster failure that keeps type and message.
+"""Conversion of the package's typed errors into Dagster failures that keep type and message.
 
 Services read ``error_type`` and ``message`` from the failure's metadata and answer their callers with the
 same error (contract of ``GET /v1/runs/{id}``).

@@ -38,7 +38,7 @@ _HOME: str | None = Field(
 
 
 class SubmitConfig(dg.Config):
-    """What is submitted. The topology's name is the partition key of the run, not a field."""
+    """Config of a submission. The topology's name is the partition key of the run, not a field."""
 
     target: str = Field(
         default="",
@@ -66,7 +66,7 @@ class SubmitConfig(dg.Config):
 
 
 class UpdateConfig(dg.Config):
-    """What takes the place of the running topology of that name (hot deploy)."""
+    """Config of a hot deploy: the code that replaces the running topology of that name."""
 
     name: str = Field(description="Name of the running topology.")
     target: str = Field(
@@ -114,7 +114,7 @@ class GrayUpgradeConfig(dg.Config):
 
 
 class RollbackConfig(dg.Config):
-    """Which topology goes back to its former code."""
+    """Config of a rollback to the former code."""
 
     name: str = Field(description="Name of the topology that is being upgraded.")
     wait_secs: int = Field(
@@ -123,7 +123,7 @@ class RollbackConfig(dg.Config):
 
 
 class RebalanceConfig(dg.Config):
-    """How `rebalance_topology` spreads the topology of its partition. Empty fields keep what is.
+    """Config of `rebalance_topology` for the topology of its partition. Empty fields keep current values.
 
     It stands on `storm/assignment`; a submission takes parallelism from its conf and leaves it empty.
     """
@@ -135,7 +135,7 @@ class RebalanceConfig(dg.Config):
     )
     reassign: bool = Field(
         default=False,
-        description="For a rebalance: place every task anew instead of moving the fewest that restore balance.",
+        description="For a rebalance: place all tasks again instead of moving the fewest that restore balance.",
     )
     wait_secs: int | None = Field(
         default=None,
@@ -145,20 +145,20 @@ class RebalanceConfig(dg.Config):
 
 
 class AskForRebalanceConfig(dg.Config):
-    """Which topology, and how."""
+    """Config: the topology, and the options of the request."""
 
     name: str = Field(description="Name of the topology.")
-    reassign: bool = Field(default=False, description="Place every task anew instead of moving the fewest.")
+    reassign: bool = Field(default=False, description="Place all tasks again instead of moving the fewest.")
 
 
 class NameConfig(dg.Config):
-    """Which topology."""
+    """Config: the topology."""
 
     name: str = Field(description="Name of the topology.")
 
 
 class KillConfig(dg.Config):
-    """Which topology, and how long its spouts are silent before it ends."""
+    """Config of a kill: the topology, and the seconds for which its spouts are silent before it ends."""
 
     name: str = Field(description="Name of the topology.")
     wait_secs: int | None = Field(
@@ -169,7 +169,7 @@ class KillConfig(dg.Config):
 
 
 class ReassignConfig(dg.Config):
-    """Why tasks are to be placed anew. The healing sensor fills it; empty causes are found by the run itself."""
+    """Config of a reassignment: its causes. The healing sensor fills it; if empty, the run finds them itself."""
 
     causes: list[dict[str, Any]] = Field(
         default_factory=list,

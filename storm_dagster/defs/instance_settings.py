@@ -1,4 +1,4 @@
-"""The settings of the Dagster instance: how long a tick may wait, and a check that says what could be better."""
+"""Settings of the Dagster instance: the limit of a sensor tick, and a check that advises on better ones."""
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 from typing import Any
@@ -15,7 +15,7 @@ SHORT_TICK_SECS = 1.0
 
 
 def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:
-    """The settings that :func:`instance_advice` reads; what this release of Dagster does not tell is left out."""
+    """The settings that :func:`instance_advice` reads; what this release of Dagster does not expose is left out."""
     found: dict[str, Any] = {}
     try:
         for name in ("sensors", "concurrency"):
@@ -29,7 +29,7 @@ def read_settings(instance: dg.DagsterInstance) -> dict[str, Any]:
 
 
 def tick_limit(context: dg.SensorEvaluationContext, secs: float) -> tuple[float, str]:
-    """How long a tick may wait that would like ``secs``, and why it is not that long (for the tick's history).
+    """Seconds that a tick may wait, at most ``secs``, and a note when they are fewer (for the tick's history).
 
     Where sensors share one thread, a waiting tick stalls all others of the instance.
     """
@@ -47,14 +47,13 @@ def settings_check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResul
 
 
 def check_settings(instance: dg.DagsterInstance) -> dg.AssetCheckResult:
-    """What could be better, what it gains and what it costs."""
+    """Result of the check: better settings, their gain and their cost."""
     advice = instance_advice(read_settings(instance))
     columns = ("setting", "now", "better", "gain", "cost")
     return dg.AssetCheckResult(
         passed=not advice,
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(f"{a.setting}: {a.better} instead of {a.now}" for a in advice)
-        or "nothing to say",
+        description="; ".join(f"{a.setting}: {a.better} instead of {a.now}" for a in advice) or "no advice",
         metadata={
             "advice": table(
                 [(column, "string") for column in columns],

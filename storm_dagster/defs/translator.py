@@ -39,7 +39,7 @@ class StormAsset:
 
 
 class StormTranslator:
-    """Says what each asset is called and to whom it belongs. Derive from it and override :meth:`get_asset_spec`."""
+    """Keys, groups and owners of the assets. Derive from it and override :meth:`get_asset_spec`."""
 
     def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
         """The spec to show in place of ``asset.spec``.

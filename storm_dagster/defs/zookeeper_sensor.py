@@ -39,7 +39,7 @@ class ZooKeeperChange:
     version: int
     """Data version; -1 when the node is gone."""
     zxid: int
-    """Of the newest change of the node (or its list of children); for a node that is gone, of the last one seen."""
+    """zxid of the newest change of the node (or its list of children); for a node that is gone, of the last one seen."""
 
     @property
     def run_key(self) -> str:
@@ -54,7 +54,7 @@ ChangeFunction = Callable[
 
 
 def _seen(cursor: str | None) -> dict[str, Any] | None:
-    """What was seen last; ``None`` for the first tick, or after a cursor that is not ours."""
+    """State at the last tick; ``None`` for the first tick, or after a cursor that is not ours."""
     try:
         document = json.loads(cursor or "")
         return {"marks": [int(zxid) for zxid in document["marks"]], "last": int(document["last"])}

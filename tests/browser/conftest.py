@@ -129,7 +129,7 @@ def page(browser: Browser) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def screenshots() -> Path | None:
-    """Where pictures go; none without SCREENSHOTS."""
+    """Folder of the screenshots; none without SCREENSHOTS."""
     wanted = os.environ.get("SCREENSHOTS")
     if not wanted:
         return None

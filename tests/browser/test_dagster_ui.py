@@ -69,7 +69,7 @@ def test_a_topology_is_submitted_from_the_launchpad(ui: Any, cluster: LocalClust
     ui.picture("launchpad")
     ui.launch()
     ui.wait_success(steps=6)
-    # Drawn anew: the bars of a run that was watched may stop short of their end.
+    # Drawn again: the bars of a run that was watched may stop short of their end.
     ui.page.reload()
     ui.wait_success(steps=6)
     ui.picture("submission-run")

@@ -177,8 +177,8 @@ def test_doctor_without_a_cluster(tmp_path: Path) -> None:
     broken = [row for row in done.document["findings"] if row["state"] == "broken"]
     assert broken and all(row["mend"] for row in broken)
     # It is not this command's to start again.
-    mend = finding(done, "cluster")["mend"]
-    assert f"storm-dagster nimbus --conf-dir {tmp_path}" in mend and "storm-dagster stop" not in mend
+    fix = finding(done, "cluster")["mend"]
+    assert f"storm-dagster nimbus --conf-dir {tmp_path}" in fix and "storm-dagster stop" not in fix
 
 
 def test_doctor_has_one_finding_for_one_bad_file(tmp_path: Path) -> None:
@@ -302,9 +302,9 @@ def test_run_files_match_pid_and_start(tmp_path: Path) -> None:
     try:
         record = RunFile.write(tmp_path, "nimbus", "n1", {"http": 7}, pid=child.pid)
         assert record.alive() and RunFile.read_all(tmp_path) == [record]
-        stranger = record.model_copy(update={"start_ticks": record.start_ticks + 1})
-        assert not stranger.alive()
-        stranger.remove(tmp_path)
+        other = record.model_copy(update={"start_ticks": record.start_ticks + 1})
+        assert not other.alive()
+        other.remove(tmp_path)
         assert RunFile.read_all(tmp_path) == [record]
     finally:
         child.kill()

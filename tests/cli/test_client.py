@@ -129,19 +129,19 @@ def test_what_is_waited_for_is_said_and_the_remedy_fits_what_was_seen(
 ) -> None:
     monkeypatch.setattr("storm_dagster.client.http._QUIET_SECS", 0.2)
     urls = [peer.url for peer in peers]
-    heard: list[str] = []
+    received: list[str] = []
     for peer in peers:
         peer.leads = False
     with pytest.raises(Unavailable, match="one will lead in a few seconds") as leaderless:
-        NimbusClient(urls, patience=0.6, waiting=heard.append).get("/v1/topologies")
-    assert len(heard) == 1 and "waiting up to 0.6 s for a leading nimbus" in heard[0]
+        NimbusClient(urls, patience=0.6, waiting=received.append).get("/v1/topologies")
+    assert len(received) == 1 and "waiting up to 0.6 s for a leading nimbus" in received[0]
     assert "storm-dagster dev" not in leaderless.value.message, "it runs already"
     peers[0].status = "no connection to ZooKeeper"
     with pytest.raises(Unavailable, match="ZooKeeper does not answer; topologies pause"):
         NimbusClient(urls, patience=0.1).get("/v1/topologies")
     with pytest.raises(Unavailable, match="start it with `storm-dagster dev`"):
-        NimbusClient(["http://127.0.0.1:1"], patience=0.1, waiting=heard.append).get("/v1/topologies")
-    assert len(heard) == 1, "who does not wait long says nothing"
+        NimbusClient(["http://127.0.0.1:1"], patience=0.1, waiting=received.append).get("/v1/topologies")
+    assert len(received) == 1, "who does not wait long says nothing"
 
 
 def test_errors_are_typed(peers: list[Peer]) -> None:
@@ -216,11 +216,11 @@ def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
         (200, {"id": "wc-1-1", "tasks": tasks}),
         (200, {"id": "wc-1-1", "tasks": [{**tasks[0], "status": "running"}]}),
     ]
-    heard: list[tuple[str, str]] = []
+    received: list[tuple[str, str]] = []
     with NimbusClient([peer.url]) as nimbus:
         deadline = time.monotonic() + 30
-        wait_for_run(nimbus, "r1", deadline=deadline, progress=lambda *said: heard.append(said))
-        assert heard == [("assignment", "STARTED"), ("assignment", "SUCCESS")]
+        wait_for_run(nimbus, "r1", deadline=deadline, progress=lambda *said: received.append(said))
+        assert received == [("assignment", "STARTED"), ("assignment", "SUCCESS")]
         with pytest.raises(AlreadyAlive, match="runs already"):
             wait_for_run(nimbus, "r2", deadline=deadline)
         assert wait_for_tasks(nimbus, "wc", deadline=deadline)["id"] == "wc-1-1"

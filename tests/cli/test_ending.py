@@ -60,7 +60,7 @@ def gone(child: subprocess.Popen[bytes]) -> bool:
 def test_all_are_ended_and_files_removed(tmp_path: Path, start: Start) -> None:
     children = [start(SLEEP, "nimbus", "n1"), start(SLEEP, "worker", "s1-6900"), start(STUBBORN, "spark")]
     said: list[str] = []
-    assert end_cluster(tmp_path, grace=1.0, tell=said.append) == []
+    assert end_cluster(tmp_path, grace=1.0, notify=said.append) == []
     assert all(gone(child) for child in children)
     assert said[:3] == ["workers", "daemons", "zookeeper and spark"]
     assert list((tmp_path / "run").iterdir()) == []
@@ -98,13 +98,13 @@ def test_descendants_go_too_whatever_session_they_took(tmp_path: Path, start: St
 
 
 def test_strangers_are_left_alone(tmp_path: Path, start: Start) -> None:
-    stranger = start(SLEEP)
-    reused = RunFile.write(tmp_path, "nimbus", "n1", pid=stranger.pid)
+    other = start(SLEEP)
+    reused = RunFile.write(tmp_path, "nimbus", "n1", pid=other.pid)
     record = reused.model_copy(update={"start_ticks": reused.start_ticks - 1})
     RunFile.path_of(tmp_path, "nimbus", "n1").write_text(record.model_dump_json(), encoding="utf-8")
     (tmp_path / "run" / "garbage-0.json").write_text("{", encoding="utf-8")
     assert end_cluster(tmp_path, grace=0.5) == []
-    assert not gone(stranger)
+    assert not gone(other)
 
 
 def test_a_frozen_process_is_ended(tmp_path: Path, start: Start) -> None:

@@ -136,12 +136,14 @@ def test_every_acked_hour_is_in_dagster_whoever_dies(
             ((pid, token),) = daemons.wait_running(topology_id).values()
             eventually(lambda: whole(5), 60, "the first hours")
 
-            strangers = {"events": []}
+            unauthorized = {"events": []}
             path = f"{daemons.url(daemons.leader())}/v1/topologies/hours/events"
-            refused = httpx.post(path, json=strangers, headers={"Authorization": "Bearer x"}, trust_env=False)
+            refused = httpx.post(
+                path, json=unauthorized, headers={"Authorization": "Bearer x"}, trust_env=False
+            )
             assert refused.status_code == 401, "only live workers of the topology may report"
             known = {"Authorization": f"Bearer {token}"}
-            assert httpx.post(path, json=strangers, headers=known, trust_env=False).json()["stored"] == []
+            assert httpx.post(path, json=unauthorized, headers=known, trust_env=False).json()["stored"] == []
             assert httpx.post(path, json={"events": 1}, headers=known, trust_env=False).status_code == 400
 
             leader = daemons.leader()

@@ -41,7 +41,7 @@ LineSpout.initialize = SplitBolt.initialize = CountBolt.initialize = _die
 
 
 class Shop:
-    """A code location with one declared topology, loaded anew for every look, as Dagster's reload does."""
+    """A code location with one declared topology, loaded again for every poll, as Dagster's reload does."""
 
     def __init__(self, root: Path, cluster: LocalCluster, instance: dg.DagsterInstance) -> None:
         self.root, self.cluster, self.instance = root, cluster, instance
@@ -87,7 +87,7 @@ class Shop:
         )
 
     def look(self) -> tuple[dict[str, str], list[dg.RunRequest]]:
-        """What is not as declared, by the check, and what the sensor asks for. Its events are recorded."""
+        """Differences found by the check, and requests of the sensor. Its events are recorded."""
         defs = self.defs()
         with dg.build_sensor_context(instance=self.instance, definitions=defs) as context:
             answer = defs.resolve_sensor_def("declared_topologies_sensor")(context)
@@ -106,7 +106,7 @@ class Shop:
             return self.defs().resolve_schedule_def("deploy_wc_schedule")(context)
 
     def code_versions(self) -> tuple[str | None, str | None]:
-        """What the definitions declare, and what the newest materialization says runs."""
+        """The declared version, and the running one by the newest materialization."""
         event = self.instance.get_latest_materialization_event(KEY)
         assert event is not None and event.asset_materialization is not None
         (spec,) = [spec for spec in self.defs().resolve_all_asset_specs() if spec.key == KEY]
@@ -142,7 +142,7 @@ def shop(cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         del sys.modules[module]
 
 
-def said(result: dg.ExecuteInProcessResult) -> str:
+def failure_text(result: dg.ExecuteInProcessResult) -> str:
     """The error of the step that failed."""
     (failed,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
     return str(failed.step_failure_data.user_failure_data.metadata["message"].value)
@@ -165,7 +165,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     assert declared != running
     (request,) = requests
     done = shop.run("deploy_declared", request)
-    assert done.success, said(done)
+    assert done.success, failure_text(done)
     (new,) = set(shop.workers().values())
     assert new != old and cluster.show("wc")["id"] == first_id
     assert shop.look() == ({}, [])
@@ -175,7 +175,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     shop.declare(DEADLY, deploy="gray")
     (request,) = shop.look()[1]
     failed = shop.run("deploy_declared", request)
-    assert not failed.success and "rolled back" in said(failed)
+    assert not failed.success and "rolled back" in failure_text(failed)
     assert eventually(lambda: set(shop.workers().values()) == {new}, 120, "the former code", interval=0.5)
     drift, requests = shop.look()
     assert set(drift) == {"code"} and requests == []
@@ -207,7 +207,7 @@ def test_what_runs_follows_what_is_declared(shop: Shop, cluster: LocalCluster) -
     assert cluster.show("wc")["status"] == "UPGRADING"
     (request,) = shop.look()[1]
     done = shop.run("deploy_declared", request)
-    assert done.success, said(done)
+    assert done.success, failure_text(done)
     assert len(set(shop.workers().values())) == 1
     assert shop.look() == ({}, [])
     assert cluster.show("wc")["id"] == first_id
@@ -231,7 +231,7 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(shop: Shop, cluster
     with ThreadPoolExecutor() as pool:
         both = [pool.submit(shop.run, "deploy_declared", request), pool.submit(shop.run, "deploy_wc")]
         for done in [each.result() for each in both]:
-            assert done.success, said(done)
+            assert done.success, failure_text(done)
     second_id = cluster.wait_running("wc")["id"]
     assert int(second_id.split("-")[1]) == int(first_id.split("-")[1]) + 1
     assert shop.look() == ({}, [])
@@ -248,7 +248,7 @@ def test_one_deploy_at_a_time_and_what_was_ended_stays_ended(shop: Shop, cluster
     assert cluster.topologies() == []
     assert len(shop.instance.fetch_materializations(KEY, limit=50).records) == materialized
     done = shop.run("deploy_wc")
-    assert done.success, said(done)
+    assert done.success, failure_text(done)
     cluster.wait_running("wc")
     assert shop.look()[0] == {} and all(check.passed for check in shop.checks.values())
     assert shop.run("kill_wc").success

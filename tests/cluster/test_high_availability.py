@@ -41,7 +41,7 @@ CONF = {
 
 
 @dataclass
-class World:
+class AvailabilityWorld:
     """The cluster under test, and a topology that must not notice anything."""
 
     zookeeper: ZooKeeperEnsemble
@@ -49,13 +49,13 @@ class World:
     links: dict[str, list[FaultProxy]]
     """Nimbus -> its connections to each ZooKeeper server."""
     network: Network | None
-    """What the ZooKeeper servers are in, where that can be had."""
+    """Network namespaces of the ZooKeeper servers, where that can be had."""
     steady: str = ""
     workers: dict[tuple[str, int], tuple[int, str]] | None = None
     """(supervisor, port) -> (pid, start token) of its workers."""
 
     def acked(self) -> int:
-        """How many numbers of the steady topology came back."""
+        """Number of the steady topology's acked numbers."""
         found = 0
         for path in self.daemons.home.glob("**/steady/numbers/*.sqlite3"):
             state = TaskState(path)
@@ -66,7 +66,7 @@ class World:
         return found
 
     def statuses(self) -> set[str]:
-        """What the steady topology's workers say of themselves, on their own disk."""
+        """Worker records of the steady topology on the supervisors' disks."""
         pids = {pid for pid, _ in (self.workers or {}).values()}
         found = set()
         for path in self.daemons.home.glob("workers/*/heartbeat*"):
@@ -98,13 +98,13 @@ class World:
         eventually(lambda: self.acked() > before, 60, "numbers on their way")
 
     def sound(self) -> None:
-        """What ``doctor --invariants`` asks, I1 to I8."""
+        """Check the invariants of ``doctor --invariants``, I1 to I8."""
         seen = self.daemons.inspect()
         assert seen.sound, seen.violations
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AvailabilityWorld]:
     folder = tmp_path_factory.mktemp("ha")
     with ExitStack() as stack:
         network = stack.enter_context(Network("sdha", 3)) if missing_requirement() is None else None
@@ -127,7 +127,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                 links={nimbus: [link.address for link in own] for nimbus, own in links.items()},
             )
         )  # fmt: skip
-        made = World(zookeeper, daemons, links, network)
+        made = AvailabilityWorld(zookeeper, daemons, links, network)
         made.steady = daemons.submit(STEADY, "steady")
         made.workers = daemons.wait_running(made.steady)
         yield made
@@ -136,7 +136,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 # -- what is done: each begins at a call, and what it returns ends it ------------------------------------------
 
 
-def _kill(world: World, role: str, id: str) -> Callable[[], None]:
+def _kill(world: AvailabilityWorld, role: str, id: str) -> Callable[[], None]:
     world.daemons.kill(role, id)
     return world.daemons.heal
 
@@ -154,50 +154,50 @@ def _hold(manager: Any, until: Callable[[], object]) -> Callable[[], None]:
     return end
 
 
-def leader_killed(world: World) -> Callable[[], None]:
+def leader_killed(world: AvailabilityWorld) -> Callable[[], None]:
     return _kill(world, "nimbus", world.daemons.leader())
 
 
-def leader_frozen(world: World) -> Callable[[], None]:
+def leader_frozen(world: AvailabilityWorld) -> Callable[[], None]:
     old = world.daemons.leader()
     return _hold(world.daemons.frozen("nimbus", old), lambda: world.daemons.leader(other_than=old))
 
 
-def leader_cut_off(world: World) -> Callable[[], None]:
+def leader_cut_off(world: AvailabilityWorld) -> Callable[[], None]:
     old = world.daemons.leader()
     return _hold(world.cut_off(old), lambda: world.daemons.leader(other_than=old))
 
 
-def follower_killed(world: World) -> Callable[[], None]:
+def follower_killed(world: AvailabilityWorld) -> Callable[[], None]:
     return _kill(world, "nimbus", world.daemons.followers()[0])
 
 
-def follower_frozen(world: World) -> Callable[[], None]:
+def follower_frozen(world: AvailabilityWorld) -> Callable[[], None]:
     return _hold(world.daemons.frozen("nimbus", world.daemons.followers()[0]), lambda: None)
 
 
-def follower_cut_off(world: World) -> Callable[[], None]:
+def follower_cut_off(world: AvailabilityWorld) -> Callable[[], None]:
     return _hold(world.cut_off(world.daemons.followers()[0]), lambda: None)
 
 
-def zookeeper_leader_killed(world: World) -> Callable[[], None]:
+def zookeeper_leader_killed(world: AvailabilityWorld) -> Callable[[], None]:
     world.zookeeper.kill(world.zookeeper.leader())
     return world.zookeeper.heal
 
 
-def zookeeper_follower_killed(world: World) -> Callable[[], None]:
+def zookeeper_follower_killed(world: AvailabilityWorld) -> Callable[[], None]:
     world.zookeeper.kill(world.zookeeper.followers()[0])
     return world.zookeeper.heal
 
 
-def _another_leads(world: World, old: int) -> None:
+def _another_leads(world: AvailabilityWorld, old: int) -> None:
     def others() -> bool:
         return any(world.zookeeper.mode(m.id) == "leader" for m in world.zookeeper.members if m.id != old)
 
     eventually(others, 90, "another ZooKeeper server leading")
 
 
-def zookeeper_leader_frozen(world: World) -> Callable[[], None]:
+def zookeeper_leader_frozen(world: AvailabilityWorld) -> Callable[[], None]:
     old = world.zookeeper.leader()
     world.zookeeper.freeze(old)
 
@@ -208,7 +208,7 @@ def zookeeper_leader_frozen(world: World) -> Callable[[], None]:
     return end
 
 
-def zookeeper_leader_cut_off(world: World) -> Callable[[], None]:
+def zookeeper_leader_cut_off(world: AvailabilityWorld) -> Callable[[], None]:
     network = _network(world)
     old = world.zookeeper.leader()
     network.cut(old - 1)
@@ -221,7 +221,7 @@ def zookeeper_leader_cut_off(world: World) -> Callable[[], None]:
     return end
 
 
-def zookeeper_follower_cut_off(world: World) -> Callable[[], None]:
+def zookeeper_follower_cut_off(world: AvailabilityWorld) -> Callable[[], None]:
     network = _network(world)
     cut = world.zookeeper.followers()[0]
     network.cut(cut - 1)
@@ -233,11 +233,11 @@ def zookeeper_follower_cut_off(world: World) -> Callable[[], None]:
     return end
 
 
-def supervisor_killed(world: World) -> Callable[[], None]:
+def supervisor_killed(world: AvailabilityWorld) -> Callable[[], None]:
     return _kill(world, "supervisor", "s1")
 
 
-def supervisor_frozen(world: World) -> Callable[[], None]:
+def supervisor_frozen(world: AvailabilityWorld) -> Callable[[], None]:
     def gone() -> None:
         with world.daemons.cluster() as cluster:
             eventually(lambda: "s2" not in cluster.load_view().supervisors, 60, "the end of its session")
@@ -245,7 +245,7 @@ def supervisor_frozen(world: World) -> Callable[[], None]:
     return _hold(world.daemons.frozen("supervisor", "s2"), gone)
 
 
-def _network(world: World) -> Network:
+def _network(world: AvailabilityWorld) -> Network:
     if world.network is None:
         pytest.skip(f"a ZooKeeper server cannot be cut off here: {missing_requirement()}")
     return world.network
@@ -265,7 +265,7 @@ MORE_TROUBLE = [
     ids=lambda trouble: trouble.__name__,
 )
 def test_a_submission_survives_and_what_runs_does_not_notice(
-    world: World, trouble: Callable[[World], Callable[[], None]]
+    world: AvailabilityWorld, trouble: Callable[[AvailabilityWorld], Callable[[], None]]
 ) -> None:
     name = trouble.__name__.replace("_", "-")
     daemons = world.daemons
@@ -317,7 +317,7 @@ def test_a_submission_survives_and_what_runs_does_not_notice(
         lifecycle.kill(ctx, name, 0)
 
 
-def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: World) -> None:
+def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: AvailabilityWorld) -> None:
     """Requests that wait in its socket are answered with an error by the deposed leader."""
     daemons = world.daemons
     old = daemons.leader()
@@ -356,8 +356,8 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: World
 
 
 @pytest.mark.chaos
-def test_copies_come_back_to_a_nimbus_that_lost_its_disk(world: World) -> None:
-    """What it lacks it fetches; nothing is deleted for it."""
+def test_copies_come_back_to_a_nimbus_that_lost_its_disk(world: AvailabilityWorld) -> None:
+    """A nimbus fetches missing blobs; nothing is deleted for that."""
     daemons = world.daemons
     follower = daemons.followers()[0]
     daemons.kill("nimbus", follower)
@@ -379,7 +379,9 @@ def test_copies_come_back_to_a_nimbus_that_lost_its_disk(world: World) -> None:
     world.sound()
 
 
-def test_without_a_quorum_reads_that_need_none_are_answered_and_writes_are_unavailable(world: World) -> None:
+def test_without_a_quorum_reads_that_need_none_are_answered_and_writes_are_unavailable(
+    world: AvailabilityWorld,
+) -> None:
     daemons, zookeeper = world.daemons, world.zookeeper
     leader = daemons.leader()
     key = jar_key(world.steady)

@@ -1,4 +1,4 @@
-"""A stranger's first day: a stock Dagster project takes our package in, deploys a topology, sees it heal, upgrades it,
+"""A newcomer's first day: a stock Dagster project installs our package, deploys a topology, sees it heal, upgrades it,
 ends it, and takes the package out again. Whatever else the project does is as before, run by run."""
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class StockDagster:
         return result
 
     def shown(self) -> dict[str, Any]:
-        """What the webserver has of the code location, by kind."""
+        """Definitions of the code location in the webserver, by kind."""
         found = self.ask(SHOWN, selector=SELECTOR)
         assert found["__typename"] == "Repository", found
         return {
@@ -152,7 +152,7 @@ class StockDagster:
         return len(self.instance.fetch_materializations(key, limit=1000).records)
 
     def day(self) -> dict[str, Any]:
-        """What the project does by itself and by hand: events of each run, and runs for each tick."""
+        """History of the project: events of each run, and runs for each tick."""
         report, began = self.made(dg.AssetKey("price_report")), time.time()
         done: dict[str, Any] = {job: self.run(job) for job in ("nightly", "prices_job")}
         done["daily_job"] = self.run("daily_job", **{"dagster/partition": "2024-01-02"})
@@ -175,7 +175,7 @@ class StockDagster:
 
 
 def own(had: dict[str, dict[str, Any]], has: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of what there is now, what there was before."""
+    """The part of the present definitions that was there before."""
     return {kind: {name: has[kind].get(name) for name in names} for kind, names in had.items()}
 
 
@@ -227,7 +227,7 @@ def test_a_stock_project_with_storm_and_without(
         assert len(before) == 3
         eventually(lambda: stock.made(REPORT) == 1, 240, "the eager asset behind the topology", interval=1)
 
-        # A host is lost: its supervisor and its workers are killed. All tasks run again, elsewhere or anew.
+        # A host is lost: its supervisor and its workers are killed. All tasks run again, elsewhere or restarted.
         node = next(iter(before.values()))
         killed = {pid for pid, where in before.items() if where == node}
         cluster.kill("supervisor", node)

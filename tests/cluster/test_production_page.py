@@ -99,7 +99,7 @@ def test_the_page_as_it_stands(hosts: Hosts) -> None:
     follow(hosts, "The conf")
     follow(hosts, "Start")
 
-    def well() -> bool:
+    def healthy() -> bool:
         hosts.revive()
         status = ask(hosts, "status")
         registered = {row["host"] for row in status["supervisors"]}
@@ -109,7 +109,11 @@ def test_the_page_as_it_stands(hosts: Hosts) -> None:
         return ask(hosts, "doctor")["ok"]
 
     eventually(
-        well, 300, "a leader, both supervisors, an armed sensor, Spark", interval=1, ignore=(AssertionError,)
+        healthy,
+        300,
+        "a leader, both supervisors, an armed sensor, Spark",
+        interval=1,
+        ignore=(AssertionError,),
     )
     said = follow(hosts, "Is it well?")
     print(*said.values(), sep="\n")

@@ -1,4 +1,4 @@
-"""What heals what, on a whole cluster: drains, frozen workers and hosts, mass loss, a cluster without Dagster, a restart."""
+"""Healing on a whole cluster: drains, frozen workers and hosts, mass loss, a cluster without Dagster, a restart."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def owners(cluster: LocalCluster, name: str) -> bool:
     return running and sorted(tasks) == sorted(task["id"] for task in document["tasks"])
 
 
-def settled(cluster: LocalCluster, name: str, *, without: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def wait_until_stable(cluster: LocalCluster, name: str, *, without: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     def moved() -> bool:
         document = cluster.show(name)
         return owners(cluster, name) and not {task["node"] for task in document["tasks"]} & without
@@ -186,10 +186,10 @@ def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(
         )
 
     def submit(number: int) -> str:
-        wish = {"name": "contested", "handle": uploaded.handle, "token": f"contested-{number}"}
+        request = {"name": "contested", "handle": uploaded.handle, "token": f"contested-{number}"}
         with cluster.nimbus() as nimbus:
             try:
-                return f"taken {nimbus.post('/v1/submit', wish)['run_id']}"
+                return f"taken {nimbus.post('/v1/submit', request)['run_id']}"
             except AlreadyAlive:
                 return "refused"
             except Unavailable as error:
@@ -198,13 +198,13 @@ def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(
 
     def round_of_submissions() -> Counter[str] | None:
         with ThreadPoolExecutor(50) as clients:
-            told = Counter(clients.map(submit, range(100)))
-        return told if any(answer.startswith("taken") for answer in told) else None
+            results = Counter(clients.map(submit, range(100)))
+        return results if any(answer.startswith("taken") for answer in results) else None
 
-    told = eventually(round_of_submissions, 120, "one submission taken")
-    assert told is not None
-    assert [times for answer, times in told.items() if answer.startswith("taken")] == [1], told
-    assert told["refused"] >= 50, told
+    results = eventually(round_of_submissions, 120, "one submission taken")
+    assert results is not None
+    assert [times for answer, times in results.items() if answer.startswith("taken")] == [1], results
+    assert results["refused"] >= 50, results
     cluster.wait_running("contested", timeout=120)
     assert [row["name"] for row in cluster.topologies()] == ["contested"]
     cluster.cli("kill", "contested", "-w", "0")
@@ -237,7 +237,7 @@ def test_deactivate_and_kill_let_what_is_in_flight_finish(cluster: LocalCluster)
         eventually(lambda: cluster.show("slow")["status"] == "REBALANCING", 60, "the rebalance")
         cluster.cli("activate", "slow")
     eventually(lambda: cluster.show("slow")["status"] == "INACTIVE", 60, "the end of the rebalance")
-    settled(cluster, "slow")
+    wait_until_stable(cluster, "slow")
     assert len(cluster.show("slow")["workers"]) == 2 and tally(cluster) == (sent, sent, 0)
     cluster.cli("activate", "slow")
     eventually(lambda: tally(cluster)[1] > sent + 500, 60, "more tuples")
@@ -260,7 +260,7 @@ def test_a_frozen_worker_is_replaced(cluster: LocalCluster, expected: Counter[st
         120, "another worker in its slot", ignore=(StormDagsterError,), interval=0.2,
     )  # fmt: skip
     assert gone(victim["pid"])
-    settled(cluster, "hung")
+    wait_until_stable(cluster, "hung")
     exact(cluster, "hung", expected)
     cluster.cli("kill", "hung", "-w", "0")
 
@@ -276,7 +276,7 @@ def test_a_frozen_host_is_healed_once_and_its_workers_end_when_it_wakes(
     host = hosts(cluster, before, {node})
     freeze(host)
     try:
-        settled(cluster, "frozen", without={node})
+        wait_until_stable(cluster, "frozen", without={node})
         assert len(set(heal_runs(cluster)) - runs) == 1, "one cause is one run"
         # The workers wake before their supervisor: nobody but they themselves can end them.
         thaw(host[1:])
@@ -310,12 +310,12 @@ def test_mass_loss_pauses_healing_and_raises_an_alarm(cluster: LocalCluster, exp
     query = """{ assetOrError(assetKey: {path: ["storm", "cluster", "supervisors"]}) {
       ... on Asset { assetObservations(limit: 50) { description } } } }"""
 
-    def told() -> bool:
+    def reported() -> bool:
         seen = ask_dagster(cluster, query)["assetOrError"]["assetObservations"]
         texts = [event["description"] or "" for event in seen]
         return any("ALARM" in text for text in texts) and "healing goes on" in texts
 
-    eventually(told, 60, "the alarm and its end at the asset", interval=0.5)
+    eventually(reported, 60, "the alarm and its end at the asset", interval=0.5)
     assert heal_runs(cluster) == runs
     exact(cluster, "mass", expected)
     cluster.cli("kill", "mass", "-w", "0")
@@ -336,7 +336,7 @@ def test_without_dagster_the_leader_heals_and_obeys(cluster: LocalCluster, expec
         said = "the leader reassigns dead tasks itself"
         eventually(lambda: any(said in log.read_text() for log in logs), 60, "the backstop")
         freeze(host)
-        settled(cluster, "alone", without={node})
+        wait_until_stable(cluster, "alone", without={node})
         with pytest.raises(Unavailable):
             cluster.cli("rebalance", "alone", "-n", "2")
         assert cluster.cli("deactivate", "alone")["run_id"] is None
@@ -348,11 +348,11 @@ def test_without_dagster_the_leader_heals_and_obeys(cluster: LocalCluster, expec
     query = """{ assetOrError(assetKey: {path: ["storm", "assignment"]}) {
       ... on Asset { assetMaterializations(limit: 50) { description } } } }"""
 
-    def told() -> bool:
+    def reported() -> bool:
         seen = ask_dagster(cluster, query)["assetOrError"]["assetMaterializations"]
         return any("reassigned by the leader" in (event["description"] or "") for event in seen)
 
-    eventually(told, 90, "what the leader did, in Dagster", ignore=(httpx.HTTPError,), interval=0.5)
+    eventually(reported, 90, "what the leader did, in Dagster", ignore=(httpx.HTTPError,), interval=0.5)
     assert heal_runs(cluster) == runs, "Dagster, back again, has nothing to heal"
     cluster.cli("kill", "alone", "-w", "0")
 
@@ -366,7 +366,7 @@ def test_a_cluster_that_is_stopped_and_started_goes_on_where_it_was(
     runs = heal_runs(cluster)
     cluster.stop()
     cluster.start()
-    settled(cluster, "again")
+    wait_until_stable(cluster, "again")
     after = {task["id"]: (task["node"], task["port"]) for task in cluster.show("again")["tasks"]}
     assert after == {task["id"]: (task["node"], task["port"]) for task in before["tasks"]}
     exact(cluster, "again", expected)

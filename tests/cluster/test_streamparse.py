@@ -41,7 +41,7 @@ def cluster(shared_cluster: LocalCluster) -> LocalCluster:
 
 
 def address(cluster: LocalCluster) -> str:
-    """Of the leader's Thrift service."""
+    """Address of the leader's Thrift service."""
     with cluster.nimbus() as nimbus:
         leader = nimbus.leader()
     return next(each.thrift for each in cluster.endpoints.nimbuses if each.http == leader)
@@ -123,25 +123,25 @@ def client(connect: Callable[[], Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def submitted(cluster: LocalCluster, project: Path) -> str:
-    """What ``sparse submit`` printed; the topology runs."""
+    """Output of ``sparse submit``; the topology runs."""
 
     def accepted() -> str | None:
         began = time.monotonic()
-        said = sparse(
+        output = sparse(
             cluster, "submit", "-j", "wordcount.jar", "-o", "pystorm.log.level=info", cwd=project, check=False
         )  # fmt: skip
-        if "did not answer within" in said:
+        if "did not answer within" in output:
             return None  # Dagster, on a loaded machine: nimbus says so, and a user tries again.
-        assert "Submitting wordcount topology to nimbus...done" in said, said
+        assert "Submitting wordcount topology to nimbus...done" in output, output
         # Nimbus answers once the topology is published, or after 6 s.
         if time.monotonic() - began < ANSWER_SECS - 1:
             assert NAME in sparse(cluster, "list", cwd=project), "what was submitted is not listed"
-        return said
+        return output
 
-    said = eventually(accepted, 180, "a submission")
-    assert said is not None
+    output = eventually(accepted, 180, "a submission")
+    assert output is not None
     cluster.wait_running(NAME, timeout=180)
-    return said
+    return output
 
 
 def test_sparse_submits_and_lists(cluster: LocalCluster, project: Path, submitted: str) -> None:
@@ -329,11 +329,11 @@ def test_of_many_submissions_with_one_name_exactly_one_is_taken(
 
     def round_of_submissions() -> list[str] | None:
         with ThreadPoolExecutor(40) as pool:
-            told = list(pool.map(submit, range(40)))
-        return told if "taken" in told else None
+            results = list(pool.map(submit, range(40)))
+        return results if "taken" in results else None
 
-    told = eventually(round_of_submissions, 120, "one submission taken")
-    assert told is not None and told.count("taken") == 1
+    results = eventually(round_of_submissions, 120, "one submission taken")
+    assert results is not None and results.count("taken") == 1
     cluster.wait_running("contested", timeout=180)
     assert [row["name"] for row in cluster.topologies()].count("contested") == 1
     first.killTopologyWithOpts("contested", storm.KillOptions(wait_secs=0))
@@ -357,19 +357,19 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
     eventually(
         lambda: set(client.getLogConfig(topology_id).named_logger_level) == {"ROOT"}, 30, "the end of DEBUG"
     )
-    # A worker that is started anew has what was changed before it began.
+    # A restarted worker has what was changed before it began.
     victim = cluster.show(NAME)["workers"][0]
     os.kill(victim["pid"], signal.SIGKILL)
 
-    def anew() -> bool:
+    def restarted() -> bool:
         workers = cluster.show(NAME)["workers"]
         return all(worker["pid"] not in (None, victim["pid"]) for worker in workers)
 
-    eventually(anew, 60, "the worker again", ignore=(StormDagsterError,))
+    eventually(restarted, 60, "the worker again", ignore=(StormDagsterError,))
     cluster.wait_running(NAME)
     with cluster.nimbus() as nimbus:
-        told = nimbus.get(f"/api/v1/topology/{topology_id}/logconfig")
-    assert {name: level["target_level"] for name, level in told["namedLoggerLevels"].items()} == {
+        results = nimbus.get(f"/api/v1/topology/{topology_id}/logconfig")
+    assert {name: level["target_level"] for name, level in results["namedLoggerLevels"].items()} == {
         "ROOT": "WARN"
     }
     assert client.getLogConfig(topology_id).named_logger_level["ROOT"].target_log_level == "WARN"

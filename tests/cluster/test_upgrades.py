@@ -113,7 +113,7 @@ def executed(document: dict[str, Any]) -> dict[str, int]:
     return dict(found)
 
 
-def settled(cluster: LocalCluster, name: str, status: str = "ACTIVE") -> dict[str, Any]:
+def wait_until_stable(cluster: LocalCluster, name: str, status: str = "ACTIVE") -> dict[str, Any]:
     """The topology once it has that status and every worker shows a version."""
 
     def look() -> dict[str, Any] | None:
@@ -143,7 +143,7 @@ def test_worker_by_worker_while_both_versions_count_and_the_leader_dies(
 
     answer = cluster.cli("gray-upgrade", "gray", code["new"], "-n", "1", *CONF)
     assert answer["status"] == "UPGRADING"
-    now = versions(settled(cluster, "gray", "UPGRADING"))
+    now = versions(wait_until_stable(cluster, "gray", "UPGRADING"))
     (first,) = (address for address, version in now.items() if version != old)
     new = now[first]
     assert first == min(
@@ -182,7 +182,7 @@ def test_worker_by_worker_while_both_versions_count_and_the_leader_dies(
     with cluster.nimbus() as nimbus:
         leader = nimbus.get("/healthz")["id"]
     cluster.kill("nimbus", leader)
-    after = settled(cluster, "gray")
+    after = wait_until_stable(cluster, "gray")
     assert set(versions(after).values()) == {new} and "upgrade" not in after
     wait_for_all(cluster, "gray")
     assert WORDS.counts(cluster, "gray") == expected, "no line may be lost or counted twice"
@@ -197,15 +197,15 @@ def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     (old,) = set(versions(before).values())
     with pytest.raises(InvalidTopology, match="was rolled back, the former code runs again"):
         cluster.cli("gray-upgrade", "back", code["deadly"], "-p", "split", "-n", "1", *CONF)
-    after = settled(cluster, "back")
+    after = wait_until_stable(cluster, "back")
     assert set(versions(after).values()) == {old} and "upgrade" not in after
     assert any("exit code 7" in error["error"] for error in after["errors"])
 
     # Two of the three workers split; the third keeps the former code, so that the upgrade stays under way.
     cluster.cli("gray-upgrade", "back", code["new"], "-p", "split", *CONF)
-    assert len(set(versions(settled(cluster, "back", "UPGRADING")).values())) == 2
+    assert len(set(versions(wait_until_stable(cluster, "back", "UPGRADING")).values())) == 2
     assert cluster.cli("rollback", "back")["status"] == "ACTIVE"
-    assert set(versions(settled(cluster, "back")).values()) == {old}
+    assert set(versions(wait_until_stable(cluster, "back")).values()) == {old}
     with pytest.raises(Conflict, match="no upgrade is under way"):
         cluster.cli("rollback", "back")
 

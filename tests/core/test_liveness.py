@@ -15,6 +15,7 @@ from storm_dagster.core.liveness.detection import LivenessLimits, observe
 from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.core.reassignment import Runnable, assignment_of, monitor_batch, offered_supervisors
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.placement import PlacedWorker, TopologyPlacement
 from storm_dagster.model.records import (
     Assignment,
@@ -120,7 +121,7 @@ class Clock:
     def at(self, now: float, view: ClusterView, **options: Any) -> Any:
         options = {"boot_id": "b", **options}
         seen = observe(view, self.memory, LIMITS, boot_now=now, **options)
-        self.memory = LivenessMemory.from_json(json.loads(json.dumps(seen.memory.to_json())))
+        self.memory = decode_memory(LivenessMemory, encode_memory(seen.memory))
         assert self.memory == seen.memory
         return seen
 
@@ -362,7 +363,7 @@ def test_attempts_rise_with_a_pause_that_grows() -> None:
 
 def test_bad_cursors_are_empty_memories() -> None:
     for bad in (None, 3, {}, {"boot_id": "b"}, {"boot_id": 1, "since": "x", "topologies": {}}):
-        assert LivenessMemory.from_json(bad) == LivenessMemory()
+        assert decode_memory(LivenessMemory, json.dumps(bad)) == LivenessMemory()
 
 
 class TestReassignment:

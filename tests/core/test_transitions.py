@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, get_args
 
 import pytest
 
 from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
 from storm_dagster.model.errors import Conflict
+from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.records import StormBase, TopologyStatus
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
@@ -111,7 +113,7 @@ def test_due_by_the_observers_clock() -> None:
     assert due == []
     due, memory = due_actions(view(("k", killed, 6)), memory, boot_id="b", boot_now=120)
     assert [(action.topology_id, action.action) for action in due] == [("k", "remove")]
-    assert DueMemory.from_json(memory.to_json()) == memory
+    assert decode_memory(DueMemory, encode_memory(memory)) == memory
     assert due_actions(view(("k", killed, 6)), memory, boot_id="other", boot_now=9999)[0] == []
 
 
@@ -131,4 +133,4 @@ def test_no_delay_is_due_at_once_and_quiet_ones_never() -> None:
 
 @pytest.mark.parametrize("garbage", [None, [], {"seen": 3}, {"boot_id": "b", "seen": {"x": [1]}}, "x"])
 def test_a_bad_cursor_is_an_empty_memory(garbage: Any) -> None:
-    assert DueMemory.from_json(garbage) == DueMemory()
+    assert decode_memory(DueMemory, json.dumps(garbage)) == DueMemory()

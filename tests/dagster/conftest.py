@@ -52,7 +52,7 @@ class PlainPlanner(SparkResource):
 
 
 @dataclass
-class World:
+class DagsterWorld:
     """One cluster as the code location sees it, and what a test does to it."""
 
     home: Path
@@ -127,8 +127,8 @@ class World:
                 paths.worker(topology.id, node, port), encode_record(record)
             )
 
-    def remembered(self, cursor: str, sensor: str = "heartbeat_sensor") -> Any:
-        """What a sensor's cursor leads to in ZooKeeper."""
+    def stored_memory(self, cursor: str, sensor: str = "heartbeat_sensor") -> Any:
+        """Memory of a sensor in ZooKeeper, by its cursor."""
         raw = load_memory(self.cluster, sensor, json.loads(cursor)["memory"])
         assert raw is not None
         return json.loads(raw)
@@ -148,7 +148,7 @@ class World:
 
 @pytest.fixture
 def spark_resource() -> dict[str, Any]:
-    """What plans in :func:`world`; tests of the PySpark planner override it."""
+    """Planner of :func:`world`; tests of the PySpark planner override it."""
     return {"spark": PlainPlanner()}
 
 
@@ -166,13 +166,13 @@ def make_world(
     zk_cluster: StormClusterState,
     resources: dict[str, Any],
     cluster: str | None = None,
-) -> World:
+) -> DagsterWorld:
     """A cluster with a leader's epoch and two supervisors of four slots, and a Dagster that knows it."""
     home.mkdir()
     conf = {**zk_conf, "task.cleanup.timeout.sec": 0, "topology.message.timeout.secs": 1}
     (home / "storm.yaml").write_text(yaml.safe_dump(conf), encoding="utf-8")
     blob_dir = home / "blobs"
-    world = World(
+    world = DagsterWorld(
         home=home,
         cluster=zk_cluster,
         blobs=LocalBlobStore(blob_dir),
@@ -195,7 +195,7 @@ def world(
     zk_conf: dict[str, object],
     zk_cluster: StormClusterState,
     spark_resource: dict[str, Any],
-) -> World:
+) -> DagsterWorld:
     """The cluster of a code location without a name of its own."""
     return make_world(tmp_path / "home", instance, zk_conf, zk_cluster, spark_resource)
 
@@ -206,7 +206,7 @@ def prod_world(
     instance: dg.DagsterInstance,
     zk_conf: dict[str, object],
     spark_resource: dict[str, Any],
-) -> Iterator[World]:
+) -> Iterator[DagsterWorld]:
     """Another cluster in the same instance, called ``prod``."""
     conf = {**zk_conf, "storm.zookeeper.root": f"{zk_conf['storm.zookeeper.root']}-prod"}
     cluster = StormClusterState.open(conf, create_root=True)

@@ -123,22 +123,22 @@ def harness() -> int:
 
 
 def refusals() -> dict[str, tuple[int, str]]:
-    """What the daemons of a host say on another system: exit code and message."""
-    said, sys.platform = {}, "darwin"
+    """Exit code and message of each daemon on another system."""
+    messages, sys.platform = {}, "darwin"
     try:
         for verb in ("supervisor", "dev"):
             code, _, error = call(verb, "--home", str(home / verb))
-            said[verb] = (code, error.strip().splitlines()[-1])
+            messages[verb] = (code, error.strip().splitlines()[-1])
         from storm_dagster.model.errors import StormDagsterError
         from storm_dagster.worker.runtime.process import run_worker
 
         try:
             run_worker(home / "SPEC.json")
         except StormDagsterError as error:
-            said["worker"] = (error.exit_code, f"{type(error).__name__}: {error.message}")
+            messages["worker"] = (error.exit_code, f"{type(error).__name__}: {error.message}")
     finally:
         sys.platform = "linux"
-    return said
+    return messages
 
 
 def identity() -> list[bool]:

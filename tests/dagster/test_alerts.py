@@ -42,33 +42,33 @@ def their_check() -> dg.AssetCheckResult:
 
 
 class Desk:
-    """An instance, a sensor that tells it, and what it was told."""
+    """An instance, an alert sensor, and the alerts that it sent."""
 
     def __init__(self, instance: dg.DagsterInstance, **options) -> None:
         self.instance = instance
-        self.told: list[Alert] = []
+        self.sent: list[Alert] = []
         self.deaf = False
         self.cursor: str | None = None
-        self.sensor = build_alert_sensor(self.hear, **options)
+        self.sensor = build_alert_sensor(self.receive, **options)
         self.defs = dg.Definitions(
             assets=[active_topology, theirs], asset_checks=[invariants, their_check], sensors=[self.sensor]
         )
         self.tick()
 
-    def hear(self, alert: Alert) -> None:
+    def receive(self, alert: Alert) -> None:
         if self.deaf:
             raise ConnectionError("nobody answers")
-        self.told.append(alert)
+        self.sent.append(alert)
 
     def tick(self) -> list[str]:
-        self.told = []
+        self.sent = []
         with dg.build_sensor_context(
             instance=self.instance, cursor=self.cursor, definitions=self.defs
         ) as context:
             result = self.sensor(context)
         self.cursor = result.cursor
         assert len(self.cursor) < 2_000
-        return [alert.title for alert in self.told]
+        return [alert.title for alert in self.sent]
 
     def evaluate(self, passed: bool, *, warn: bool = False, key=ACTIVE_TOPOLOGY, name="invariants") -> None:
         self.instance.report_runless_asset_event(
@@ -108,7 +108,7 @@ def test_a_failed_check_is_told_once_and_its_end_once(desk: Desk) -> None:
     assert desk.tick() == []
     desk.evaluate(False)
     assert desk.tick() == [f"ERROR: {CHECK}"]
-    assert desk.told[0].text == "- task 3 runs twice"
+    assert desk.sent[0].text == "- task 3 runs twice"
     desk.evaluate(False)
     assert desk.tick() == []
     desk.evaluate(True)
@@ -130,7 +130,7 @@ def test_a_failed_run_is_told_with_its_reason_until_the_same_succeeds(desk: Desk
     desk.run("nightly", fails=True)
     desk.run("submit_topology", fails=True, partition="wc")
     assert desk.tick() == ["ERROR: submit_topology of wc"]
-    assert "no slot is free" in desk.told[0].text
+    assert "no slot is free" in desk.sent[0].text
     desk.run("submit_topology", fails=True, partition="wc")
     desk.run("submit_topology", fails=False, partition="other")
     assert desk.tick() == []

@@ -1,4 +1,4 @@
-"""Which Dagster: the range of pyproject.toml, and that every name we take from `dagster` is public in this one."""
+"""Supported Dagster releases: the range of pyproject.toml, and only public names of `dagster` are used."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from storm_dagster.defs.declared.attributes import TopologyAlerts
-from storm_dagster.defs.declared.checks import verdicts
+from storm_dagster.defs.declared.checks import check_results
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
 from storm_dagster.defs.declared.deploy import read_actual
 from storm_dagster.defs.declared.metadata import workers_markdown
@@ -244,7 +244,7 @@ def test_drift_is_found_in_every_part() -> None:
 def test_nothing_runs_once_it_was_killed_though_its_workers_still_do() -> None:
     document = {"id": "shop-1-1", "status": "KILLED", "tasks": [{"id": 1, "status": "running"}]}
     killed = Actual("shop-1-1", "KILLED", 1, {}, "v")
-    found = verdicts(
+    found = check_results(
         Declaration("shop", "x"), Described(code_version="v"), killed, document, TopologyAlerts(errors=1)
     )
     assert not any(verdict.passed for verdict in found.values())
@@ -263,7 +263,7 @@ def test_limits_are_judged_by_what_spouts_did() -> None:
     }
     running = Actual("shop-1-1", "ACTIVE", 1, {}, "v")
     alerts = TopologyAlerts(complete_ms=19, failed_ratio=0.1, errors=0)
-    found = verdicts(Declaration("shop", "x"), Described(code_version="v"), running, document, alerts)
+    found = check_results(Declaration("shop", "x"), Described(code_version="v"), running, document, alerts)
     assert {name: verdict.passed for name, verdict in found.items()} == {
         "all_tasks_run": True,
         "as_declared": True,

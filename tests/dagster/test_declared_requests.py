@@ -1,4 +1,4 @@
-"""When the sensor of a declared topology asks for a deploy, and which workers a gray upgrade takes next."""
+"""Deploy requests of the sensor of a declared topology, and the next workers of a gray upgrade."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class Shop:
         assert self.world.run("kill_topology", config=config).success
 
     def tick(self, secs: float = 30.0) -> tuple[list[Any], dg.SensorResult]:
-        """What a tick recorded, and its answer."""
+        """Events and result of a tick."""
         self.now += secs
         with dg.build_sensor_context(
             instance=self.instance, cursor=self.cursor, definitions=self.defs

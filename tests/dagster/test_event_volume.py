@@ -1,4 +1,4 @@
-"""What sensors write into Dagster: bytes of a day, and of cursors in the largest clusters."""
+"""Volume of what sensors write into Dagster: bytes of a day, and of cursors in the largest clusters."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory, rest
 from storm_dagster.defs.healing.recoveries import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.observe.sensors import cluster_events
+from storm_dagster.model.memory_codec import decode_memory
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
@@ -111,7 +112,7 @@ def without_a_worker(view: ClusterView) -> ClusterView:
 
 
 def stored_bytes(events) -> int:
-    """What Dagster stores of them."""
+    """Bytes that Dagster stores of them."""
     with dg.DagsterInstance.ephemeral() as instance:
         for event in events:
             instance.report_runless_asset_event(event)
@@ -186,7 +187,7 @@ def test_cursors_stay_small_in_the_largest_cluster(zk_cluster) -> None:
         seen = observe(view, memory.liveness, LivenessLimits(), boot_id="b", boot_now=now)
         memory = HealingMemory(
             liveness=seen.memory,
-            looked_at=now,
+            polled_at=now,
             workers=restarts(view, memory.workers)[1],
             recovering=recoveries(view, memory.recovering, now)[1],
         )
@@ -199,7 +200,7 @@ def test_cursors_stay_small_in_the_largest_cluster(zk_cluster) -> None:
     assert written[0] == written[1] != written[2]
     raw = load_memory(zk_cluster, "heartbeat_sensor", written[2])
     assert raw is not None and len(raw) > 2_000
-    again = HealingMemory.from_record(raw, memory.looked_at)
+    again = decode_memory(HealingMemory, raw)
     assert again.workers == memory.workers and again.recovering == memory.recovering
     (missing,) = [part.missing for part in again.liveness.topologies.values() if part.missing]
     assert len(missing) == 1

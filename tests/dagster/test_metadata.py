@@ -5,7 +5,7 @@ from __future__ import annotations
 import dagster as dg
 
 from storm_dagster.defs.failures import failure_of
-from storm_dagster.defs.pictures.metadata import blobs_table, masked, notes, table, tasks_table
+from storm_dagster.defs.pictures.metadata import blobs_table, mask, notes, table, tasks_table
 from storm_dagster.model.errors import Fenced, InvalidTopology, Unavailable
 from storm_dagster.model.records import ComponentTasks, TaskTable
 
@@ -19,7 +19,7 @@ def test_secrets_are_blotted_out_at_any_depth() -> None:
         "token.ttl.secs": 60,
         "empty.password": None,
     }
-    shown = masked(conf)
+    shown = mask(conf)
     assert shown["topology.workers"] == 3
     assert shown["db"]["host"] == "h"
     assert shown["token.ttl.secs"] == 60

@@ -24,7 +24,7 @@ PROGRAM = Path(__file__).with_name("other_system.py")
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory, zookeeper_server: str) -> Iterator[dict[str, Any]]:
-    """What the program saw of a cluster on which a topology runs."""
+    """Observations of the program on a cluster on which a topology runs."""
     folder = tmp_path_factory.mktemp("other")
     conf = {"storm.zookeeper.root": "/other-system"}
     with Daemons(folder / "cluster", [zookeeper_server], nimbuses=1, supervisors=1, conf=conf) as daemons:

@@ -7,7 +7,7 @@ import pytest
 
 from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
-from storm_dagster.defs.observe.inbox_cleanup import remembered
+from storm_dagster.defs.observe.inbox_cleanup import stored_memory
 from storm_dagster.defs.observe.metrics_rollup import samples_of
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -50,7 +50,7 @@ def test_a_topology_that_can_spread_better_is_rebalanced_once(world) -> None:
     crowded(world)
     (request,) = tick(world, "rebalance_schedule").run_requests
     assert request.partition_key == "wc"
-    # Fewest moves would leave the workers where they are: all is placed anew.
+    # Fewest moves would leave the workers where they are: all tasks are placed again.
     assert request.run_config["ops"]["storm__assignment"]["config"] == {"reassign": True}
     (again,) = tick(world, "rebalance_schedule").run_requests
     assert request.run_key == again.run_key
@@ -74,7 +74,7 @@ def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world) -> 
     world.upload("forgotten")
     data = tick(world, "inbox_cleanup_schedule")
     assert not data.run_requests
-    memory = remembered(world.instance)
+    memory = stored_memory(world.instance)
     assert any("upload.forgotten" in key for key in memory)
     assert world.blobs.exists("upload.forgotten.archive")
 
@@ -88,7 +88,7 @@ def test_cleaning_removes_what_was_garbage_for_its_time(world) -> None:
     tick(world, "inbox_cleanup_schedule")
     memory = {
         key: (since - 10_000 if "forgotten" in key else since)
-        for key, since in remembered(world.instance).items()
+        for key, since in stored_memory(world.instance).items()
     }
     assert all(since <= boot_clock() for since in memory.values())
     world.instance.report_runless_asset_event(observation(memory, None, 0))

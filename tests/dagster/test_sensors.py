@@ -69,7 +69,7 @@ def test_a_healthy_cluster_asks_for_nothing(world) -> None:
     result = evaluate(world, "heartbeat_sensor")
     assert not result.run_requests
     assert result.skip_reason is not None
-    memory = world.remembered(result.cursor)
+    memory = world.stored_memory(result.cursor)
     assert memory["liveness"]["boot_id"]
     assert set(memory["workers"]) == {world.topology("wc").id}
 
@@ -148,7 +148,7 @@ def test_the_attempt_rises_with_back_off_while_the_cause_persists(world) -> None
     lose_host(world, "s1")  # Nowhere to go: every try fails.
     first = evaluate(world, "heartbeat_sensor", cursor)
     assert not launch(world, first.run_requests[0]).success
-    memory = world.remembered(first.cursor)
+    memory = world.stored_memory(first.cursor)
     for attempt in memory["attempts"].values():
         attempt[1] += 30  # However slow this machine is: within the back-off.
     assert not evaluate(world, "heartbeat_sensor", world.with_memory(first.cursor, memory)).run_requests
@@ -171,7 +171,7 @@ def test_a_run_in_progress_is_not_doubled(world) -> None:
     world.instance.create_run_for_job(
         job, run_config=request.run_config, tags=dict(request.tags), status=dg.DagsterRunStatus.STARTED
     )
-    memory = world.remembered(first.cursor)
+    memory = world.stored_memory(first.cursor)
     assert memory["attempts"]
     for attempt in memory["attempts"].values():
         attempt[1] = 0.0  # The back-off is over.
@@ -201,7 +201,7 @@ def test_another_boot_grants_one_full_timeout(world) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor")
     lose_host(world, "s1")
-    memory = world.remembered(result.cursor)
+    memory = world.stored_memory(result.cursor)
     memory["liveness"]["boot_id"] = "another boot"
     cursor = world.with_memory(result.cursor, memory)
     assert not evaluate(world, "heartbeat_sensor", cursor).run_requests

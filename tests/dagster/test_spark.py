@@ -1,4 +1,4 @@
-"""What runs on Spark: the placement of a submission, and the roll-up of statistics."""
+"""Work on Spark: the placement of a submission, and the roll-up of statistics."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_submission_is_planned_with_pyspark(world) -> None:
     assert metadata(again, "assignment")["planner"].value == "pyspark"
 
 
-def test_a_submission_without_spark_is_unavailable_and_never_uses_the_twin(world) -> None:
+def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_planner(world) -> None:
     spark = SparkResource(home=str(world.home), overrides={"spark.remote": "sc://127.0.0.1:9"})
     world.defs = build_storm_defs(
         home=str(world.home), blob_dir=str(world.home / "blobs"), resources={"spark": spark}

@@ -55,7 +55,7 @@ def running(world: Any, name: str) -> None:
 
 
 def queue_run(world: Any, request: dg.RunRequest) -> dg.DagsterRun:
-    """What a full queue makes of the request."""
+    """Run of the request in a full queue."""
     return world.instance.create_run_for_job(
         world.defs.resolve_job_def("reassign_topologies"),
         run_config=request.run_config,
@@ -99,7 +99,7 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     first = tick(world, "heartbeat_sensor", cursor)
     (request,) = first.run_requests
     queued = queue_run(world, request)
-    memory = world.remembered(first.cursor)
+    memory = world.stored_memory(first.cursor)
     for attempt in memory["attempts"].values():
         attempt[1] = 0.0  # The back-off is over.
     stuck = tick(world, "heartbeat_sensor", world.with_memory(first.cursor, memory))

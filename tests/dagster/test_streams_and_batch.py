@@ -36,7 +36,7 @@ def defs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark_remote: str) -> 
 
 
 def land(lake: Path, day: str) -> None:
-    """What the stream leaves behind: one view came twice."""
+    """Files of the stream, with one duplicate view."""
     folder = lake / "clicks" / f"day={day}"
     folder.mkdir(parents=True)
     rows = [

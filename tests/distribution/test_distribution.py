@@ -1,4 +1,4 @@
-"""What is published: the source distribution builds the wheel, the wheel is complete, and it works where it is installed."""
+"""Published artifacts: the source distribution builds the wheel, the wheel is complete, and it works where it is installed."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ EXAMPLES = list(
 
 
 def rows_of(name: str, outcome: dict[str, Any]) -> list[list[str]]:
-    """What the page shows of an outcome, cell by cell."""
+    """Cells of the page for an outcome."""
     head = [f"{name}: {outcome['status']}, {outcome['moved']} tasks moved"]
     return [
         head,

@@ -1,4 +1,4 @@
-"""What ``make`` installs with: pip's configuration is passed on to uv, and what cannot be passed on leaves it to pip."""
+"""Installer of ``make``: pip's configuration is passed on to uv; where it cannot be, pip installs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_where_uv_fails_pip_installs_the_same(installer: ModuleType, tmp_path: P
 
 
 def test_a_target_installs_its_own_groups_only() -> None:
-    """What ``make -n`` would run in a clone without an environment."""
+    """Commands that ``make -n`` prints in a clone without an environment."""
     wanted = {"demo": set(), "check": {"check"}, "test": {"test", "docs"}}
     for target, expected in wanted.items():
         planned = subprocess.run(

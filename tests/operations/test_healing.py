@@ -12,6 +12,7 @@ from storm_dagster.core.liveness.detection import LivenessLimits, observe
 from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Fenced, Unavailable
+from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.records import encode_record
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.healing import reassign
@@ -38,7 +39,7 @@ class Observer:
         seen = observe(
             self.world.cluster.load_view(), self.memory, LIMITS, boot_id="b", boot_now=self.now, **options
         )
-        self.memory = LivenessMemory.from_json(seen.memory.to_json())
+        self.memory = decode_memory(LivenessMemory, encode_memory(seen.memory))
         assert self.memory == seen.memory
         return seen
 

@@ -18,6 +18,7 @@ from storm_dagster.model.errors import (
     NotAlive,
     Unavailable,
 )
+from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.names import conf_key, jar_key
 from storm_dagster.operations.live import lifecycle, rebalance
 from storm_dagster.operations.submit.staging import upload_key
@@ -119,7 +120,7 @@ def test_delays_run_on_the_observers_clock(world: Any) -> None:
     lifecycle.kill(ctx, "wc", 10)
     first = lifecycle.finish_due(ctx, boot_id="b", boot_now=100.0)
     assert first.done == ()
-    memory = DueMemory.from_json(first.memory.to_json())
+    memory = decode_memory(DueMemory, encode_memory(first.memory))
     assert lifecycle.finish_due(ctx, memory, boot_id="b", boot_now=109.0).done == ()
     # Another boot has another clock: the full delay begins anew.
     again = lifecycle.finish_due(ctx, memory, boot_id="other", boot_now=500.0)

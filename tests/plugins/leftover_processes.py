@@ -15,11 +15,11 @@ import pytest
 
 MARK = "STORM_DAGSTER_TEST_RUN"
 GRACE = 20.0
-"""Seconds that what was told to end may take for it."""
+"""Seconds that a process may take to end after its signal."""
 
 
 class LeftoverProcesses:
-    """The guard of the process that began the run; workers of pytest-xdist only tell who they are."""
+    """The guard of the process that began the run; workers of pytest-xdist only report themselves."""
 
     def __init__(self, mark: str) -> None:
         self.mark = mark
@@ -83,7 +83,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that began the run who this worker is."""
+    """Report this worker to the process that began the run."""
     output = getattr(session.config, "workeroutput", None)
     if output is not None:
         output["pid"] = os.getpid()

@@ -48,7 +48,7 @@ def rank(nodeid: str) -> int:
 
 
 def scope(nodeid: str) -> str:
-    """What stays on one worker: a module, or a group of modules."""
+    """Scope that stays on one worker: a module, or a group of modules."""
     for group, paths in TOGETHER.items():
         if nodeid.startswith(paths):
             return group

@@ -21,7 +21,7 @@ CLICKS = dg.AssetKey(["lake", "clicks"])
 PAGES_BY_HOUR = dg.AssetKey(["lake", "pages_by_hour"])
 HOURS = dg.HourlyPartitionsDefinition(start_date="2025-01-01-00:00")
 EACH_HOUR = dg.AutomationCondition.eager().without(dg.AutomationCondition.in_latest_time_window())
-"""Whatever hour the stream has completed, the newest one or one that Dagster heard of late."""
+"""Hours that the stream has completed: the newest one, or one that was reported late."""
 LATEST_SECS = 600
 DAILY = dg.FreshnessPolicy.time_window(fail_window=timedelta(hours=26), warn_window=timedelta(hours=25))
 
@@ -32,7 +32,7 @@ def lake() -> Path:
 
 
 def newest(folder: Path) -> float | None:
-    """When the stream wrote into the folder last (epoch seconds)."""
+    """Time at which the stream last wrote into the folder (epoch seconds)."""
     return max((path.stat().st_mtime for path in folder.glob("*.parquet")), default=None)
 
 
@@ -80,7 +80,7 @@ def pages_by_hour(context: dg.AssetExecutionContext, storm_spark: SparkResource)
     description="The day's page views, each once.",
 )
 def clicks_day(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> dg.MaterializeResult:
-    """Read what the stream wrote, drop what came twice, write it anew: a second run gives the same."""
+    """Read what the stream wrote, drop duplicates, write it again: a second run gives the same."""
     source, out = (
         lake() / "clicks" / f"day={context.partition_key}",
         lake() / "clicks_day" / context.partition_key,
@@ -105,7 +105,7 @@ def clicks_day(context: dg.AssetExecutionContext, storm_spark: SparkResource) ->
 def stream_delivers(
     context: dg.AssetCheckExecutionContext, storm_nimbus: NimbusResource
 ) -> dg.AssetCheckResult:
-    """What is made from a day that the stream still writes would be wrong without its newest views."""
+    """Check that the stream has finished the day: a result without its newest views would be wrong."""
     try:
         statuses = {document["name"]: document["status"] for document in storm_nimbus.topologies()}
         status = statuses.get("clicks", "NOT RUNNING")

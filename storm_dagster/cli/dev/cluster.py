@@ -41,7 +41,7 @@ _ENOUGH_CORES = 4
 
 
 class _Stopped(Exception):
-    """The cluster was told to stop while it was being started."""
+    """The cluster was stopped while it was being started."""
 
 
 class Reporter:
@@ -116,7 +116,7 @@ class DevCluster:
 
     # -- the life of the cluster --------------------------------------------------------------------------
     def run(self, ready: Callable[[ClusterFile], None]) -> None:
-        """Start, call ``ready`` once, keep everything running until told to stop, end everything.
+        """Start, call ``ready`` once, keep everything running until ``stop``, end everything.
 
         Raises what made the start fail, after everything has been ended.
         """
@@ -209,7 +209,8 @@ class DevCluster:
         wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
         self._wait(
             lambda: (
-                wanted <= readiness.registered(readiness.leader_url(urls, options) or str(leader), options)
+                wanted
+                <= readiness.supervisor_ids(readiness.leader_url(urls, options) or str(leader), options)
             ),
             "supervisors",
             supervisors,
@@ -217,7 +218,7 @@ class DevCluster:
         self._reporter.done("supervisors")
 
     def _start_the_rest(self) -> None:
-        """What a cluster is ready without: Spark, for which placements wait meanwhile, and warm runs."""
+        """Start what readiness does not include: Spark, for which placements wait meanwhile, and warm runs."""
         if (os.cpu_count() or 1) < _ENOUGH_CORES:
             while not self._ready.wait(0.1):
                 if self._stop.is_set():
@@ -266,8 +267,8 @@ class DevCluster:
         self._reporter.begin("spark warm-up")
         self._wait(lambda: child.poll() is not None, "spark warm-up", [spark])
         if child.returncode:
-            said = output.read_text("utf-8", "replace").strip()[-1500:]
-            raise Unavailable(f"the Spark server does not run jobs: {said}")
+            text = output.read_text("utf-8", "replace").strip()[-1500:]
+            raise Unavailable(f"the Spark server does not run jobs: {text}")
         RunFile.path_of(self._home, "spark-warm-up", "0").unlink(missing_ok=True)
         self._reporter.done("spark warm-up")
 
@@ -279,7 +280,7 @@ class DevCluster:
         self._create_storage()
         code, web = self._launch(plan.code_daemon()), self._launch(plan.webserver_daemon(self._workspace))
         self._wait(lambda: readiness.listens(plan.ports.code), "dagster code server", [code])
-        # The webserver can be asked to look again, when it has looked too early; the daemon does so after a minute.
+        # The webserver can be asked to reload when it has loaded too early; the daemon does so after a minute.
         others = [web, self._launch(plan.dagster_daemon(self._workspace))]
         seen: list[str] = []
         failures = 0
@@ -317,8 +318,8 @@ class DevCluster:
             timeout=max(1.0, self._deadline - time.monotonic()),
         )
         if made.returncode:
-            said = made.stderr.decode("utf-8", "replace").strip()[-1500:]
-            raise Unavailable(f"Dagster's storage of {self._home}/dagster/dagster.yaml is not usable: {said}")
+            text = made.stderr.decode("utf-8", "replace").strip()[-1500:]
+            raise Unavailable(f"Dagster's storage of {self._home}/dagster/dagster.yaml is not usable: {text}")
         done.touch()
 
     # -- daemons ------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ _STABLE_SECS = 60.0
 
 @dataclass(frozen=True)
 class DaemonSpec:
-    """How one daemon is started; a restart uses the same, ports included."""
+    """Start settings of one daemon; a restart uses the same, ports included."""
 
     role: str
     id: str
@@ -31,7 +31,7 @@ class DaemonSpec:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name that is shown."""
         return f"{self.role} {self.id}" if self.id != "0" else self.role
 
 
@@ -41,7 +41,7 @@ class Daemon:
     def __init__(self, spec: DaemonSpec, home: Path, env: dict[str, str]) -> None:
         self.spec = spec
         self.deaths = 0
-        """How often it died since it last ran for a minute."""
+        """Number of its deaths since it last ran for a minute."""
         self._home = home
         self._env = {**env, **spec.env}
         self._child: subprocess.Popen[bytes] | None = None
@@ -51,7 +51,7 @@ class Daemon:
 
     @property
     def output(self) -> Path:
-        """What it prints; its own log stands beside it."""
+        """File with its standard output; its own log is beside it."""
         return self._home / "logs" / f"{self.spec.role}-{self.spec.id}.out"
 
     @property
@@ -82,11 +82,11 @@ class Daemon:
                 self._home, self.spec.role, self.spec.id, self.spec.ports, pid=self._child.pid
             )
         except ProcessLookupError:
-            # Already dead: the next look restarts it.
+            # Already dead: the next poll restarts it.
             self._record = None
 
     def watch(self) -> bool:
-        """Restart it when it died and its pause is over; whether it was started anew by this call."""
+        """Restart it when it died and its pause is over; returns whether this call did."""
         now = time.monotonic()
         if self._child is None:
             return False

@@ -68,7 +68,7 @@ def end_cluster(
     home: Path,
     *,
     grace: float = GRACE_SECS,
-    tell: Callable[[str], None] | None = None,
+    notify: Callable[[str], None] | None = None,
     hurry: Callable[[], bool] | None = None,
     reap: Callable[[], None] | None = None,
 ) -> list[Process]:
@@ -77,7 +77,7 @@ def end_cluster(
     ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent collects
     its dead children there. Run files of ended processes are removed. The calling process is never ended.
     """
-    say = tell or (lambda text: None)
+    report = notify or (lambda text: None)
     rush = hurry or (lambda: False)
     collect = reap or (lambda: None)
     records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
@@ -89,7 +89,7 @@ def end_cluster(
     records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
     workers = [record for record in records if record.role == "worker"]
     if any(record.alive() for record in workers):
-        say("workers")
+        report("workers")
         _end(workers, grace, rush)
         collect()
     daemons = [record for record in records if record.role != "worker"]
@@ -99,7 +99,7 @@ def end_cluster(
         ([record for record in daemons if record.role in _LAST_ROLES], "zookeeper and spark", 3 * grace),
     ):
         if any(record.alive() for record in wave):
-            say(name)
+            report(name)
             _end(wave, patience, rush)
             collect()
     # What is left are descendants: Dagster's code servers and runs, shell components, Spark's Python.
@@ -109,7 +109,7 @@ def end_cluster(
         if not left:
             break
         if attempt == 0:
-            say("descendants")
+            report("descendants")
         for process in left:
             signal_exactly(process.pid, process.start_ticks, signal.SIGKILL)
         collect()

@@ -1,4 +1,4 @@
-"""Which daemons a local cluster has, and their command lines."""
+"""Daemons of a local cluster and their command lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from storm_dagster.cli.dev.daemon import DaemonSpec
-from storm_dagster.cli.dev.ports import Ports
+from storm_dagster.cli.dev.ports import DevPorts
 from storm_dagster.cli.dev.process_table import CLUSTER_MARK
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.model.conf import ClusterConf
@@ -25,7 +25,7 @@ PLACED = "the first placement is made"
 
 @dataclass(frozen=True)
 class DevOptions:
-    """What ``dev`` was asked for."""
+    """Options of ``dev``."""
 
     supervisors: int = 2
     slots: int = 4
@@ -87,7 +87,7 @@ class ClusterPlan:
         home: Path,
         options: DevOptions,
         conf: ClusterConf,
-        ports: Ports,
+        ports: DevPorts,
         *,
         conf_dir: Path | None,
         overrides: dict[str, Any],

@@ -13,7 +13,7 @@ from typing import Literal
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
-__all__ = ["Ports", "choose_ports", "is_free"]
+__all__ = ["DevPorts", "choose_ports", "is_free"]
 
 # Below the ranges from which systems take ports for outgoing connections (Linux: from 32768), so that a
 # daemon that is being restarted does not find its port taken by some client.
@@ -23,7 +23,7 @@ _CODE_PORT = 4266
 
 
 @dataclass(frozen=True)
-class Ports:
+class DevPorts:
     """Every port of one local cluster."""
 
     zookeeper: int
@@ -59,12 +59,12 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> Ports:
+def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> DevPorts:
     first = sorted(conf["supervisor.slots.ports"])
     # The conf's ports are those of the first supervisor; further ones on this host follow above them.
     own = [*first, *range(first[-1] + 1, first[-1] + 1 + supervisors * slots)]
     client = conf["storm.zookeeper.port"]
-    return Ports(
+    return DevPorts(
         zookeeper=client,
         spark=conf["spark.connect.port"],
         webserver=_WEB_PORT,
@@ -80,7 +80,7 @@ def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int, zoo
     )
 
 
-def _auto(supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> Ports:
+def _auto(supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> DevPorts:
     wanted = 4 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
     if wanted > len(_AUTO) // 2:
         raise InvalidRequest(
@@ -98,7 +98,7 @@ def _auto(supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> Ports
         )
     take = iter(picked)
     servers = [(next(take), next(take), next(take)) for _ in range(zookeepers)]
-    return Ports(
+    return DevPorts(
         zookeeper=servers[0][0],
         spark=next(take),
         webserver=next(take),
@@ -111,19 +111,19 @@ def _auto(supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> Ports
     )
 
 
-def _remembered(path: Path) -> Ports | None:
+def _load_ports(path: Path) -> DevPorts | None:
     try:
         loaded = json.loads(path.read_text(encoding="utf-8"))
         for key in ("thrift", "http", "supervisor_http"):
             loaded[key] = tuple(loaded[key])
         for key in ("slots", "ensemble"):
             loaded[key] = tuple(tuple(ports) for ports in loaded.get(key, ()))
-        return Ports(**loaded)
+        return DevPorts(**loaded)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
-def _shape(ports: Ports) -> tuple[int, int, int, set[int]]:
+def _shape(ports: DevPorts) -> tuple[int, int, int, set[int]]:
     return len(ports.slots), len(ports.http), len(ports.ensemble), {len(slots) for slots in ports.slots}
 
 
@@ -140,7 +140,7 @@ def choose_ports(
     nimbuses: int,
     home: Path,
     zookeepers: int = 1,
-) -> Ports:
+) -> DevPorts:
     """The ports of a cluster of that size, remembered in ``HOME/ports.json``.
 
     ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``: free ones,
@@ -160,7 +160,7 @@ def choose_ports(
                 "some default ports coincide: use --ports auto, or set them in HOME/storm.yaml"
             )
     else:
-        known = _remembered(path)
+        known = _load_ports(path)
         ports = _auto(supervisors, slots, nimbuses, zookeepers)
         if known is not None and _shape(known) == _shape(ports) and not _busy(known.all()):
             ports = known

@@ -1,4 +1,4 @@
-"""Which processes belong to the cluster of one HOME."""
+"""Processes of the cluster of one HOME."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When each part of a local cluster is ready: asked for over the wire, never guessed from time."""
+"""Readiness of each part of a local cluster, checked over the network, never guessed from time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = [
     "leader_url",
     "listens",
     "prepare_root",
-    "registered",
+    "supervisor_ids",
     "warm_up_dagster",
 ]
 
@@ -52,7 +52,7 @@ def leader_url(urls: Iterable[str], options: Mapping[str, Any] | None = None) ->
     return None
 
 
-def registered(url: str, options: Mapping[str, Any] | None = None) -> set[str]:
+def supervisor_ids(url: str, options: Mapping[str, Any] | None = None) -> set[str]:
     """Ids of the supervisors that the nimbus at ``url`` sees."""
     document = get_json(f"{url}/v1/cluster", options)
     rows = document.get("supervisors", []) if isinstance(document, dict) else []
@@ -73,7 +73,7 @@ _RELOAD = 'mutation { reloadRepositoryLocation(repositoryLocationName: "storm") 
 
 
 def code_location_error(web_url: str) -> tuple[bool, str] | None:
-    """Why Dagster does not serve our code location (yet); ``None`` when it does.
+    """Reason why Dagster does not serve our code location (yet); ``None`` when it does.
 
     The first part is whether loading failed; it is asked to load again, for it may have been asked too early.
     """

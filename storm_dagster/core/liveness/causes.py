@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
+
+import msgspec
 
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
@@ -58,23 +60,12 @@ class Cause:
     def from_json(document: Any) -> Cause:
         """The cause of :meth:`to_json`; :class:`InvalidRequest` for anything else."""
         try:
-            kind = document["kind"]
-            if kind not in get_args(CauseKind):
-                raise ValueError(f"unknown kind {kind!r}")
-            return Cause(
-                topology_id=str(document["topology_id"]),
-                name=str(document["name"]),
-                generation=int(document["generation"]),
-                kind=kind,
-                node=str(document["node"]),
-                host=str(document["host"]),
-                port=int(document["port"]),
-                tasks=decode_ranges(document["tasks"]),
-                avoid=tuple(str(node) for node in document.get("avoid", ())),
+            return msgspec.convert(
+                {**document, "tasks": decode_ranges(document["tasks"])}, Cause, strict=False
             )
-        except (KeyError, TypeError, ValueError, AttributeError, Corrupt) as error:
+        except (KeyError, TypeError, msgspec.ValidationError, Corrupt) as error:
             raise InvalidRequest(
-                f"{document!r:.200} is no cause of a reassignment ({error}): pass what the heartbeat sensor made"
+                f"{document!r:.200} is not a cause of a reassignment ({error}): pass what the heartbeat sensor made"
             ) from None
 
 

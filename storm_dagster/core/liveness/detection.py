@@ -11,7 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from storm_dagster.core.liveness.causes import Cause, CauseKind
-from storm_dagster.core.liveness.memory import LivenessMemory, MissingSlot, StartingWorker, TopologyMemory
+from storm_dagster.core.liveness.memory import (
+    FirstSeen,
+    LivenessMemory,
+    MissingSlot,
+    StartingWorker,
+    TopologyMemory,
+)
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.names import TOPOLOGY_MASTER
@@ -91,7 +97,7 @@ def observe(
     if cold or grant or memory.boot_id != boot_id or memory.since > boot_now:
         memory = LivenessMemory(boot_id=boot_id, since=boot_now, cold=cold)
     supervisors = {
-        supervisor_id: (info.count, _since(memory.supervisors.get(supervisor_id), info.count, boot_now))
+        supervisor_id: _first_seen(info.count, memory.supervisors.get(supervisor_id), boot_now)
         for supervisor_id, info in view.supervisors.items()
     }
     silent = tuple(
@@ -149,8 +155,8 @@ def _cluster_restarted(view: ClusterView, memory: LivenessMemory) -> bool:
     )
 
 
-def _since(known: tuple[int, float] | None, count: int, boot_now: float) -> float:
-    return known[1] if known is not None and known[0] == count else boot_now
+def _first_seen(value: int, known: FirstSeen | None, boot_now: float) -> FirstSeen:
+    return known if known is not None and known.value == value else FirstSeen(value, boot_now)
 
 
 def _healed(view: ClusterView) -> Iterator[tuple[TopologyView, Assignment, Versioned]]:
@@ -185,10 +191,10 @@ class _Round:
     ) -> TopologyMemory:
         known = self.memory.topologies.get(topology.id)
         generation = assignment_at.version
-        same = known is not None and known.generation == generation
-        generation_since = known.generation_since if known is not None and same else self.now
+        same = known is not None and known.assignment.value == generation
+        placed = _first_seen(generation, known.assignment if known else None, self.now)
         beats = topology.beats_at.mzxid if topology.beats_at else -1
-        beats_since = known.beats_since if known is not None and known.beats == beats else self.now
+        beats_seen = _first_seen(beats, known.beats if known else None, self.now)
         starts = _slot_starts(assignment)
         missing: dict[str, MissingSlot] = {}
         judged: set[tuple[str, int]] = set()
@@ -209,7 +215,7 @@ class _Round:
                 judged.add(worker.slot)
                 self._add(topology, generation, kind, worker, worker.ids)
         starting = self._never_ran(topology, assignment, generation, known, judged)
-        next_memory = TopologyMemory(generation, generation_since, beats, beats_since, missing, starting)
+        next_memory = TopologyMemory(placed, beats_seen, missing, starting)
         if not self._master_silent(topology, assignment, assignment_at, next_memory, judged):
             self._dead_tasks(topology, assignment, assignment_at, judged)
         self._unassigned(topology, assignment, generation)
@@ -309,11 +315,11 @@ class _Round:
                 return True
             if worker.slot not in topology.live_workers:
                 return False
-            if memory.beats <= assignment_at.mzxid:
+            if memory.beats.value <= assignment_at.mzxid:
                 # It has not reported since the newest placement; the first record is written with it.
-                since, limit = max(memory.beats_since, memory.generation_since), self.limits.launch_secs
+                since, limit = max(memory.beats.since, memory.assignment.since), self.limits.launch_secs
             else:
-                since, limit = memory.beats_since, self.limits.task_secs
+                since, limit = memory.beats.since, self.limits.task_secs
             if self._over(since, limit, None, worker, ""):
                 self._add(topology, assignment_at.version, "silent_master", worker, worker.ids)
                 return True

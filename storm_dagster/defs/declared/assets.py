@@ -10,7 +10,7 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.declared.declaration import Declaration, Described, edges
-from storm_dagster.defs.pictures.metadata import components_table, masked, table
+from storm_dagster.defs.pictures.metadata import components_table, mask, table
 from storm_dagster.defs.translator import StormAsset
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.packaging.target import parse_target
@@ -44,7 +44,7 @@ def topology_assets(
             [("key", "string"), ("value", "string")],
             [
                 {"key": key, "value": value if isinstance(value, str) else json.dumps(value, default=str)}
-                for key, value in sorted(masked(declaration.submitted_conf).items())
+                for key, value in sorted(mask(declaration.submitted_conf).items())
             ],
         ),
         "parallelism": table(
@@ -119,7 +119,7 @@ def _columns(part: ComponentSpec) -> dg.TableSchema:
 
 
 def _code_reference(described: Described, python: str | None) -> dict[str, Any]:
-    """Where ``module:Name`` is among the files of the target; nothing when it is elsewhere."""
+    """Location of ``module:Name`` among the files of the target; nothing when it is elsewhere."""
     module, _, name = (python or "").partition(":")
     end = f"/{module.replace('.', '/')}.py"
     path = next((path for path in sorted(described.stamps) if path.as_posix().endswith(end)), None)

@@ -13,7 +13,7 @@ class _Strict(dg.Model, dg.Resolvable):
 
 
 class ScheduleAttributes(_Strict):
-    """When something is done by the clock. Empty: never."""
+    """Schedule of a periodic action. Empty: never."""
 
     deploy: str | None = Field(
         default=None,
@@ -43,7 +43,7 @@ class TopologyAlerts(_Strict):
 
 
 class GrayAttributes(_Strict):
-    """How a gray upgrade takes its batches of workers."""
+    """Batches of a gray upgrade."""
 
     number: int = Field(default=1, ge=1, description="Workers in each batch.")
     component: str | None = Field(
@@ -53,7 +53,7 @@ class GrayAttributes(_Strict):
 
 
 class FreshnessAttributes(_Strict):
-    """For how long the check `fresh` passes after all tasks of the topology were last seen running."""
+    """Limits of the check `fresh`: minutes since all tasks of the topology were last seen running."""
 
     warn_minutes: int = Field(default=10, ge=6, description="Then it warns.")
     fail_minutes: int = Field(default=20, ge=7, description="Then it fails.")

@@ -1,4 +1,4 @@
-"""What is asked of a declared topology: that it runs, that it is as declared, and that it keeps its limits."""
+"""Checks of a declared topology: it runs, it is as declared, and it keeps its limits."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import dagster as dg
 
 from storm_dagster.defs.declared.attributes import FreshnessAttributes, TopologyAlerts
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
-from storm_dagster.defs.declared.metadata import spout_figures
+from storm_dagster.defs.declared.metadata import spout_metrics
 from storm_dagster.defs.pictures.metadata import table
 
-__all__ = ["LAST_UPDATED", "Verdict", "fresh", "verdicts", "wanted_checks"]
+__all__ = ["LAST_UPDATED", "CheckResult", "check_results", "fresh", "wanted_checks"]
 
 LAST_UPDATED = "dagster/last_updated_timestamp"
 """Dagster's metadata key for the time of which an observation speaks."""
 
 _ALWAYS = {
     "all_tasks_run": "Every task of the topology runs.",
-    "as_declared": "What ZooKeeper and nimbus say of the topology is what defs.yaml declares.",
+    "as_declared": "The topology in ZooKeeper and at nimbus is as defs.yaml declares.",
     "fresh": "All tasks of the topology were seen running within the minutes of freshness.",
 }
 _LIMITS = {
@@ -36,8 +36,8 @@ _Event = TypeVar("_Event", dg.AssetCheckResult, dg.AssetCheckEvaluation)
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The outcome of one check."""
+class CheckResult:
+    """Result of one check."""
 
     passed: bool
     words: str
@@ -57,13 +57,13 @@ class Verdict:
 
 
 def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
-    """Check name -> what it asks; of the limits only those that are set."""
+    """Check name -> its rule; of the limits only those that are set."""
     return _ALWAYS | {
         name: text for name, (limit, text) in _LIMITS.items() if getattr(alerts, limit) is not None
     }
 
 
-def verdicts(
+def check_results(
     declaration: Declaration,
     described: Described,
     actual: Actual | None,
@@ -72,11 +72,11 @@ def verdicts(
     *,
     newer: bool = False,
     measured: bool = True,
-) -> dict[str, Verdict]:
-    """Every wanted check's outcome, but for `fresh`. ``document`` is `show`, ``None`` when nothing runs.
+) -> dict[str, CheckResult]:
+    """Results of all wanted checks but `fresh`. ``document`` is `show`, ``None`` when nothing runs.
 
     With ``newer`` the files on disk are not those of the declaration. Without ``measured`` the document has no
-    statistics, and limits are not judged.
+    statistics, and limits are not checked.
     """
     if actual is None or actual.status == "KILLED":
         document = None
@@ -86,7 +86,7 @@ def verdicts(
     }
     if document is not None and not measured:
         return found
-    latency, ratio = spout_figures(document)
+    latency, ratio = spout_metrics(document)
     values = {
         "complete_ms": latency,
         "failed_ratio": ratio,
@@ -96,7 +96,7 @@ def verdicts(
         if name in _LIMITS:
             limit_name = _LIMITS[name][0]
             limit, value = float(getattr(alerts, limit_name)), values[limit_name]
-            found[name] = Verdict(
+            found[name] = CheckResult(
                 passed=document is not None and value <= limit,
                 words=f"{limit_name} is {value:g}, the limit is {limit:g}"
                 if document is not None
@@ -107,9 +107,9 @@ def verdicts(
     return found
 
 
-def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> Verdict:
+def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> CheckResult:
     if document is None:
-        return Verdict(False, f"topology {name!r} does not run")
+        return CheckResult(False, f"topology {name!r} does not run")
     tasks = document["tasks"]
     waiting = [task["id"] for task in tasks if task["status"] != "running"]
     words = (
@@ -117,17 +117,17 @@ def _all_tasks_run(name: str, document: Mapping[str, Any] | None) -> Verdict:
         if waiting or not tasks
         else f"all {len(tasks)} tasks of {document['id']} run"
     )
-    return Verdict(
+    return CheckResult(
         passed=bool(tasks) and not waiting,
         words=words,
         metadata={"topology_id": str(document["id"]), "not_running": len(waiting), "tasks": len(tasks)},
     )
 
 
-def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> Verdict:
+def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> CheckResult:
     """Whether all tasks were seen running lately; ``seen`` is the last time that they were, in epoch seconds."""
     age = math.inf if seen is None else max(0.0, now - seen) / 60
-    return Verdict(
+    return CheckResult(
         passed=age <= limits.warn_minutes,
         words=f"all tasks were last seen running {datetime.fromtimestamp(seen, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
         if seen is not None
@@ -139,13 +139,13 @@ def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> Verdic
 
 def _as_declared(
     declaration: Declaration, described: Described, actual: Actual | None, newer: bool
-) -> Verdict:
+) -> CheckResult:
     differ = differences(declaration, described, actual)
     if newer:
         differ["disk"] = "the code on disk is newer than this code location: reload definitions"
     # Changed code that waits for somebody to reload or deploy it, or an upgrade under way, is no fault.
     heavy = [part for part in differ if part not in ("code", "disk") and not part.startswith("conf.")]
-    return Verdict(
+    return CheckResult(
         passed=not differ,
         words="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",
         severity=dg.AssetCheckSeverity.ERROR if heavy else dg.AssetCheckSeverity.WARN,

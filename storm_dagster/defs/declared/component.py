@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import dagster as dg
-from dagster.components import ComponentTypeSpec, scaffold_with
+from dagster.components import ComponentTypeSpec, Scaffolder, ScaffoldRequest, scaffold_with
+from dagster.components.component_scaffolding import scaffold_component
 from pydantic import ConfigDict, Field
 
 from storm_dagster.defs.declared.assets import topology_assets
@@ -33,7 +34,6 @@ from storm_dagster.defs.declared.attributes import (
 )
 from storm_dagster.defs.declared.declaration import Declaration, LoadedFiles, describe_declared
 from storm_dagster.defs.declared.runs import topology_definitions
-from storm_dagster.defs.declared.scaffolder import StormTopologyScaffolder
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
 from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import OWNER
@@ -54,11 +54,40 @@ _loaded: tuple[Any, dict[str, DeclaredTopology]] = (None, {})
 
 
 def _topologies_of(tree: Any) -> dict[str, DeclaredTopology]:
-    """What the project that is being loaded has declared so far; each load has a component tree of its own."""
+    """Topologies that the project has declared so far in this load; each load has a component tree of its own."""
     global _loaded
     if _loaded[0] is not tree:
         _loaded = (tree, {})
     return _loaded[1]
+
+
+_SCAFFOLDED = Path(__file__).with_name("scaffolded_topology.txt")
+
+
+class StormTopologyScaffolder(Scaffolder):
+    """Scaffolder of ``dg``: a word count under the name of the folder, and a ``defs.yaml`` that declares it."""
+
+    def scaffold(self, request: ScaffoldRequest[Any]) -> None:
+        """Write both; files that exist are not overwritten."""
+        name = re.sub(r"[^A-Za-z0-9_.-]", "-", request.target_path.name)
+        words = [word for word in re.split(r"[^A-Za-z0-9]+", name) if word]
+        class_name = "".join(word[:1].upper() + word[1:] for word in words) or "Words"
+        if class_name[0].isdigit():
+            class_name = f"Topology{class_name}"
+        # Imported under its stem, so that it must not be called as anything that is installed.
+        module = re.sub(r"\W", "_", f"{name}_topology").lower()
+        if module[0].isdigit():
+            module = f"topology_{module}"
+        path = request.target_path / f"{module}.py"
+        if not path.exists():
+            request.target_path.mkdir(parents=True, exist_ok=True)
+            path.write_text(
+                _SCAFFOLDED.read_text(encoding="utf-8").replace("@CLASS@", class_name), encoding="utf-8"
+            )
+        scaffold_component(
+            request,
+            {"name": name, "target": f"{module}.py:{class_name}", "workers": 2, "deploy": "manual"},
+        )
 
 
 @scaffold_with(StormTopologyScaffolder)
@@ -152,7 +181,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
-        """What `dg docs` and `dg list components` say."""
+        """Specification for `dg docs` and `dg list components`."""
         return ComponentTypeSpec(
             description="A Storm topology that is to run: submitted by materializing its asset.",
             owners=[OWNER],

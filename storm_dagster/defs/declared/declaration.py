@@ -1,7 +1,7 @@
 """A topology as ``defs.yaml`` declares it, what its target turns out to be, and how what runs differs from it.
 
 Targets are described in a child process, never imported here. Descriptions are kept on disk under the hash of
-the code they were made from, because every run loads the definitions anew.
+the code they were made from, because every run loads the definitions again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.defs.pictures.metadata import masked
+from storm_dagster.defs.pictures.metadata import mask
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
 from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.archive import collect_files, hash_file
@@ -66,10 +66,10 @@ class Declaration:
 
 @dataclass(frozen=True)
 class Described:
-    """What the target is now."""
+    """Description of the target as it is now."""
 
     spec: TopologySpec | None = None
-    """``None``: it cannot be described, ``problem`` says why."""
+    """``None``: it cannot be described, ``problem`` has the reason."""
     code_version: str | None = None
     """Hash of the code that travels and of the conf; ``None`` when the target does not even exist."""
     problem: str | None = None
@@ -81,7 +81,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Actual:
-    """What ZooKeeper and the blob store say of a running topology."""
+    """A running topology, from ZooKeeper and the blob store."""
 
     topology_id: str
     status: str
@@ -178,7 +178,7 @@ def _cache_folder() -> Path:
     return Path(base) / "storm-dagster" / "described"
 
 
-def _cached(path: Path) -> Described | None:
+def _load_cached(path: Path) -> Described | None:
     try:
         document = json.loads(path.read_bytes())
         if "problem" in document:
@@ -206,9 +206,9 @@ def _keep(path: Path, found: Described) -> None:
 
 
 @lru_cache(maxsize=256)
-def _described(target: str, args: tuple[str, ...], fingerprint: str) -> Described:
+def _describe(target: str, args: tuple[str, ...], fingerprint: str) -> Described:
     path = _cache_folder() / f"{fingerprint}.json"
-    found = _cached(path)
+    found = _load_cached(path)
     if found is None:
         try:
             found = Described(spec=describe_target(target, args, _DESCRIBE_SECS).topology)
@@ -219,7 +219,7 @@ def _described(target: str, args: tuple[str, ...], fingerprint: str) -> Describe
 
 
 def describe_declared(declaration: Declaration) -> Described:
-    """What the target is; whatever is wrong with it is the ``problem``, nothing is raised.
+    """Describe the target; whatever is wrong with it is the ``problem``, nothing is raised.
 
     A description is made once for each content of the code (and each interpreter); a failure is tried again
     after five minutes, or when the code changes.
@@ -227,7 +227,7 @@ def describe_declared(declaration: Declaration) -> Described:
     files = describe_files(declaration)
     if files.problem is not None or files.code_version is None:
         return files
-    found = _described(declaration.target, tuple(declaration.args), files.code_version)
+    found = _describe(declaration.target, tuple(declaration.args), files.code_version)
     version = _version(files.code_version, declaration.conf)
     problem = found.problem or _wrong_names(declaration, found.spec)
     return replace(files, spec=None if found.problem else found.spec, code_version=version, problem=problem)
@@ -262,7 +262,7 @@ def _wrong_names(declaration: Declaration, spec: TopologySpec | None) -> str | N
 
 
 def differences(declaration: Declaration, described: Described, actual: Actual | None) -> dict[str, str]:
-    """What is not as declared -> how, in words; empty when all is.
+    """Differences from the declaration: part -> text; empty when there are none.
 
     Keys are ``target``, ``running``, ``code``, ``conf.<key>``, ``workers``, ``status`` and
     ``parallelism.<component>``. A conf that differs is a difference of the code as well: both travel together.
@@ -293,7 +293,7 @@ def differences(declaration: Declaration, described: Described, actual: Actual |
 
 def _conf_differences(declared: Mapping[str, Any], running: Mapping[str, Any]) -> dict[str, str]:
     return {
-        f"conf.{key}": f"declared {masked(value, key)}, running {masked(running.get(key), key)}"
+        f"conf.{key}": f"declared {mask(value, key)}, running {mask(running.get(key), key)}"
         for key, value in sorted(declared.items())
         if running and running.get(key) != value
     }

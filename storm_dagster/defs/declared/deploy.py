@@ -1,4 +1,4 @@
-"""Bringing about what is declared: submit, hot deploy, gray upgrade, rebalance, activate, each through nimbus.
+"""Reconciliation of a declared topology: submit, hot deploy, gray upgrade, rebalance, activate, each through nimbus.
 
 Every change is a run in the code location of the cluster, as from the command line; nothing here writes
 cluster state.
@@ -33,7 +33,7 @@ from storm_dagster.model.view import ClusterView, UpgradeState
 from storm_dagster.packaging.bundle import bundle_target
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["DeployPolicy", "LeftToQueue", "alone", "bring_about", "read_actual"]
+__all__ = ["DeployPolicy", "LeftToQueue", "alone", "read_actual", "reconcile"]
 
 DeployPolicy = Literal["hot", "gray", "manual"]
 _WAIT_SECS = 300.0
@@ -41,7 +41,7 @@ _PAUSE_SECS = 1.0
 _QUEUED_SECS = 15.0
 """A queue with room starts a run sooner, stock settings included."""
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 Change = Callable[[str, Mapping[str, Any]], str | None]
 
 
@@ -81,7 +81,7 @@ def read_actual(
 
 @contextmanager
 def alone(
-    cluster: StormClusterState, name: str, version: str | None, run_id: str, say: Say
+    cluster: StormClusterState, name: str, version: str | None, run_id: str, notify: Notify
 ) -> Iterator[bool]:
     """One deploy of a declared topology at a time, whatever started it and wherever it runs.
 
@@ -93,7 +93,7 @@ def alone(
     while not cluster.state.claim_ephemeral_node(path, mine):
         other = json.loads(cluster.state.get_data(path) or b"{}")
         if version is not None and other.get("version") == version:
-            say(f"run {other['run']} deploys version {version} of {name} now: it is left to that run")
+            notify(f"run {other['run']} deploys version {version} of {name} now: it is left to that run")
             yield False
             return
         if time.monotonic() >= deadline:
@@ -141,14 +141,14 @@ def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any
     """Raises :class:`LeftToQueue` for a run that has been queued for long in the queue of this run."""
     until = time.monotonic() + _QUEUED_SECS
 
-    def look(run: Mapping[str, Any]) -> None:
+    def check(run: Mapping[str, Any]) -> None:
         if run["status"] == "QUEUED" and time.monotonic() > until and shares_queue(run["run_id"]):
             raise LeftToQueue(
                 f"run {run['run_id']} is queued: this run makes room for it, and declared_topologies_sensor records what it "
                 "deploys (concurrency.runs.max_concurrent_runs says how many run at once)"
             )
 
-    return look
+    return check
 
 
 def _deploy_code(
@@ -160,14 +160,14 @@ def _deploy_code(
     gray: bool,
     batch: Mapping[str, Any],
     token: str,
-    say: Say,
+    notify: Notify,
     change: Change,
 ) -> str:
-    """The declared code in the place of what runs; what was done, in words."""
+    """Replace the running code by the declared code; returns the action as text."""
     name = declaration.name
     under_way = actual.status == "UPGRADING"
     if gray and not under_way and (why_not := _needs_hot_deploy(actual)):
-        say(f"{why_not}: a hot deploy instead of a gray upgrade")
+        notify(f"{why_not}: a hot deploy instead of a gray upgrade")
         gray = False
     if gray:
         handle = None if under_way else _upload(nimbus, declaration, described).handle
@@ -180,7 +180,7 @@ def _deploy_code(
 
 
 def _needs_hot_deploy(actual: Actual) -> str | None:
-    """Why what runs cannot be upgraded worker by worker; ``None`` when it can."""
+    """Reason why the running topology cannot be upgraded worker by worker; ``None`` when it can."""
     if actual.workers < 2:
         return f"{actual.topology_id} has one worker"
     if actual.conf.get("topology.master.single.worker") is not True:
@@ -188,7 +188,7 @@ def _needs_hot_deploy(actual: Actual) -> str | None:
     return None
 
 
-def bring_about(
+def reconcile(
     nimbus: NimbusClient,
     declaration: Declaration,
     described: Described,
@@ -197,7 +197,7 @@ def bring_about(
     policy: DeployPolicy,
     batch: Mapping[str, Any],
     token: str,
-    say: Say,
+    notify: Notify,
     shares_queue: Callable[[str], bool],
     only_submit: bool = False,
     may_submit: bool = True,
@@ -212,7 +212,7 @@ def bring_about(
 
     def change(verb: str, body: Mapping[str, Any]) -> str | None:
         run_id = nimbus.post(f"/v1/topologies/{name}/{verb}", dict(body), repeat=False).get("run_id")
-        say(f"{verb}: run {run_id or 'none, the leader did it itself'}")
+        notify(f"{verb}: run {run_id or 'none, the leader did it itself'}")
         if run_id:
             deadline = time.monotonic() + _WAIT_SECS
             wait_for_run(nimbus, run_id, deadline=deadline, on_document=_patience(shares_queue))
@@ -220,7 +220,7 @@ def bring_about(
 
     differ = differences(declaration, described, actual)
     if "running" in differ and not may_submit:
-        say(f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand")
+        notify(f"{differ['running']}: it was ended, and only somebody brings it back, by a deploy by hand")
         return []
     if "running" in differ:
         uploaded = _upload(nimbus, declaration, described)
@@ -230,7 +230,7 @@ def bring_about(
             name=name,
             token=token,
             inactive=declaration.inactive,
-            progress=lambda step, state: say(f"{step}: {state}"),
+            progress=lambda step, state: notify(f"{step}: {state}"),
             on_document=_patience(shares_queue),
         )
         return [f"submitted as {submission.id} (run {submission.run_id})"]
@@ -238,14 +238,14 @@ def bring_about(
         return []
     going_on = actual.status == "UPGRADING" and actual.upgrading_to == described.code_version is not None
     if actual.status not in ("ACTIVE", "INACTIVE") and not going_on:
-        say(f"{name} is {actual.status}: it is left alone until that is over")
+        notify(f"{name} is {actual.status}: it is left alone until that is over")
         return []
     if "code" in differ:
         if policy == "manual" and not going_on:
-            say(f"{differ['code']}: deploy is manual, the code is left alone")
+            notify(f"{differ['code']}: deploy is manual, the code is left alone")
         else:
             gray = going_on or (policy == "gray" and actual.status == "ACTIVE")
-            deploy = {"gray": gray, "batch": batch, "token": token, "say": say, "change": change}
+            deploy = {"gray": gray, "batch": batch, "token": token, "notify": notify, "change": change}
             done.append(_deploy_code(nimbus, declaration, described, actual, **deploy))
     spread = {
         component: count

@@ -1,4 +1,4 @@
-"""What `show` says of one topology, as metadata: its state, its workers and their logs."""
+"""Metadata of one topology from `show`: its state, its workers and their logs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import dagster as dg
 
 from storm_dagster.model.ranges import encode_ranges
 
-__all__ = ["component_state", "links", "spout_figures", "topology_state", "workers_markdown"]
+__all__ = ["component_state", "links", "spout_metrics", "topology_state", "workers_markdown"]
 
 _MOST_WORKERS = 100
 
 
-def spout_figures(document: Mapping[str, Any] | None) -> tuple[float, float]:
+def spout_metrics(document: Mapping[str, Any] | None) -> tuple[float, float]:
     """(mean complete latency in ms, share of tuples that failed) over all spouts."""
     acked = failed = 0
     weighted = 0.0
@@ -32,7 +32,7 @@ def spout_figures(document: Mapping[str, Any] | None) -> tuple[float, float]:
 
 
 def links(http: str | None, name: str) -> dict[str, Any]:
-    """Where the topology's statistics are, at the leading nimbus: they change all the time, and are not events."""
+    """Links to the topology's statistics at the leading nimbus: they change all the time, and are not events."""
     if not http:
         return {}
     return {

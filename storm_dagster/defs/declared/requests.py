@@ -1,4 +1,4 @@
-"""When the sensor of a declared topology asks for a deploy: once for each change of the code, again after an outage.
+"""Deploy requests of the sensor of a declared topology: one for each change of the code, again after an outage.
 
 What failed because of the code itself, and what somebody cancelled, is not asked for again until the code changes.
 """
@@ -104,7 +104,7 @@ def by_hand(tags: Mapping[str, str]) -> bool:
 
 
 def _cause(declaration: Declaration, described: Described, actual: Actual | None) -> str | None:
-    """What is to be deployed onto what, by a name that no earlier deploy had; ``None``: nothing."""
+    """Name of the deploy that is due, different from those of earlier deploys; ``None`` when none is due."""
     version = described.code_version
     if actual is None or version is None:
         return None

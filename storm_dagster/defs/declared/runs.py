@@ -1,4 +1,4 @@
-"""What a declared topology does in Dagster by itself: its asset, its checks, its jobs and its schedules."""
+"""Definitions of one declared topology: its asset, checks, jobs and schedules."""
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import time
@@ -10,7 +10,7 @@ from pydantic import Field
 
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh, wanted_checks
 from storm_dagster.defs.declared.declaration import Actual, describe_declared, differences
-from storm_dagster.defs.declared.deploy import LeftToQueue, alone, bring_about, read_actual
+from storm_dagster.defs.declared.deploy import LeftToQueue, alone, read_actual, reconcile
 from storm_dagster.defs.declared.requests import (
     DEPLOY_JOB,
     by_hand,
@@ -32,7 +32,7 @@ DEPLOY_TAG = {"storm/deploy": "declared"}
 
 
 class DeployConfig(dg.Config):
-    """What materializing the asset does."""
+    """Config of a materialization of the asset."""
 
     only_submit: bool = Field(
         default=False,
@@ -45,7 +45,7 @@ class DeployConfig(dg.Config):
 
 
 class AskConfig(dg.Config):
-    """Which topology, and how."""
+    """Config: the topology, and the options of the request."""
 
     name: str | None = Field(
         default=None, description="The declared topology; empty where there is only one."
@@ -75,16 +75,16 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
         # Not as this process loaded it: the version must be that of the files that travel.
         described = describe_declared(topology.declaration)
         run, hand = context.run, by_hand(context.run.tags)
-        newest, say = newest_version(context.instance, key), context.log.info
+        newest, notify = newest_version(context.instance, key), context.log.info
         wants_code = config.deploy_code or (hand and run.job_name == DEPLOY_JOB)
         policy = "hot" if wants_code and topology.policy == "manual" else topology.policy
         done: list[str] = []
-        with step_errors(), mark_final_failure(context), topology.connected() as (cluster, blobs):
-            with alone(cluster, name, described.code_version, run.run_id, say) as mine:
+        with step_errors(), mark_final_failure(context), topology.connect() as (cluster, blobs):
+            with alone(cluster, name, described.code_version, run.run_id, notify) as mine:
                 if mine:
                     try:
                         with topology.nimbus.client() as nimbus:
-                            done = bring_about(
+                            done = reconcile(
                                 nimbus,
                                 topology.declaration,
                                 described,
@@ -92,25 +92,25 @@ def _asset(topology: DeclaredTopology) -> dg.AssetsDefinition:
                                 policy=policy,
                                 batch=topology.batch,
                                 token=f"{run.run_id}-{topology.identifier}"[:200],
-                                say=say,
+                                notify=notify,
                                 shares_queue=context.instance.has_run,
                                 only_submit=config.only_submit,
                                 may_submit=hand or newest is None,
                             )
                     except LeftToQueue as left:
                         mine, done = False, [str(left)]
-            look = topology.look(cluster, blobs, cluster.load_view())
+            snapshot = topology.snapshot(cluster, blobs, cluster.load_view())
         for line in done or [f"{name}: nothing was changed"]:
-            say(line)
-        quiet, actual = DEPLOY_TAG.items() <= run.tags.items(), look.actual
+            notify(line)
+        quiet, actual = DEPLOY_TAG.items() <= run.tags.items(), snapshot.actual
         if not mine or actual is None or (quiet and newest == actual.data_version):
             return
         left = differences(topology.declaration, described, actual)
         yield dg.MaterializeResult(
             asset_key=key,
             metadata={
-                **look.metadata,
-                **look.details,
+                **snapshot.metadata,
+                **snapshot.details,
                 "done": "; ".join(done) or "nothing",
                 "drift": "; ".join(f"{part}: {text}" for part, text in left.items()) or "none",
             },
@@ -129,11 +129,11 @@ def _checks(topology: DeclaredTopology) -> dg.AssetChecksDefinition:
 
     @dg.multi_asset_check(name=f"check_{topology.identifier}_op", specs=specs, can_subset=True)
     def checks(context: dg.AssetCheckExecutionContext) -> Iterable[dg.AssetCheckResult]:
-        with step_errors(), topology.connected() as (cluster, blobs):
-            look = topology.look(cluster, blobs, cluster.load_view(), topology.nimbus.topology)
+        with step_errors(), topology.connect() as (cluster, blobs):
+            snapshot = topology.snapshot(cluster, blobs, cluster.load_view(), topology.nimbus.topology)
         now = time.time()
-        seen = now if look.runs else newest_observation(context.instance, topology.key).get(LAST_UPDATED)
-        found = {**look.verdicts, "fresh": fresh(seen, now, topology.freshness)}
+        seen = now if snapshot.runs else newest_observation(context.instance, topology.key).get(LAST_UPDATED)
+        found = {**snapshot.check_results, "fresh": fresh(seen, now, topology.freshness)}
         for key in sorted(context.selected_asset_check_keys, key=lambda item: item.name):
             yield found[key.name].event(dg.AssetCheckResult, topology.key, key.name)
 
@@ -202,7 +202,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
         )
         def tick(context: dg.ScheduleEvaluationContext) -> dg.RunRequest | dg.SkipReason:
             try:
-                with topology.connected() as (cluster, blobs):
+                with topology.connect() as (cluster, blobs):
                     answer = decide(context.instance, read_actual(cluster, blobs, name))
             except StormDagsterError as error:
                 answer = error.message

@@ -1,7 +1,7 @@
 """`declared_topologies_sensor`: one for all declared topologies of a code location, and the jobs that they share.
 
 It keeps nothing but the time of its last tick: what it observed before is the newest observation of each asset.
-Observations follow changes of state. While nothing changes, a small one every 10 minutes says that all tasks run.
+Observations follow changes of state. While nothing changes, a small one every 10 minutes confirms that all tasks run.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -16,7 +16,7 @@ import dagster as dg
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
 from storm_dagster.defs.declared.requests import DEPLOY_JOB, deploy_request, newest_observation, under_way
 from storm_dagster.defs.declared.runs import DEPLOY_TAG, REBALANCE_JOB, ask_job
-from storm_dagster.defs.declared.topology import DeclaredTopology, Look, newest_version
+from storm_dagster.defs.declared.topology import DeclaredTopology, TopologySnapshot, newest_version
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.model.errors import StormDagsterError
 
@@ -61,42 +61,44 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
     )
     def watch(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         now, cursor, instance = time.time(), read_cursor(context.cursor), context.instance
-        events, requests, said = list[Any](), list[dg.RunRequest](), list[str]()
+        events, requests, summary = list[Any](), list[dg.RunRequest](), list[str]()
         clusters: dict[str, list[DeclaredTopology]] = {}
         for topology in topologies.values():
             where = digest([topology.zookeeper.home, topology.zookeeper.conf_dir])[:8]
             clusters.setdefault(where, []).append(topology)
         ticked = {where: cursor.get(where) for where in clusters}
         for where, declared in clusters.items():
-            looks, trouble = _looks(declared)
+            snapshots, trouble = _snapshots(declared)
             for topology in declared:
-                look = looks.get(topology.name)
+                snapshot = snapshots.get(topology.name)
                 if len(events) < _MOST_EVENTS:
                     before = newest_observation(instance, topology.key)
-                    events += state_events(topology, look, before, now, ticked[where], trouble)
-                if look is None:
+                    events += state_events(topology, snapshot, before, now, ticked[where], trouble)
+                if snapshot is None:
                     continue
-                said += [verdict.words for verdict in look.verdicts.values() if not verdict.passed]
-                events += _new_version(instance, topology, look)
+                summary += [
+                    verdict.words for verdict in snapshot.check_results.values() if not verdict.passed
+                ]
+                events += _new_version(instance, topology, snapshot)
                 declaration, described = topology.declaration, topology.described
                 if topology.policy != "manual" and (
                     request := deploy_request(
-                        instance, topology.key, declaration, described, look.actual, now
+                        instance, topology.key, declaration, described, snapshot.actual, now
                     )
                 ):
                     requests.append(request)
-            said += [trouble] if trouble else []
+            summary += [trouble] if trouble else []
             ticked[where] = ticked[where] if trouble else now
-        text = "; ".join(said[:20]) or f"all tasks of {len(topologies)} declared topologies run"
+        text = "; ".join(summary[:20]) or f"all tasks of {len(topologies)} declared topologies run"
         skipped = None if requests else dg.SkipReason(text)
         return dg.SensorResult(requests, asset_events=events, skip_reason=skipped, cursor=json.dumps(ticked))
 
     return watch
 
 
-def _looks(declared: list[DeclaredTopology]) -> tuple[dict[str, Look], str]:
-    """What runs of the topologies of one cluster, by one session; and what was out of reach."""
-    found: dict[str, Look] = {}
+def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, TopologySnapshot], str]:
+    """Snapshots of the topologies of one cluster, taken in one session, and the error that ended it."""
+    found: dict[str, TopologySnapshot] = {}
     with ExitStack() as stack:
         nimbus: Any = stack.enter_context(declared[0].nimbus.client(2.0))
 
@@ -109,10 +111,10 @@ def _looks(declared: list[DeclaredTopology]) -> tuple[dict[str, Look], str]:
                 return None
 
         try:
-            cluster, blobs = stack.enter_context(declared[0].connected())
+            cluster, blobs = stack.enter_context(declared[0].connect())
             view = cluster.load_view()
             for topology in declared:
-                found[topology.name] = topology.look(cluster, blobs, view, measure)
+                found[topology.name] = topology.snapshot(cluster, blobs, view, measure)
         except StormDagsterError as error:
             return found, error.message
     return found, ""
@@ -120,53 +122,60 @@ def _looks(declared: list[DeclaredTopology]) -> tuple[dict[str, Look], str]:
 
 def state_events(
     topology: DeclaredTopology,
-    look: Look | None,
+    snapshot: TopologySnapshot | None,
     before: Mapping[str, Any],
     now: float,
     ticked: float | None,
     trouble: str,
 ) -> list[Any]:
-    """What is to be recorded, ``before`` being the newest observation; nothing while that still holds.
+    """Events to record, ``before`` being the newest observation; none while that still holds.
 
     ``look`` is ``None`` while the cluster is out of reach, by ``trouble``; a tick last saw it at ``ticked``.
     """
     key, former = topology.key, str(before.get("state", ""))
     times = [before.get(LAST_UPDATED), ticked if before.get("runs") else None]
-    seen = now if look and look.runs else max(filter(None, times), default=None)
-    judged = fresh(seen, now, topology.freshness)
-    if look is None:
-        if judged.passed or seen is None:
+    seen = now if snapshot and snapshot.runs else max(filter(None, times), default=None)
+    freshness = fresh(seen, now, topology.freshness)
+    if snapshot is None:
+        if freshness.passed or seen is None:
             return []
-        look = Look({}, metadata={"status": "OUT OF REACH"}, details={"problem": trouble})
-    found = {**look.verdicts, "fresh": judged}
+        snapshot = TopologySnapshot({}, metadata={"status": "OUT OF REACH"}, details={"problem": trouble})
+    found = {**snapshot.check_results, "fresh": freshness}
     outcomes = {name: [one.passed, one.passed or str(one.severity)] for name, one in found.items()}
-    rows, parts = str(look.details.get("workers_and_logs")), digest(look.components)
-    state = f"{digest([look.metadata, rows, outcomes, look.problems])}.{parts}"
+    rows, parts = str(snapshot.details.get("workers_and_logs")), digest(snapshot.components)
+    state = f"{digest([snapshot.metadata, rows, outcomes, snapshot.problems])}.{parts}"
     changed = state != former
     if changed and former and 0 <= now - before["at"] < _CHANGED_EVERY_SECS:
         return []
     if not changed and not (seen == now and now - before.get(LAST_UPDATED, 0.0) >= _SEEN_EVERY_SECS):
         return []
-    metadata = {**look.metadata, **(look.details if changed else {}), "state": state, "runs": seen == now}
+    metadata = {
+        **snapshot.metadata,
+        **(snapshot.details if changed else {}),
+        "state": state,
+        "runs": seen == now,
+    }
     metadata |= {} if seen is None else {LAST_UPDATED: dg.MetadataValue.timestamp(seen)}
-    words = found.get("all_tasks_run", judged).words
+    words = found.get("all_tasks_run", freshness).words
     events: list[Any] = [dg.AssetObservation(key, description=words, metadata=metadata)]
     if changed and parts != former.rpartition(".")[2]:
-        shown = [name for name in look.components if name in topology.components]
-        events += [dg.AssetObservation(topology.components[n], metadata=look.components[n]) for n in shown]
+        shown = [name for name in snapshot.components if name in topology.components]
+        events += [
+            dg.AssetObservation(topology.components[n], metadata=snapshot.components[n]) for n in shown
+        ]
     if changed:
         events += [one.event(dg.AssetCheckEvaluation, key, name) for name, one in found.items()]
     return events
 
 
 def _new_version(
-    instance: dg.DagsterInstance, topology: DeclaredTopology, look: Look
+    instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: TopologySnapshot
 ) -> list[dg.AssetMaterialization]:
     """The materialization of a version that was deployed from elsewhere."""
-    actual, key = look.actual, topology.key
-    if actual is None or not look.runs or actual.status not in ("ACTIVE", "INACTIVE"):
+    actual, key = snapshot.actual, topology.key
+    if actual is None or not snapshot.runs or actual.status not in ("ACTIVE", "INACTIVE"):
         return []
     if under_way(instance, topology.name) or newest_version(instance, key) == actual.data_version:
         return []
-    metadata = {**look.metadata, **look.details}
+    metadata = {**snapshot.metadata, **snapshot.details}
     return [dg.AssetMaterialization(key, metadata=metadata, tags=actual.version_tags)]

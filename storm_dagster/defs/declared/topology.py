@@ -1,4 +1,4 @@
-"""One declared topology as its definitions know it, and what runs of it at one moment."""
+"""A declared topology with its settings, and snapshots of its running state."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.defs.declared.attributes import FreshnessAttributes, ScheduleAttributes, TopologyAlerts
-from storm_dagster.defs.declared.checks import Verdict, verdicts
+from storm_dagster.defs.declared.checks import CheckResult, check_results
 from storm_dagster.defs.declared.declaration import (
     DATA_VERSION_TAG,
     Actual,
@@ -28,14 +28,14 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["DeclaredTopology", "Look", "newest_version"]
+__all__ = ["DeclaredTopology", "TopologySnapshot", "newest_version"]
 
 
 @dataclass(frozen=True)
-class Look:
-    """What runs of one declared topology, at one moment."""
+class TopologySnapshot:
+    """Snapshot of the running state of one declared topology."""
 
-    verdicts: Mapping[str, Verdict]
+    check_results: Mapping[str, CheckResult]
     actual: Actual | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Its state in a few values, none of which changes while nothing happens."""
@@ -45,20 +45,22 @@ class Look:
 
     @property
     def runs(self) -> bool:
-        """All tasks do."""
-        return bool(self.verdicts) and self.verdicts["all_tasks_run"].passed
+        """Whether all tasks run."""
+        return bool(self.check_results) and self.check_results["all_tasks_run"].passed
 
     @property
     def problems(self) -> list[str]:
-        """What is not as it should be, in words without figures that change all the time."""
+        """Problems, as text without numbers that change all the time."""
         return [
-            self.verdicts[name].words for name in ("all_tasks_run", "as_declared") if name in self.verdicts
+            self.check_results[name].words
+            for name in ("all_tasks_run", "as_declared")
+            if name in self.check_results
         ]
 
 
 @dataclass(frozen=True)
 class DeclaredTopology:
-    """Everything that the definitions of one declared topology are made from."""
+    """Inputs of the definitions of one declared topology."""
 
     declaration: Declaration
     described: Described
@@ -78,28 +80,28 @@ class DeclaredTopology:
 
     @property
     def key(self) -> dg.AssetKey:
-        """The topology's."""
+        """The topology's own."""
         return self.specs[0].key
 
     @property
     def name(self) -> str:
-        """The topology's."""
+        """The topology's own."""
         return self.declaration.name
 
     @contextmanager
-    def connected(self) -> Iterator[tuple[StormClusterState, BlobStore]]:
+    def connect(self) -> Iterator[tuple[StormClusterState, BlobStore]]:
         """One session; :class:`Unavailable` when the cluster is out of reach."""
         with self.zookeeper.cluster() as cluster, self.blobstore.blobs(cluster) as blobs:
             yield cluster, blobs
 
-    def look(
+    def snapshot(
         self,
         cluster: StormClusterState,
         blobs: BlobStore,
         view: ClusterView,
         measure: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
-    ) -> Look:
-        """What runs. ``measure`` asks nimbus for `show`, with the statistics that only limits need."""
+    ) -> TopologySnapshot:
+        """Take a snapshot. ``measure`` asks nimbus for `show`, with the statistics that only limits need."""
         actual = read_actual(cluster, blobs, self.name, view)
         document, measured = None, None
         if actual is not None:
@@ -109,7 +111,7 @@ class DeclaredTopology:
             document = measured or show_document(
                 view, actual.topology_id, now_secs=int(time.time()), launch_secs=launch_secs
             )
-        found = verdicts(
+        found = check_results(
             self.declaration,
             self.described,
             actual,
@@ -120,12 +122,12 @@ class DeclaredTopology:
         )
         metadata = topology_state(document)
         if actual is None or document is None:
-            return Look(found, metadata=metadata)
+            return TopologySnapshot(found, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
         led, services = cluster.epoch(), {node: info.http for node, info in view.supervisors.items()}
         details = links(led[1].http if led else None, self.name)
         details["workers_and_logs"] = workers_markdown(document, services)
-        return Look(found, actual, metadata, details, component_state(document))
+        return TopologySnapshot(found, actual, metadata, details, component_state(document))
 
 
 def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:

@@ -40,7 +40,7 @@ def upgrade_all_workers(
     if handle is not None:
         change("gray-upgrade", {"handle": handle, "token": token, **batch})
     while True:
-        document = _settled(nimbus, name, deadline)
+        document = _await_batch_end(nimbus, name, deadline)
         if document["status"] == "ACTIVE":
             return
         upgrade = document.get("upgrade") or {}
@@ -62,10 +62,10 @@ def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[st
     return {key: value for key, value in wanted.items() if value is not None}
 
 
-def _settled(nimbus: NimbusClient, name: str, deadline: float) -> dict[str, Any]:
+def _await_batch_end(nimbus: NimbusClient, name: str, deadline: float) -> dict[str, Any]:
     """`show` once no batch is under way, and no upgrade of which every worker is through is about to be ended."""
 
-    def settled(document: dict[str, Any] | None) -> bool:
+    def stable(document: dict[str, Any] | None) -> bool:
         if document is None or document["status"] != "UPGRADING":
             return True
         upgrade = document.get("upgrade")
@@ -73,7 +73,7 @@ def _settled(nimbus: NimbusClient, name: str, deadline: float) -> dict[str, Any]
             return False
         return "former" in upgrade["workers"].values()
 
-    document = wait_for_status(nimbus, name, settled, deadline=deadline, what="the end of a batch")
+    document = wait_for_status(nimbus, name, stable, deadline=deadline, what="the end of a batch")
     if document is None:
         raise NotAlive(f"topology {name!r} was killed while it was upgraded")
     return document

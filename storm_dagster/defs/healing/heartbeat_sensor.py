@@ -1,8 +1,8 @@
-"""The sensor that heals: it blocks on ZooKeeper watches and asks for a reassignment when tasks are dead.
+"""The healing sensor: it blocks on ZooKeeper watches and requests a reassignment when tasks are dead.
 
 A tick lasts up to 45 seconds (Dagster cuts it off at 60), or one second where sensors share a thread. Watches only
 end its waiting; every decision is made from one view of the cluster. Because limits pass without any event, it also
-looks every five seconds. While a run that it asked for does not start, it gives up ``/healer``: the leader heals then.
+polls every five seconds. While a run that it requested does not start, it gives up ``/healer``: the leader heals then.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -11,14 +11,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Cause, due_attempts
-from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult, observe
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult
+from storm_dagster.core.liveness.step import HealingSettings, healing_step
 from storm_dagster.defs.binding import bind
 from storm_dagster.defs.healing.memory import (
     REASSIGN_JOB,
@@ -26,7 +29,7 @@ from storm_dagster.defs.healing.memory import (
     HealingCursor,
     HealingMemory,
     Restart,
-    numbered,
+    assign_attempt_numbers,
     restarts,
     run_requests,
 )
@@ -52,7 +55,7 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 __all__ = ["build_heartbeat_sensor"]
 
 _TICK_SECS = 45.0
-_LOOK_EVERY_SECS = 5.0
+_POLL_EVERY_SECS = 5.0
 _COALESCE_SECS = 0.15
 # Longer than the pause between two ticks: after more, silence of the sensor is not silence of a worker.
 _BLIND_SECS = 20.0
@@ -63,7 +66,7 @@ _LONGEST_RUN_SECS = 360.0
 
 
 class _Watch:
-    """The armed sensor: one ZooKeeper session with its watches, and the node that says so."""
+    """The armed sensor: one ZooKeeper session with its watches, and the node that marks it as armed."""
 
     def __init__(self, cluster: StormClusterState) -> None:
         self._cluster = cluster
@@ -71,23 +74,23 @@ class _Watch:
         self._interrupted = threading.Event()
         cluster.state.add_listener(self._on_connection)
         self._holder = {"v": 1, "host": socket.gethostname(), "pid": os.getpid()}
-        self._told: str | None = None
+        self._published: str | None = None
 
     def _on_connection(self, connection: str) -> None:
         if connection != "CONNECTED":
             self._interrupted.set()
 
     def interrupted(self) -> bool:
-        """Whether the connection broke since this was asked last.
+        """Whether the connection broke since the last call.
 
         An outage that ends ours ends the sessions of workers and supervisors too: that their nodes are
-        gone then says nothing about them.
+        gone then is no evidence about them.
         """
         broken = self._interrupted.is_set()
         self._interrupted.clear()
         return broken
 
-    def look(self) -> ClusterView:
+    def poll(self) -> ClusterView:
         """Arm everything, then read: what changes after the view was read wakes the next :meth:`wait`."""
         self._changed.clear()
         return self._cluster.load_view(self._changed.set)
@@ -99,15 +102,15 @@ class _Watch:
             self._cluster.state.claim_ephemeral_node(paths.HEALER, json.dumps(self._holder).encode())
         elif self._cluster.state.owned(paths.HEALER):
             self._cluster.state.delete_node(paths.HEALER)
-            self._told = None
+            self._published = None
 
-    def tell(self, alarm: str | None) -> None:
-        """Show in the armed sensor's node why healing pauses: ``status`` reads it there."""
-        if alarm == self._told or not self._cluster.state.owned(paths.HEALER):
+    def publish_alarm(self, alarm: str | None) -> None:
+        """Write into the armed sensor's node why healing pauses: ``status`` reads it there."""
+        if alarm == self._published or not self._cluster.state.owned(paths.HEALER):
             return
         said = self._holder if alarm is None else {**self._holder, "alarm": alarm}
         self._cluster.state.set_data(paths.HEALER, json.dumps(said).encode())
-        self._told = alarm
+        self._published = alarm
 
     def wait(self, seconds: float) -> None:
         """Sleep until something changes, at most ``seconds``."""
@@ -185,7 +188,7 @@ def recovery_observations(
 
 
 def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
-    """That healing pauses, or goes on again, as an observation of the supervisors."""
+    """LivenessResult of the supervisors: healing pauses, or goes on again."""
     return dg.AssetObservation(
         asset_key=key,
         description=f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on",
@@ -194,7 +197,7 @@ def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.A
 
 
 def seen_text(view: ClusterView, seen: LivenessResult) -> str:
-    """What one look at the cluster showed, for the tick's history."""
+    """Summary of one poll of the cluster, for the tick's history."""
     workers = sum(len(topology.live_workers) for topology in view.topologies.values())
     text = (
         f"{workers} workers of {len(view.topologies)} topologies live on {len(view.supervisors)} supervisors"
@@ -209,8 +212,8 @@ def seen_text(view: ClusterView, seen: LivenessResult) -> str:
 
 
 @dataclass(frozen=True)
-class _Judgement:
-    """What one look at the cluster leads to, if it is the look that counts."""
+class _PollResult:
+    """Result of one poll of the cluster."""
 
     requests: list[dg.RunRequest]
     restarted: list[Restart]
@@ -220,11 +223,11 @@ class _Judgement:
     """Boot clock at which the next limit or back-off ends."""
     frozen: str | None
     text: str
-    """What was seen."""
+    """Summary of the cluster's state."""
     causes: list[str]
     """Reasons for the requests, in words."""
     stuck: str | None
-    """A run that was asked for and does not start: until it does, the leader is to heal."""
+    """A requested run that does not start: until it does, the leader heals."""
 
 
 class _Tick:
@@ -234,9 +237,8 @@ class _Tick:
         self, sensor: str, context: dg.SensorEvaluationContext, limits: LivenessLimits, names: DagsterNames
     ) -> None:
         self.context = context
-        self.limits = limits
+        self.settings = HealingSettings(limits, boot_id(), longest_gap_secs=_BLIND_SECS)
         self.names = names
-        self.boot_id = boot_id()
         self.cursor = HealingCursor(sensor, context.cursor)
         self.memory = HealingMemory()
         self.epoch = -1
@@ -249,74 +251,68 @@ class _Tick:
         self.causes: list[str] = []
 
     def run(self, cluster: StormClusterState, deadline: float) -> list[dg.RunRequest]:
-        """Look until there is something to heal, or until ``deadline`` of the monotonic clock."""
+        """Poll until there is something to heal, or until ``deadline`` of the monotonic clock."""
         self.memory = self.cursor.load(cluster)
         self.alarm, self.seen = self.memory.alarm, True
         watch = _Watch(cluster)
         while True:
-            judged = self.look(watch)
-            if judged.requests:
+            result = self.poll(watch)
+            if result.requests:
                 # What dies together is seen together: one run for all of it, and no second blind window.
                 time.sleep(_COALESCE_SECS)
-                judged = self.look(watch)
-            self.memory = judged.memory
-            self.restarted.extend(judged.restarted)
-            self.recovered.extend(judged.recovered)
-            self.text, self.causes = judged.text, judged.causes
-            watch.hold(judged.stuck is None)
-            watch.tell(judged.frozen)
+                result = self.poll(watch)
+            self.memory = result.memory
+            self.restarted.extend(result.restarted)
+            self.recovered.extend(result.recovered)
+            self.text, self.causes = result.text, result.causes
+            watch.hold(result.stuck is None)
+            watch.publish_alarm(result.frozen)
             left = deadline - time.monotonic()
             # An alarm, and its end, are shown at once.
-            if judged.requests or left <= 0 or (judged.frozen is None) != (self.alarm is None):
-                return judged.requests
-            watch.wait(min(left, _LOOK_EVERY_SECS, judged.next_check - boot_clock()))
+            if result.requests or left <= 0 or (result.frozen is None) != (self.alarm is None):
+                return result.requests
+            watch.wait(min(left, _POLL_EVERY_SECS, result.next_check - boot_clock()))
 
-    def look(self, watch: _Watch) -> _Judgement:
-        """Judge the cluster as it is now; after an outage everything gets its full time again."""
-        view = watch.look()
+    def poll(self, watch: _Watch) -> _PollResult:
+        """Decide by the cluster's current state; after an outage everything gets its full time again."""
+        view = watch.poll()
         self.epoch = view.epoch
         if watch.interrupted():
-            self.forget_when()
-        return self.judge(view, boot_clock())
+            self.grant_new_time()
+        return self.decide(view, boot_clock())
 
-    def forget_when(self) -> None:
-        """The gap that begins now is one in which nobody watched."""
-        self.memory = replace(self.memory, looked_at=None)
+    def grant_new_time(self) -> None:
+        """Give everything its full time again: nobody watches during the gap that begins now."""
+        self.memory = replace(self.memory, polled_at=UNSET)
 
-    def judge(self, view: ClusterView, now: float) -> _Judgement:
-        """Judge ``view`` by what is remembered; changes nothing."""
-        looked_at = self.memory.looked_at
-        blind = looked_at is None or not 0 <= now - looked_at <= _BLIND_SECS
-        seen = observe(
-            view, self.memory.liveness, self.limits, boot_id=self.boot_id, boot_now=now, grant=blind
-        )
-        busy, stuck = (
-            unfinished_topologies(self.context.instance, self.names) if seen.causes else (set(), None)
-        )
-        running = [
-            f"{cause.key}:{self.memory.attempts.get(cause.key, (0, now))[0]}"
-            for cause in seen.causes
-            if stuck or cause.topology_id in busy
-        ]
-        due, attempts = due_attempts(seen.causes, self.memory.attempts, boot_now=now, running=running)
-        due, used = numbered(view, due, self.memory.used)
+    def decide(self, view: ClusterView, now: float) -> _PollResult:
+        """Decide by ``view`` and the memory; changes nothing."""
+        stuck: str | None = None
+
+        def busy(causes: Collection[Cause]) -> Collection[str]:
+            nonlocal stuck
+            unfinished, stuck = unfinished_topologies(self.context.instance, self.names)
+            return {cause.topology_id for cause in causes} if stuck else unfinished
+
+        step = healing_step(view, self.memory, now, self.settings, busy=busy)
+        due, used = assign_attempt_numbers(view, step.attempts, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         recovered, recovering = recoveries(view, self.memory.recovering, now)
-        if seen.frozen:
+        frozen = step.memory.alarm
+        if frozen:
             # What comes back after an alarm was out of sight: how long it was dead is not known.
             recovered, recovering = [], {}
-        ends = [seen.next_check, *(until for _, until in attempts.values() if until > now)]
-        return _Judgement(
+        next_check = now + 60 if step.next_check is None else step.next_check
+        return _PollResult(
             requests=run_requests(due, self.names),
             restarted=restarted,
             recovered=recovered,
-            memory=HealingMemory(seen.memory, attempts, now, used, workers, seen.frozen, recovering),
+            memory=replace(step.memory, used=used, workers=workers, recovering=recovering),
             # A limit that passes at this very moment is looked at a little later, never in a busy loop.
-            next_check=max(
-                now + _COALESCE_SECS, min((end for end in ends if end is not None), default=now + 60)
-            ),
-            frozen=seen.frozen,
-            text=seen_text(view, seen) + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
+            next_check=max(now + _COALESCE_SECS, next_check),
+            frozen=frozen,
+            text=seen_text(view, step.observation)
+            + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
             causes=[attempt.cause.describe() for attempt in due],
             stuck=stuck,
         )
@@ -358,7 +354,7 @@ def build_heartbeat_sensor(
         except Unavailable as error:
             # What was seen before the connection was lost stands; the gap that follows grants new time.
             lost = error.message
-            tick.forget_when()
+            tick.grant_new_time()
             if not tick.seen:
                 return dg.SkipReason(lost)
         for cause in tick.causes:

@@ -1,4 +1,4 @@
-"""What the heartbeat sensor keeps between its ticks, and how causes become run requests."""
+"""Memory of the heartbeat sensor between its ticks, and the run requests made from causes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import dagster as dg
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import replace
 
-from storm_dagster.core.liveness.causes import Attempt, AttemptMemory
-from storm_dagster.core.liveness.memory import LivenessMemory
+from storm_dagster.core.liveness.causes import Attempt
+from storm_dagster.core.liveness.memory import FirstSeen
+from storm_dagster.core.liveness.step import HealingState
 from storm_dagster.defs.healing.recoveries import RecoveryMemory
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.model.dagster_names import HEALING_TAGS, DagsterNames
+from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
@@ -27,7 +32,7 @@ __all__ = [
     "HealingCursor",
     "HealingMemory",
     "Restart",
-    "numbered",
+    "assign_attempt_numbers",
     "restarts",
     "run_requests",
 ]
@@ -38,69 +43,39 @@ CAUSE_TAG = "storm/cause"
 _LONGEST_KEY = 240
 _MOST_RECENT = 8
 # A version that no heartbeat record has.
-_UNSEEN = -2
+_UNSEEN = FirstSeen(-2, 0.0)
 
 
-@dataclass(frozen=True)
-class HealingMemory:
-    """What the sensor knows between two looks. Times are of the boot clock and mean nothing after another boot."""
+class HealingMemory(HealingState, frozen=True):
+    """Memory of the sensor between two polls."""
 
-    liveness: LivenessMemory = field(default_factory=LivenessMemory)
-    attempts: AttemptMemory = field(default_factory=dict)
-    looked_at: float | None = None
-    """Boot clock of the last look at the cluster."""
-    used: Mapping[str, int] = field(default_factory=dict)
-    """Cause key -> highest attempt number that was ever in a run key, for the assignments of now."""
-    workers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    used: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Cause key -> highest attempt number that was ever in a run key, for the current assignments."""
+    workers: Mapping[str, Mapping[str, str]] = msgspec.field(default_factory=dict)
     """Topology id -> ``"node:port"`` -> start token of the worker last seen there (8 characters)."""
-    alarm: str | None = None
-    """Why healing pauses, as it was last observed."""
-    recovering: RecoveryMemory = field(default_factory=dict)
+    recovering: RecoveryMemory = msgspec.field(default_factory=dict)
 
     def to_record(self) -> bytes:
-        """All but what changes with every heartbeat: in a healthy cluster the same bytes after every look.
+        """All but what changes with every heartbeat: in a healthy cluster the same bytes after every poll.
 
         Counters that were seen to move are left out. Who reads the record sees them for the first time, and grants
         them one full timeout.
         """
         topologies = {
-            topology_id: replace(part, beats=_UNSEEN, beats_since=0.0)
+            topology_id: replace(part, beats=_UNSEEN)
             for topology_id, part in self.liveness.topologies.items()
         }
-        document = {
-            "liveness": replace(self.liveness, topologies=topologies, supervisors={}).to_json(),
-            "attempts": {key: list(value) for key, value in self.attempts.items()},
-            "used": self.used,
-            "workers": self.workers,
-            "alarm": self.alarm,
-            "recovering": {key: list(value) for key, value in self.recovering.items()},
-        }
-        return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
+        liveness = replace(self.liveness, topologies=topologies, supervisors={})
+        return encode_memory(replace(self, liveness=liveness, polled_at=UNSET))
 
-    @staticmethod
-    def from_record(raw: bytes | None, looked_at: float | None) -> HealingMemory:
-        """The memory of :meth:`to_record`; anything else is an empty memory, which only grants time."""
-        try:
-            document = json.loads(raw or b"{}")
-            return HealingMemory(
-                liveness=LivenessMemory.from_json(document["liveness"]),
-                attempts={
-                    key: (made, not_before) for key, (made, not_before) in document["attempts"].items()
-                },
-                looked_at=looked_at,
-                used=document["used"],
-                workers=document["workers"],
-                alarm=document["alarm"],
-                recovering={
-                    key: (version, since) for key, (version, since) in document["recovering"].items()
-                },
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return HealingMemory()
+
+class _CursorText(msgspec.Struct, frozen=True):
+    memory: str | None = None
+    looked_at: float | None = None
 
 
 class HealingCursor:
-    """The sensor's cursor: which record in ZooKeeper holds its memory, and when it looked last.
+    """The sensor's cursor: which record in ZooKeeper holds its memory, and when it polled last.
 
     The code server's process keeps the newest memories as well, complete, so that counters are judged over ticks of
     any length without a write.
@@ -111,21 +86,15 @@ class HealingCursor:
     def __init__(self, sensor: str, text: str | None) -> None:
         self._sensor = sensor
         self._text = text or ""
-        try:
-            document = json.loads(self._text or "{}")
-            at = document.get("looked_at")
-            self._looked_at = None if at is None else float(at)
-            self._record = None if document.get("memory") is None else str(document["memory"])
-        except (ValueError, TypeError, AttributeError):
-            self._looked_at = self._record = None
+        found = decode_memory(_CursorText, text)
+        self._record, self._polled_at = found.memory, found.looked_at
 
     def load(self, cluster: StormClusterState) -> HealingMemory:
         """The memory as it was at the end of that tick."""
         found = self._recent.get(self._text)
         if found is None:
-            found = HealingMemory.from_record(
-                load_memory(cluster, self._sensor, self._record), self._looked_at
-            )
+            found = decode_memory(HealingMemory, load_memory(cluster, self._sensor, self._record))
+            found = replace(found, polled_at=UNSET if self._polled_at is None else self._polled_at)
         return found
 
     def store(self, cluster: StormClusterState, memory: HealingMemory, epoch: int) -> None:
@@ -134,7 +103,8 @@ class HealingCursor:
 
     def after(self, memory: HealingMemory) -> str:
         """The cursor that leads to ``memory``."""
-        text = json.dumps({"memory": self._record, "looked_at": memory.looked_at})
+        polled_at = None if memory.polled_at is UNSET else memory.polled_at
+        text = encode_memory(_CursorText(self._record, polled_at)).decode()
         self._recent[text] = memory
         while len(self._recent) > _MOST_RECENT:
             self._recent.popitem(last=False)
@@ -182,12 +152,12 @@ def restarts(
     return found, tokens
 
 
-def numbered(
+def assign_attempt_numbers(
     view: ClusterView, attempts: Iterable[Attempt], used: Mapping[str, int]
 ) -> tuple[list[Attempt], dict[str, int]]:
     """The attempts under numbers that no run key of theirs had before, and what to hand in next time.
 
-    A cause that was over and comes back in the same assignment begins its back-off anew, but Dagster
+    A cause that was over and comes back in the same assignment restarts its back-off, but Dagster
     remembers run keys for ever: its numbers go on. Assignments that are no longer in force are forgotten.
     """
     in_force = {

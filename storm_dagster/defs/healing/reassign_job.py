@@ -1,4 +1,4 @@
-"""The job that heals: tasks that were judged dead get a slot again."""
+"""The reassignment job: dead tasks get a slot again."""
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 from dataclasses import replace
@@ -26,11 +26,11 @@ from storm_dagster.operations.results import ReassignResult
 
 __all__ = ["build_reassign_job"]
 
-_TEXT = "Place the tasks of dead workers, lost hosts and silent topology masters anew."
+_TEXT = "Place the tasks of dead workers, lost hosts and silent topology masters again."
 
 
 def _causes_now(ops: OperationsContext) -> list[Cause]:
-    """For a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
+    """Causes for a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
     limits = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
     impatient: LivenessLimits = limits
     found = observe(

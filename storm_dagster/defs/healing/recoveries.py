@@ -1,4 +1,4 @@
-"""How long a topology was incomplete: from the look that missed a worker to the one that saw all run again."""
+"""Recovery times of topologies: from the poll that missed a worker to the one that saw all run again."""
 
 from __future__ import annotations
 

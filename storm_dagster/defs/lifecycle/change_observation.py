@@ -1,4 +1,4 @@
-"""What every job that changes a topology leaves behind: an observation at its asset, and the run's tag."""
+"""Traces of a job that changes a topology: an observation at its asset, and the run's tag."""
 
 from __future__ import annotations
 

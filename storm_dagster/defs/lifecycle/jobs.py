@@ -34,7 +34,7 @@ _LONGEST_START_SECS = 60.0
 
 
 def lifecycle_metadata(report: LifecycleResult, began: float) -> dict[str, Any]:
-    """What became of the topology."""
+    """Metadata of the changed topology."""
     return {
         "topology_id": report.topology_id,
         "status": report.status or "gone",
@@ -168,7 +168,7 @@ def build_lifecycle_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
         _verb_job(
             names,
             "restart",
-            "Start the topology anew from its own code, under a new id, with the parallelism that it has now.",
+            "Restart the topology from its own code, under a new id, with its current parallelism.",
             lambda ops, name: lifecycle.restart(ops, name),
         ),
     ]

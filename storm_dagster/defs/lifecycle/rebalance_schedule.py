@@ -1,8 +1,8 @@
 """`rebalance_schedule`: every 10 minutes, a run for each topology whose placement has a clearly better one.
 
-Looking costs no run: the plain-Python planner says what the plan would be (it agrees with the PySpark planner
+A check costs no run: the plain-Python planner computes the plan (it agrees with the PySpark planner
 task for task). Only when that improves the balance by more than ``topology.rebalance.threshold`` does
-`rebalance_topology` plan with PySpark and move tasks; otherwise the tick says why not.
+`rebalance_topology` plan with PySpark and move tasks; otherwise the tick's skip reason explains it.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -37,7 +37,7 @@ REBALANCE_TEXT = (
 _log = logging.getLogger(__name__)
 
 
-def _unsettled(view: ClusterView) -> dict[str, int]:
+def _unstable(view: ClusterView) -> dict[str, int]:
     """Names of topologies that a rebalance may touch now, with the version of their assignment."""
     busy = _busy(view)
     return {
@@ -64,19 +64,19 @@ def _busy(view: ClusterView) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Gain:
-    """What a rebalance of one topology would bring."""
+    """Gain of a rebalance of one topology."""
 
     topology_id: str
     moved: int
     reassign: bool
-    """All is placed anew: the fewest moves would not spread the workers over the supervisors."""
+    """All tasks are placed again: the fewest moves would not spread the workers over the supervisors."""
     skipped: str | None
-    """Why it is not worth a run; ``None`` when it is."""
+    """Reason why it is not worth a run; ``None`` when it is."""
     text: str
 
 
 def _gain(ops: OperationsContext, view: ClusterView, name: str) -> _Gain:
-    """The fewest moves when they are worth it, else everything anew, else why neither is."""
+    """The fewest moves when they are worth it, else a full reassignment, else the reason why neither is."""
     tried = [_plan(ops, view, name, reassign) for reassign in (False, True)]
     return next((gain for gain in tried if gain.skipped is None), min(tried, key=lambda gain: not gain.text))
 
@@ -149,7 +149,7 @@ def build_rebalance_schedule(
         cron_schedule=cron_schedule,
         execution_timezone=execution_timezone,
         default_status=default_status,
-        description="Rebalances each topology whose balance gains more than topology.rebalance.threshold; else says "
+        description="Rebalances each topology whose balance gains more than topology.rebalance.threshold; else explains "
         "why not.",
     )(bind(schedule, names))
 
@@ -163,9 +163,9 @@ def _request(
         config = {"name": name, "reassign": gain.reassign}
         run_config = {"ops": {names.name(f"{_ASK_JOB}_op"): {"config": config}}}
         return dg.RunRequest(run_key=run_key, run_config=run_config, tags=tags)
-    anew = {"ops": {names.stage_op("assignment"): {"config": {"reassign": True}}}}
+    everything = {"ops": {names.stage_op("assignment"): {"config": {"reassign": True}}}}
     return dg.RunRequest(
-        run_key=run_key, partition_key=name, run_config=anew if gain.reassign else None, tags=tags
+        run_key=run_key, partition_key=name, run_config=everything if gain.reassign else None, tags=tags
     )
 
 
@@ -177,7 +177,7 @@ def _evaluate(
     names: DagsterNames,
     in_cluster_location: bool,
 ) -> list[dg.RunRequest] | dg.SkipReason:
-    """Plan every settled topology with what it has, and ask for a run where tasks would move."""
+    """Plan every stable topology with what it has, and request a run where tasks would move."""
     requests: list[dg.RunRequest] = []
     why: list[str] = []
     try:
@@ -186,7 +186,7 @@ def _evaluate(
                 cluster=cluster, blobs=blobs, conf=zookeeper.conf(), planner=plan_placement, log=_log
             )
             view = cluster.load_view()
-            for name, version in sorted(_unsettled(view).items()):
+            for name, version in sorted(_unstable(view).items()):
                 if only is not None and name not in only:
                     continue
                 try:

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterable
 
 import dagster as dg
+import msgspec
 
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.defs.binding import bind
@@ -21,15 +22,24 @@ from storm_dagster.defs.resources.operating import Handles, connect
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.dagster_names import SUBMIT_JOB, DagsterNames
 from storm_dagster.model.errors import Fenced, Unavailable
+from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.operations.live.lifecycle import finish_due
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 
-__all__ = ["build_lifecycle_sensor", "may_drop", "name_marks"]
+__all__ = ["LifecycleMemory", "build_lifecycle_sensor", "may_drop", "name_marks"]
 
 _log = logging.getLogger(__name__)
 _NAME = "lifecycle_sensor"
 _PARTITION_TAG = "dagster/partition"
 _MOST_MARKS = 400
+
+
+class LifecycleMemory(msgspec.Struct, frozen=True):
+    """Memory of the sensor between two ticks."""
+
+    due: DueMemory = msgspec.field(default_factory=DueMemory)
+    alive: tuple[str, ...] = ()
+    """Names of the topologies that were seen alive."""
 
 
 def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, cluster_id: str) -> bool:
@@ -79,23 +89,17 @@ def lifecycle_sensor(
     record: str | None = cursor.get("memory")
     try:
         with connect(handles, _log) as ops:
-            known = read_cursor(load_memory(ops.cluster, _NAME, record))
-            report = finish_due(
-                ops,
-                DueMemory.from_json(known.get("due")),
-                boot_id=boot_id(),
-                boot_now=boot_clock(),
-            )
+            known = decode_memory(LifecycleMemory, load_memory(ops.cluster, _NAME, record))
+            report = finish_due(ops, known.due, boot_id=boot_id(), boot_now=boot_clock())
             view, cluster_id = ops.cluster.load_view(), ops.cluster.cluster_id()
             registered = set(context.instance.get_dynamic_partitions(names.partitions))
             alive = {topology.base.name for topology in view.topologies.values()}
-            before = {str(name) for name in known.get("alive") or ()} & registered
+            before = set(known.alive) & registered
             # A key that was never seen alive belongs to a submission that is being prepared, by hand or by a run.
             gone = sorted(n for n in before - alive if may_drop(context.instance, names, n, cluster_id))
             # Names that are gone but still being submitted are looked at again.
-            memory = {"due": report.memory.to_json(), "alive": sorted(alive | before - {*gone})}
-            raw = json.dumps(memory, sort_keys=True).encode()
-            record = store_memory(ops.cluster, _NAME, raw, record, epoch=view.epoch)
+            memory = LifecycleMemory(report.memory, tuple(sorted(alive | before - {*gone})))
+            record = store_memory(ops.cluster, _NAME, encode_memory(memory), record, epoch=view.epoch)
     except (Unavailable, Fenced) as error:
         return dg.SkipReason(error.message)
     new = sorted(alive - registered)
@@ -110,7 +114,7 @@ def lifecycle_sensor(
     for topology_id, message in report.failed.items():
         context.log.warning(f"{topology_id}: {message}")
     done = ", ".join([*lines, *(f"new key {n}" for n in new), *(f"dropped key {n}" for n in gone)])
-    waiting = len(report.memory.seen or {}) - len(lines)
+    waiting = len(report.memory.seen) - len(lines)
     settings = check_settings(context.instance)
     state = {
         "memory": record,

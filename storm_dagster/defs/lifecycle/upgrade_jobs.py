@@ -39,7 +39,7 @@ def workers_table(workers: Mapping[str, str]) -> dg.MetadataValue:
 
 
 def progress_metadata(report: UpgradeReport, progress: Progress, began: float) -> dict[str, Any]:
-    """What the upgrade has come to."""
+    """Metadata of the upgrade."""
     metadata: dict[str, Any] = {
         "topology_id": report.topology_id,
         "status": progress.status,
@@ -63,12 +63,12 @@ def _observe(
     observe_change(context, handles, verb, name, f"{found['outcome']}, {found['status']}", found)
 
 
-def _teller(
+def _notifier(
     context: dg.OpExecutionContext, handles: Handles, report: UpgradeReport, verb: str
 ) -> Callable[[str, str], None]:
     """Shows each worker's change in the run and at the topology's asset while it happens."""
 
-    def tell(worker: str, state: str) -> None:
+    def notify(worker: str, state: str) -> None:
         context.log.info(f"{worker}: {state}")
         context.log_event(
             dg.AssetObservation(
@@ -79,7 +79,7 @@ def _teller(
             )
         )
 
-    return tell
+    return notify
 
 
 def gray_upgrade_topology(
@@ -101,7 +101,7 @@ def gray_upgrade_topology(
         )
         context.log.info(f"the upgrade of {report.topology_id} is {report.outcome}")
         progress = await_batch(
-            ops, report, wait_secs=config.wait_secs, tell=_teller(context, handles, report, "gray-upgrade")
+            ops, report, wait_secs=config.wait_secs, tell=_notifier(context, handles, report, "gray-upgrade")
         )
     _observe(context, handles, "gray-upgrade", report.name, progress_metadata(report, progress, began))
 
@@ -127,7 +127,7 @@ def rollback_topology(context: dg.OpExecutionContext, config: RollbackConfig, ha
     with operations(context, handles) as ops:
         report = lifecycle.roll_back(ops, config.name)
         progress = await_rollback(
-            ops, report, wait_secs=config.wait_secs, tell=_teller(context, handles, report, "rollback")
+            ops, report, wait_secs=config.wait_secs, tell=_notifier(context, handles, report, "rollback")
         )
     _observe(context, handles, "rollback", report.name, progress_metadata(report, progress, began))
 

@@ -1,1 +1,1 @@
-"""What the cluster does, as observations, checks, alerts, history and rolled-up metrics."""
+"""Observations, checks, alerts, history and rolled-up metrics of the cluster."""

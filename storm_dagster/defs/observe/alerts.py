@@ -1,7 +1,7 @@
 """Alerts in open-source Dagster: :func:`build_alert_sensor` calls a function of yours once for each problem.
 
 Alert policies are a feature of Dagster+. Evaluations of checks that come from sensors fail no run either, so that
-Dagster's own `run_failure_sensor` stays silent about them.
+Dagster's own `run_failure_sensor` does not see them.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -25,7 +25,7 @@ __all__ = ["Alert", "alerts_to_send", "build_alert_sensor"]
 _MOST_OPEN = 64
 _MOST_RUNS = 500
 _LONGEST_SECS = 30.0
-# A run that failed and was never repeated says nothing about now; the next failure is a new problem.
+# A run that failed and was never repeated does not concern the present; the next failure is a new problem.
 _FORGET_SECS = 86_400
 
 
@@ -34,13 +34,13 @@ class Alert:
     """A problem that has just appeared, or one that is over."""
 
     key: str
-    """The same for the same problem: a key for tools that count or join alerts."""
+    """Key of the problem, for tools that count or join alerts."""
     kind: Literal["check", "run"]
     subject: str
     """The asset check, or the job with its topology."""
     severity: Literal["ERROR", "WARN"]
     text: str
-    """What was found, or the reason of the failure."""
+    """The problem, or the reason of the failure."""
     resolved: bool = False
     """The problem is over."""
 
@@ -54,10 +54,10 @@ def _mark(alert: Alert) -> str:
     return hashlib.sha256(alert.key.encode()).hexdigest()[:10]
 
 
-def alerts_to_send(found: Iterable[Alert], told: Mapping[str, float]) -> list[Alert]:
-    """Those of ``found`` that are news for somebody who was told of ``told``: the last word on each key counts."""
+def alerts_to_send(found: Iterable[Alert], open_problems: Mapping[str, float]) -> list[Alert]:
+    """Those of ``found`` that are news when ``open_problems`` are known: the last state of each key counts."""
     last = {alert.key: alert for alert in found}
-    return [alert for alert in last.values() if alert.resolved == (_mark(alert) in told)]
+    return [alert for alert in last.values() if alert.resolved == (_mark(alert) in open_problems)]
 
 
 def check_alerts(
@@ -70,18 +70,18 @@ def check_alerts(
     for key, record in sorted(records.items(), key=lambda item: str(item[0])):
         event = record.event.dagster_event if record.event is not None else None
         if event is None or event.event_type != dg.DagsterEventType.ASSET_CHECK_EVALUATION:
-            continue  # It is being evaluated now: what was known stands.
+            continue  # It is being evaluated now: what was known stays.
         evaluation: Any = event.event_specific_data
         subject = f"{key.asset_key.to_user_string()}:{key.name}"
         severe = evaluation.severity == dg.AssetCheckSeverity.ERROR
-        told = evaluation.metadata.get("found")
+        text = evaluation.metadata.get("found")
         found.append(
             Alert(
                 f"check {subject}",
                 "check",
                 subject,
                 "ERROR" if severe else "WARN",
-                str(evaluation.description or (told.value if told is not None else "") or "the check failed"),
+                str(evaluation.description or (text.value if text is not None else "") or "the check failed"),
                 resolved=bool(evaluation.passed) or not (severe or warnings),
             )
         )
@@ -154,8 +154,8 @@ def build_alert_sensor(
         cursor, now = read_cursor(context.cursor), time.time()
         since = cursor.get("since")
         since = float(since) if isinstance(since, int | float) else now
-        told = cursor.get("told")
-        told = dict(told) if isinstance(told, dict) else {}
+        open_problems = cursor.get("told")
+        open_problems = dict(open_problems) if isinstance(open_problems, dict) else {}
         repository = None
         checks: list[dg.AssetCheckKey] = []
         if context.repository_def is not None:
@@ -167,14 +167,14 @@ def build_alert_sensor(
                 repository = f"{context.repository_def.name}@{location}"
         runs, reached = run_alerts(context.instance, names, since, repository)
         found = [*check_alerts(context.instance, checks, warnings=warnings), *runs]
-        told = {
+        open_problems = {
             key: at
-            for key, at in told.items()
+            for key, at in open_problems.items()
             if now - at < _FORGET_SECS or key in {_mark(one) for one in found}
         }
         sent = 0
-        for alert in alerts_to_send(found, told):
-            if len(told) >= _MOST_OPEN and not alert.resolved:
+        for alert in alerts_to_send(found, open_problems):
+            if len(open_problems) >= _MOST_OPEN and not alert.resolved:
                 continue
             if time.time() - now > _LONGEST_SECS:
                 reached = since
@@ -189,17 +189,17 @@ def build_alert_sensor(
                 continue
             sent += 1
             if alert.resolved:
-                told.pop(_mark(alert), None)
+                open_problems.pop(_mark(alert), None)
             else:
-                told[_mark(alert)] = round(now)
+                open_problems[_mark(alert)] = round(now)
         return dg.SensorResult(
-            skip_reason=dg.SkipReason(f"{sent} alerts sent, {len(told)} problems known"),
-            cursor=json.dumps({"since": reached, "told": told}),
+            skip_reason=dg.SkipReason(f"{sent} alerts sent, {len(open_problems)} problems known"),
+            cursor=json.dumps({"since": reached, "told": open_problems}),
         )
 
     return dg.sensor(
         name=name,
         minimum_interval_seconds=interval_secs,
         default_status=default_status,
-        description="Tells of failed asset checks and failed runs of the cluster, and of their end, once each.",
+        description="Reports failed asset checks and failed runs of the cluster, and their end, once each.",
     )(alert_sensor)

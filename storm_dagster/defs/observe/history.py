@@ -132,7 +132,7 @@ def prune_ticks(
 
 
 def prune_history(context: dg.OpExecutionContext, names: DagsterNames, zookeeper: ZooKeeperResource) -> None:
-    """Delete what is older than the conf says."""
+    """Delete what is older than the conf allows."""
     with step_errors():
         conf = zookeeper.conf()
         days = float(conf["dagster.history.retention.days"])

@@ -1,7 +1,7 @@
 """`clean_inbox` and its schedule: what nobody needs any more goes, after it was seen to be garbage long enough.
 
 What was seen when stands in the newest observation of `storm/cluster/inbox`, because a schedule has no
-cursor. The leader cleans as well; whoever comes first, the other finds nothing.
+cursor. The leader cleans too; whichever comes second finds nothing.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -30,7 +30,7 @@ _TEXT = "Remove uploads, stagings and remains of topologies that nobody needs an
 _log = logging.getLogger(__name__)
 
 
-def remembered(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[str, float]:
+def load_inbox_memory(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[str, float]:
     """Garbage -> boot clock when it was first seen; empty after another boot, which only delays."""
     newest = instance.fetch_observations(key, limit=1).records
     if not newest or newest[0].asset_observation is None:
@@ -48,7 +48,7 @@ def remembered(instance: dg.DagsterInstance, key: dg.AssetKey = INBOX) -> dict[s
 def observation(
     memory: Mapping[str, float], report: CleanResult | None, waiting: int, key: dg.AssetKey = INBOX
 ) -> dg.AssetObservation:
-    """What waits, what was removed, and what to remember."""
+    """Metadata: what waits, what was removed, and the memory."""
     removed = [*report.nodes, *report.blobs, *report.tokens] if report else []
     return dg.AssetObservation(
         asset_key=key,
@@ -67,7 +67,7 @@ def clean_inbox(context: dg.OpExecutionContext, handles: Handles) -> None:
     key = handles.zookeeper.asset_key(INBOX)
     with operations(context, handles) as ops:
         report, memory = clean(
-            ops, remembered(context.instance, key), boot_now=boot_clock(), grace_secs=_GRACE_SECS
+            ops, load_inbox_memory(context.instance, key), boot_now=boot_clock(), grace_secs=_GRACE_SECS
         )
     for problem in report.problems:
         context.log.warning(problem)
@@ -83,7 +83,7 @@ def inbox_cleanup_schedule(
         with connect(handles, _log) as ops:
             ops.cluster.load_view()  # Refuses an empty or foreign root.
             age = float(ops.conf["nimbus.inbox.jar.expiration.secs"])
-            before = remembered(context.instance, key)
+            before = load_inbox_memory(context.instance, key)
             garbage, memory = find_garbage(
                 take_inventory(ops),
                 before,

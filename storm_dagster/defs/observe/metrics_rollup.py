@@ -79,10 +79,10 @@ def _samples(session: "SparkSession", root: Path, hour: datetime) -> "DataFrame 
 def roll_up_hour(
     session: "SparkSession", root: Path, hour: datetime, rows: list[tuple[Any, ...]] | None
 ) -> "DataFrame":
-    """What happened in ``hour``: from its sample and that of the hour before; repeated, it is the same.
+    """Roll up ``hour`` from its sample and that of the hour before; repeated, the result is the same.
 
     ``rows`` are stored as the hour's sample unless it has one. A component that the hour before does not know, and a
-    counter that fell, began anew: all that it counts is new. :class:`Unavailable` without a sample.
+    counter that fell was reset: all that it counts is new. :class:`Unavailable` without a sample.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F

@@ -29,7 +29,7 @@ __all__ = [
 
 
 def statistics_links(http: str) -> dict[str, dg.UrlMetadataValue]:
-    """Where the leader at ``http`` shows what the topologies do now; nothing without a leader."""
+    """Links to the current state of the topologies at the leader at ``http``; none without a leader."""
     pages = {"statistics": "/v1/topologies", "metrics": "/metrics"} if http else {}
     return {name: dg.MetadataValue.url(f"{http.rstrip('/')}{path}") for name, path in pages.items()}
 
@@ -62,7 +62,7 @@ def drawn_supervisors(view: ClusterView) -> list[DrawnSupervisor]:
 
 
 def supervisors_state(view: ClusterView) -> Any:
-    """What must change for the supervisors to be observed again."""
+    """State of the supervisors whose change is observed."""
     used = view.used_ports()
     return {
         key: (info.host, info.ports, sorted(used.get(key, ())), info.host in view.blacklist, info.version)
@@ -112,7 +112,7 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey = SUPERVISORS) -
 
 
 def workers_state(view: ClusterView) -> Any:
-    """What must change for the workers to be observed again; a process that was replaced in place is no change."""
+    """State of the workers whose change is observed; a process that was replaced in place is no change."""
     return [(row["topology"], row["host"], row["port"], row["status"]) for row in _workers(view)]
 
 
@@ -158,7 +158,7 @@ def workers_observation(view: ClusterView, key: dg.AssetKey = WORKERS) -> dg.Ass
 
 
 def topologies_state(view: ClusterView, http: str) -> Any:
-    """What must change for the topologies to be observed again."""
+    """State of the topologies whose change is observed."""
     return [
         http,
         *(

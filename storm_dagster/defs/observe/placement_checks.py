@@ -1,7 +1,7 @@
-"""Asset checks at `storm/assignment`: the rules of placement, asked of every assignment that stands.
+"""Asset checks at `storm/assignment`: the rules of placement for every current assignment.
 
-Healing leaves alone what lives, so an assignment may be uneven for a while: these warn, and a rebalance mends
-what they find. That every task has one slot and no slot two topologies is asked by the checks of `checks.py`.
+Healing leaves alone what lives, so an assignment may be uneven for a while: these warn, and a rebalance fixes
+what they find. `checks.py` checks that every task has one slot and no slot has two topologies.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
@@ -30,7 +30,7 @@ __all__ = ["PLACEMENT_CHECKS", "placement_check"]
 
 
 @dataclass(frozen=True)
-class _Standing:
+class _CheckedTopology:
     """An assignment and what it was made from."""
 
     topology: TopologyToPlace
@@ -38,35 +38,35 @@ class _Standing:
     stored: Mapping[str, Any]
 
 
-def _moves(standing: _Standing) -> Iterator[str]:
-    moves = standing.stored.get("moves")
+def _moves(checked: _CheckedTopology) -> Iterator[str]:
+    moves = checked.stored.get("moves")
     if moves is None:
         return
     workers = {
-        f"{worker['node']}:{worker['port']}": worker["tasks"] for worker in standing.stored.get("workers", ())
+        f"{worker['node']}:{worker['port']}": worker["tasks"] for worker in checked.stored.get("workers", ())
     }
-    yield from move_faults(standing.topology.name, moves, workers)
+    yield from move_faults(checked.topology.name, moves, workers)
 
 
-PLACEMENT_CHECKS: Mapping[str, tuple[str, Callable[[_Standing], Iterator[str]]]] = {
+PLACEMENT_CHECKS: Mapping[str, tuple[str, Callable[[_CheckedTopology], Iterator[str]]]] = {
     "quotas_kept": (
         "Every topology has as many workers as it wants, with evenly many executors.",
-        lambda standing: quota_faults(standing.topology),
+        lambda checked: quota_faults(checked.topology),
     ),
     "isolation_kept": (
         "Workers of a topology with isolation.scheduler.machines run on those hosts.",
-        lambda standing: isolation_faults(standing.topology, standing.hosts),
+        lambda checked: isolation_faults(checked.topology, checked.hosts),
     ),
     "differ_node_kept": (
         "Tasks of a component with task.on.differ.node run on different supervisors.",
-        lambda standing: differ_node_faults(standing.topology),
+        lambda checked: differ_node_faults(checked.topology),
     ),
     "fewest_moves": ("The last rebalance of each topology moved no more tasks than it had to.", _moves),
 }
-"""Check -> the rule in words, and what asks it of one topology."""
+"""Check -> the rule in words, and its function for one topology."""
 
 
-def _standing(ops: OperationsContext) -> Iterator[_Standing]:
+def _checked_topologies(ops: OperationsContext) -> Iterator[_CheckedTopology]:
     view = ops.cluster.load_view()
     hosts = frozenset(info.host for info in view.supervisors.values() if info.host not in view.blacklist)
     for topology in view.topologies.values():
@@ -78,8 +78,8 @@ def _standing(ops: OperationsContext) -> Iterator[_Standing]:
         except (StormDagsterError, ValueError):
             # Missing blobs are what another check is about.
             continue
-        standing = current_topology(view, topology, runnable, topology.tasks)
-        yield _Standing(standing, hosts, stored)
+        checked = current_topology(view, topology, runnable, topology.tasks)
+        yield _CheckedTopology(checked, hosts, stored)
 
 
 def placement_check(name: str) -> Callable[..., dg.AssetCheckResult]:
@@ -88,12 +88,12 @@ def placement_check(name: str) -> Callable[..., dg.AssetCheckResult]:
 
     def check(context: dg.AssetCheckExecutionContext, handles: Handles) -> dg.AssetCheckResult:
         with operations(context, handles) as ops:
-            looked_at = list(_standing(ops))
-        found = [text for standing in looked_at for text in rule(standing)]
+            topologies = list(_checked_topologies(ops))
+        found = [text for checked in topologies for text in rule(checked)]
         return dg.AssetCheckResult(
             passed=not found,
             severity=dg.AssetCheckSeverity.WARN,
-            metadata={"violations": len(found), "found": notes(found[:50]), "topologies": len(looked_at)},
+            metadata={"violations": len(found), "found": notes(found[:50]), "topologies": len(topologies)},
         )
 
     return check

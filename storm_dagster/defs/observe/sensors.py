@@ -1,4 +1,4 @@
-"""What the daemons do, as observations of external assets: on change, and at most once a minute.
+"""Sensors that observe the daemons as external assets: on change, and at most once a minute.
 
 Heartbeats and statistics never become events: one event costs Dagster 13 ms and stays for ever.
 """
@@ -38,7 +38,7 @@ _LONGEST_PAUSE_SECS = 3600.0
 
 
 def read_cursor(text: str | bytes | None) -> dict[str, Any]:
-    """The cursor's JSON object; an unreadable or foreign cursor counts as none."""
+    """The cursor's JSON object; an unreadable cursor, or another sensor's, counts as none."""
     try:
         cursor = json.loads(text or "{}")
     except ValueError:
@@ -64,7 +64,7 @@ def _number(value: Any, otherwise: float) -> float:
     return float(value) if isinstance(value, int | float) else otherwise
 
 
-def _observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
+def _last_observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
     """The time of an observation, and how long none may follow: what never rests is looked at less and less."""
     pause = _pause(cursor)
     restless = 0 <= now - _number(cursor.get("at"), now + 1) < 4 * pause
@@ -74,7 +74,7 @@ def _observed(cursor: Mapping[str, Any], now: float) -> dict[str, float]:
 def check_evaluations(
     findings: Mapping[str, list[str]], looked_at: int, shown: Callable[[dg.AssetKey], dg.AssetKey]
 ) -> list[dg.AssetCheckEvaluation]:
-    """What the cluster-wide checks would say, as evaluations that need no run."""
+    """Evaluations of the cluster-wide checks, without a run."""
     return [
         dg.AssetCheckEvaluation(
             asset_key=shown(CHECK_ASSETS[name][0]),
@@ -94,7 +94,7 @@ def cluster_events(
     now: float,
     shown: Callable[[dg.AssetKey], dg.AssetKey] = lambda key: key,
 ) -> tuple[list[Any], dict[str, Any]]:
-    """What is new in ``view`` since ``cursor``, and the next cursor; ``http`` is the leader's address.
+    """Events for what is new in ``view`` since ``cursor``, and the next cursor; ``http`` is the leader's address.
 
     Checks are evaluated when their findings change, at most once a minute. State is observed when it changes, at
     most once a minute, and after each observation that follows soon upon another one half as often, down to once an
@@ -117,7 +117,7 @@ def cluster_events(
             events.append(workers_observation(view, shown(WORKERS)))
         if "topologies" in changed:
             events.append(topologies_observation(view, http, shown(TOPOLOGIES)))
-        found.update(states, **(_observed(cursor, now) if events else {}))
+        found.update(states, **(_last_observed(cursor, now) if events else {}))
     if _due({"at": cursor.get("checked")}, now):
         known = cursor.get("checks")
         findings = view_findings(view)
@@ -145,7 +145,7 @@ def supervisor_sensor(
     http = leader[1].http if leader is not None else ""
     events, cursor = cluster_events(view, http, read_cursor(context.cursor), time.time(), zookeeper.asset_key)
     if not events:
-        return dg.SkipReason(f"{len(view.supervisors)} supervisors, nothing new, or too soon to say it")
+        return dg.SkipReason(f"{len(view.supervisors)} supervisors, nothing new, or too soon to report it")
     return dg.SensorResult(
         skip_reason=dg.SkipReason(f"observed {len(view.supervisors)} supervisors"),
         asset_events=events,
@@ -186,7 +186,7 @@ def leader_sensor(
     return dg.SensorResult(
         skip_reason=dg.SkipReason(f"observed that {leader or 'nobody'} leads, epoch {epoch}"),
         asset_events=[observation],
-        cursor=json.dumps({"state": state, **_observed(cursor, now)}),
+        cursor=json.dumps({"state": state, **_last_observed(cursor, now)}),
     )
 
 

@@ -1,6 +1,6 @@
-"""What a person wants to see of a step, as Dagster metadata.
+"""Dagster metadata of a step.
 
-Tables are cut at 500 rows and say so; secrets are blotted out by the name of their conf key, because
+Tables are cut at 500 rows, with a note; secrets are blotted out by the name of their conf key, because
 metadata is stored for ever and shown to everyone who opens the UI.
 """
 
@@ -23,7 +23,7 @@ __all__ = [
     "blobs_table",
     "component_counts",
     "components_table",
-    "masked",
+    "mask",
     "nodes_table",
     "notes",
     "slots_markdown",
@@ -37,14 +37,14 @@ _SECRET = re.compile(r"password|passwd|secret|token|credential|payload|private|k
 _BLOT = "********"
 
 
-def masked(value: Any, key: str = "") -> Any:
+def mask(value: Any, key: str = "") -> Any:
     """``value`` as plain JSON with every value blotted out whose key names a secret, at any depth."""
     if isinstance(value, Mapping):
-        return {str(name): masked(item, str(name)) for name, item in value.items()}
+        return {str(name): mask(item, str(name)) for name, item in value.items()}
     if key and _SECRET.search(key) and value is not None and not isinstance(value, bool | int | float):
         return _BLOT
     if isinstance(value, list | tuple):
-        return [masked(item) for item in value]
+        return [mask(item) for item in value]
     return value
 
 
@@ -56,7 +56,7 @@ def notes(lines: Iterable[str], nothing: str = "none") -> dg.MarkdownMetadataVal
 def table(
     columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, str | int | float | bool | None]]
 ) -> dg.TableMetadataValue:
-    """A table of (name, type) columns; above 500 rows the first column of the last row says what is missing."""
+    """A table of (name, type) columns; above 500 rows the first column of the last row counts the missing ones."""
     shown = [dict(row) for row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
         rest: dict[str, str | int | float | bool | None] = dict.fromkeys(name for name, _ in columns)
@@ -223,7 +223,7 @@ def nodes_table(versions: Mapping[str, Any]) -> dg.TableMetadataValue:
 
 
 def task_count(ranges: str) -> int:
-    """How many tasks ``"1-3,7"`` names."""
+    """Number of tasks in ``"1-3,7"``."""
     return len(decode_ranges(ranges))
 
 

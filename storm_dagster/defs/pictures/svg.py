@@ -62,7 +62,7 @@ def box(x: float, y: float, width: float, height: float, fill: str, line: str, e
 
 
 def bar(x: float, y: float, width: float, height: float, fill: str, words: str, opacity: float = 1.0) -> str:
-    """A part of a row, at least one pixel wide, that says ``words`` under the pointer."""
+    """A part of a row, at least one pixel wide, with ``words`` as its tooltip."""
     return (
         f'<g><title>{escape(clean(words))}</title><rect x="{x:.1f}" y="{y}" width="{max(1.0, width):.1f}" '
         f'height="{height}" fill="{fill}" fill-opacity="{opacity}"/></g>'

@@ -29,7 +29,7 @@ __all__ = ["BlobStoreResource", "ClusterHandle", "ZooKeeperResource", "leader_ht
 
 
 class ClusterHandle(dg.ConfigurableResource):
-    """Where the cluster is: a local cluster's HOME, or a conf folder."""
+    """Location of the cluster: a local cluster's HOME, or a conf folder."""
 
     home: str | None = Field(
         default=None,

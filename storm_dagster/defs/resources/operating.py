@@ -1,4 +1,4 @@
-"""How a step of a run comes to the operations: connections, planner, token, and errors on the way out."""
+"""Context of the operations for a step of a run: connections, planner, token, and errors."""
 
 from __future__ import annotations
 

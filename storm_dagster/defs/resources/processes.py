@@ -101,7 +101,7 @@ class WorkersResource(_Finder):
         return "\n".join(text.splitlines()[-lines:])
 
     def stack_dump(self, worker: RunningWorker) -> dict[str, Any]:
-        """What every thread of the worker does now, asked of the worker itself; :class:`Unavailable` if silent."""
+        """Stack of every thread of the worker, asked of the worker itself; :class:`Unavailable` if it is silent."""
         # zmq is not needed to load definitions.
         from storm_dagster.operations.live.worker_curve import link_key_of
         from storm_dagster.operations.live.worker_requests import ask_worker
@@ -110,7 +110,7 @@ class WorkersResource(_Finder):
         return ask_worker(worker.host, worker.port, worker.record.token, "stacks", link_key=key)
 
     def restart(self, worker: RunningWorker) -> int:
-        """Let the worker end (SIGTERM), so that its supervisor starts it anew; the pid that was signalled.
+        """Let the worker end (SIGTERM), so that its supervisor restarts it; the pid that was signalled.
 
         Only on the worker's own machine, and only exactly that process (pid, start and boot are compared):
         :class:`Unavailable` otherwise.

@@ -22,7 +22,7 @@ __all__ = ["SparkResource", "open_session"]
 
 
 class SparkResource(ClusterHandle):
-    """Where placement is computed, and a session for the user's own assets."""
+    """Spark for placements, and a session for the user's own assets."""
 
     def pyspark(self, conf: dict[str, Any] | None = None) -> LazyPySparkResource:
         """dagster-pyspark's resource for the cluster's Spark: ``spark.remote`` (Connect), else ``spark.master``.

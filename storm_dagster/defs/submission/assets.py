@@ -64,14 +64,14 @@ def _components(ops: OperationsContext, token: str) -> Mapping[int, str]:
     return read_tasks(ops, token).table.component_of()
 
 
-def _timed(metadata: dict[str, Any], began: float) -> dg.MaterializeResult:
+def _with_seconds(metadata: dict[str, Any], began: float) -> dg.MaterializeResult:
     return dg.MaterializeResult(metadata={**metadata, "seconds": round(time.monotonic() - began, 3)})
 
 
 def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) -> str | None:
     """The token in the run's tags, when it means this submission.
 
-    "Open in Launchpad" copies the tags of an earlier run: with a TARGET given anew, that is another
+    "Open in Launchpad" copies the tags of an earlier run: with another TARGET given, that is another
     submission, unless the run is a re-execution of the first.
     """
     if config.target and context.run.root_run_id is None:
@@ -128,7 +128,7 @@ def topology_conf(
         )
     for warning in report.warnings:
         context.log.warning(warning)
-    return _timed(conf_metadata(report), began)
+    return _with_seconds(conf_metadata(report), began)
 
 
 def _staged_before(ops: OperationsContext, name: str) -> str:
@@ -157,7 +157,7 @@ def _plain_stage(
         began = time.monotonic()
         with operations(context, handles) as ops:
             report = operation(ops, token=token_for(context, ops, _topology_of(context, names)))
-        return _timed(shown(report), began)
+        return _with_seconds(shown(report), began)
 
 
 _plain_stage(
@@ -189,12 +189,12 @@ def assignment(
     with operations(context, handles) as ops:
         name = _topology_of(context, names)
         if context.run.job_name == names.name(keys.REBALANCE_JOB):
-            return _timed(plan_rebalance(ops, name, config), began)
+            return _with_seconds(plan_rebalance(ops, name, config), began)
         token = token_for(context, ops, name)
         report = submission.stage_assignment(ops, token=token)
         for warning in report.placement.warnings:
             context.log.warning(warning)
-        return _timed(planned_metadata(report, _components(ops, token)), began)
+        return _with_seconds(planned_metadata(report, _components(ops, token)), began)
 
 
 @_stage(
@@ -210,7 +210,7 @@ def published_assignment(
     with operations(context, handles) as ops:
         name = _topology_of(context, names)
         if context.run.job_name == names.name(keys.REBALANCE_JOB):
-            return _timed(publish_rebalance(context, ops, name, names), began)
+            return _with_seconds(publish_rebalance(context, ops, name, names), began)
         token = token_for(context, ops, name)
         report = submission.publish_assignment(ops, token=token)
         components = _components(ops, token)
@@ -228,7 +228,7 @@ def published_assignment(
                 },
             )
         )
-    return _timed(published_metadata(report, components), began)
+    return _with_seconds(published_metadata(report, components), began)
 
 
 _plain_stage(

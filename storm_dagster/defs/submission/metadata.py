@@ -1,4 +1,4 @@
-"""What each stage of a submission shows of itself: its report as Dagster metadata."""
+"""Reports of the stages of a submission as Dagster metadata."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storm_dagster.defs.pictures.metadata import (
     assignment_metadata,
     blobs_table,
     components_table,
-    masked,
+    mask,
     nodes_table,
     notes,
     placed_slots,
@@ -50,7 +50,7 @@ def conf_metadata(report: ConfResult) -> dict[str, Any]:
         "topology_id": report.topology_id,
         "token": report.token,
         "epoch": report.epoch,
-        "conf": dg.MetadataValue.json(masked(report.conf)),
+        "conf": dg.MetadataValue.json(mask(report.conf)),
         "components": components_table(report.topology),
         "warnings": notes(report.warnings),
         "warning_count": len(report.warnings),

@@ -10,8 +10,11 @@ import logging
 import threading
 from collections.abc import Iterable
 
-from storm_dagster.core.liveness.causes import AttemptMemory, Cause, due_attempts
+from msgspec.structs import replace
+
+from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.liveness.memory import LivenessMemory
+from storm_dagster.core.liveness.step import HealingSettings, HealingState, healing_step
 from storm_dagster.core.transitions import DueMemory
 from storm_dagster.model import paths
 from storm_dagster.model.clock import boot_clock, boot_id
@@ -54,13 +57,16 @@ class LeaderDuties:
         self._healer_seen = now
         self._armed = False
         self._due = DueMemory()
-        self._liveness = LivenessMemory(boot_id=self._boot_id, since=now)
-        self._attempts: AttemptMemory = {}
+        self._healing = self._new_healing()
         self._garbage: cleaner.CleanerMemory = {}
         self._next_clean = now
         self._next_report = now
-        self._frozen: str | None = None
         self._nimbus.alarm = None
+
+    def _new_healing(self) -> HealingState:
+        """State of a healer that begins now."""
+        now = boot_clock()
+        return HealingState(LivenessMemory(boot_id=self._boot_id, since=now), polled_at=now)
 
     def run(self, stop: threading.Event) -> None:
         """Run until ``stop``."""
@@ -70,7 +76,7 @@ class LeaderDuties:
             except Unavailable as error:
                 _log.warning("the leader's duties wait: %s", error)
                 # What could not be seen for a while must not count as silence.
-                self._liveness = LivenessMemory(boot_id=self._boot_id, since=boot_clock())
+                self._healing = replace(self._healing, liveness=self._new_healing().liveness)
             except Fenced as error:
                 _log.warning("the leader's duties end: %s", error)
                 self._nimbus.wake_election()
@@ -129,30 +135,27 @@ class LeaderDuties:
             if self._armed:
                 _log.info("a healing sensor is armed again, the leader leaves healing to it")
                 self._armed = False
-                self._frozen = self._nimbus.alarm = None
+                self._nimbus.alarm = None
             return
         if not self._armed:
             self._armed = True
-            # Liveness starts now: nothing was watched before.
-            self._liveness = LivenessMemory(boot_id=self._boot_id, since=boot_clock())
-            self._attempts = {}
+            # The judgement starts now: nothing was watched before.
+            self._healing = self._new_healing()
             _log.warning(
                 "no healing sensor has been armed for %g s: the leader reassigns dead tasks itself", absent
             )
         now = boot_clock()
-        seen = healing.observe(
-            ctx.cluster.load_view(), self._liveness, ctx.limits(), boot_id=self._boot_id, boot_now=now
-        )
-        self._liveness = seen.memory
-        if seen.frozen != self._frozen:
-            self._frozen = self._nimbus.alarm = seen.frozen
-            if seen.frozen:
-                _log.error("%s", seen.frozen)
-        due, self._attempts = due_attempts(seen.causes, self._attempts, boot_now=now)
-        if due:
-            self._report_reassignments(
-                ctx, healing.reassign(ctx, [attempt.cause for attempt in due]), seen.causes
-            )
+        settings = HealingSettings(ctx.limits(), self._boot_id)
+        step = healing_step(ctx.cluster.load_view(), self._healing, now, settings)
+        alarm = step.memory.alarm
+        if alarm != self._healing.alarm:
+            self._nimbus.alarm = alarm
+            if alarm:
+                _log.error("%s", alarm)
+        self._healing = step.memory
+        if step.attempts:
+            causes = [attempt.cause for attempt in step.attempts]
+            self._report_reassignments(ctx, healing.reassign(ctx, causes), step.observation.causes)
 
     def _report_reassignments(
         self, ctx: OperationsContext, reports: Iterable[ReassignResult], causes: Iterable[Cause]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from storm_dagster.core.liveness.causes import Cause
-from storm_dagster.core.liveness.detection import LivenessResult, observe
 from storm_dagster.core.reassignment import assignment_of, causes_still_true, monitor_batch, same_workers
 from storm_dagster.core.transitions import HEALED
 from storm_dagster.model.errors import Fenced, StormDagsterError, Unavailable
@@ -28,7 +27,7 @@ from storm_dagster.operations.transactions import (
 )
 from storm_dagster.operations.upgrade.ending import roll_back_if_upgraded
 
-__all__ = ["LivenessResult", "observe", "reassign"]
+__all__ = ["reassign"]
 
 REASSIGN = operation("reassign", "store.placement.json", "reassign")
 

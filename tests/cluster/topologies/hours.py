@@ -1,4 +1,4 @@
-"""Hours that are complete one after the other; a bolt tells Dagster. A file has what was acked."""
+"""Hours that are complete one after the other; a bolt reports them to Dagster. A file has what was acked."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Numbers(Spout):
 
 
 class Hours(Bolt):
-    """Tells Dagster of each hour that is complete."""
+    """Reports each complete hour to Dagster."""
 
     def process(self, tup: Tuple) -> None:
         number = tup.values[0]

@@ -23,7 +23,7 @@ class Views(Spout):
         self.number = 0
         self.step = 1.0 / float(conf.get("clicks.per.second", 50))
         self.due = time.monotonic()
-        # Ids stay different when the task is started anew.
+        # Ids stay different when the task is restarted.
         self.prefix = f"{context.task_id}-{int(time.time() * 1000)}"
         self.waiting: dict[str, list[Any]] = {}
 

@@ -1,4 +1,4 @@
-"""Verbs that only look: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``state``."""
+"""Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``state``."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def errors(invocation: Invocation, name: str) -> None:
 @click.argument("name")
 @click.argument("task", type=int, required=False)
 def explain(invocation: Invocation, name: str, task: int | None) -> None:
-    """Why the tasks of topology NAME (or one TASK) are where they are, or unscheduled."""
+    """Show why the tasks of topology NAME (or one TASK) are placed where they are, or not at all."""
     asked = {} if task is None else {"task": task}
     with invocation.nimbus() as nimbus:
         document = nimbus.get(f"/v1/topologies/{name}/placement", **asked)
@@ -153,12 +153,12 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
     components, slots = document.get("components", {}), document.get("slots", {})
 
     def row(number: str) -> tuple[Any, ...]:
-        said, state = reasons.get(number, ""), "placed"
+        reason, state = reasons.get(number, ""), "placed"
         if number in unassigned:
-            said, state = unassigned[number], "unscheduled"
+            reason, state = unassigned[number], "unscheduled"
         elif number in waiting:
-            said, state = f"its worker is gone; it would go to {waiting[number]} now", "waiting"
-        return number, components.get(number), slots.get(number), state, said
+            reason, state = f"its worker is gone; it would go to {waiting[number]} now", "waiting"
+        return number, components.get(number), slots.get(number), state, reason
 
     shown = sorted(known, key=int) if task is None else [str(task)]
     print_table("", ["task", "component", "slot", "", "why"], map(row, shown))

@@ -1,0 +1,203 @@
+"""One step of healing, as the sensor and the leader take it: attempts, back-off, gaps, and the mass-loss guard."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+
+import msgspec
+import pytest
+
+from storm_dagster.core.liveness.detection import LivenessLimits
+from storm_dagster.core.liveness.memory import (
+    FirstSeen,
+    LivenessMemory,
+    MissingSlot,
+    StartingWorker,
+    TopologyMemory,
+)
+from storm_dagster.core.liveness.step import HealingSettings, HealingState, HealingStepResult, healing_step
+from storm_dagster.core.transitions import DueMemory
+from storm_dagster.model.memory_codec import decode_memory, encode_memory
+from storm_dagster.model.records import Assignment, StormBase, SupervisorInfo, WorkerNode, WorkerSlot
+from storm_dagster.model.view import ClusterView, TopologyView, Versioned
+
+SETTINGS = HealingSettings(LivenessLimits(), "b", longest_gap_secs=20)
+NODES = ("s1", "s2", "s3", "s4")
+
+
+def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
+    """A topology with one worker on each of four supervisors; of ``gone`` the worker, of ``lost`` both are absent."""
+    slots = tuple(
+        WorkerSlot(node=node, host=f"h{node}", port=1, tasks=str(task))
+        for task, node in enumerate(NODES, start=1)
+    )
+    topology = TopologyView(
+        id="t-1-1",
+        base=StormBase(name="t", launch_time_secs=0, status="ACTIVE", workers=4, executors={}, token="k"),
+        base_at=Versioned(1, 1),
+        tasks=None,
+        assignment=Assignment(
+            topology_id="t-1-1",
+            code_dir="t-1-1",
+            node_host={slot.node: slot.host for slot in slots},
+            workers=slots,
+            task_start_secs=Assignment.pack_start_secs(dict.fromkeys(range(1, 5), 0)),
+            timestamp_ms=0,
+        ),
+        assignment_at=Versioned(3, 10),
+        beats=None,
+        beats_at=None,
+        live_workers={
+            (slot.node, 1): WorkerNode(
+                pid=1, token="x", version=3, tasks=slot.tasks, started_ms=0, status="running"
+            )
+            for slot in slots
+            if slot.node not in (*lost, *gone)
+        },
+    )
+    supervisors = {
+        node: SupervisorInfo(host=f"h{node}", ports=(1,), started=0, count=1, version="t")
+        for node in NODES
+        if node not in lost
+    }
+    return ClusterView(
+        cluster_id="c",
+        epoch=1,
+        assignments_version=1,
+        supervisors=supervisors,
+        topologies={"t-1-1": topology},
+    )
+
+
+@dataclass
+class Healer:
+    """A healer that steps at given boot clocks; its supervisors beat at each step."""
+
+    state: HealingState = field(default_factory=HealingState)
+    settings: HealingSettings = SETTINGS
+    beats: int = 0
+    busy: tuple[str, ...] = ()
+
+    def at(self, now: float, view: ClusterView) -> HealingStepResult[HealingState]:
+        self.beats += 1
+        supervisors = {
+            node: info.model_copy(update={"count": self.beats}) for node, info in view.supervisors.items()
+        }
+        view = replace(view, supervisors=supervisors)
+        step = healing_step(view, self.state, now, self.settings, busy=lambda _: self.busy)
+        assert healing_step(view, self.state, now, self.settings, busy=lambda _: self.busy) == step
+        self.state = step.memory
+        return step
+
+    def keys(self, now: float, view: ClusterView) -> list[str]:
+        return [attempt.run_key for attempt in self.at(now, view).attempts]
+
+
+def test_a_lost_host_is_attempted_at_once_and_again_with_back_off() -> None:
+    healer = Healer()
+    assert healer.keys(0, cluster()) == []
+    first = healer.at(1, cluster("s2"))
+    assert [attempt.run_key for attempt in first.attempts] == ["t-1-1:3:lost_host@s2-1:1"]
+    assert first.next_check == 2
+    assert healer.keys(1.5, cluster("s2")) == []
+    assert healer.keys(2, cluster("s2")) == ["t-1-1:3:lost_host@s2-1:2"]
+    assert healer.keys(3, cluster()) == [] and healer.state.attempts == {}
+
+
+def test_a_topology_whose_reassignment_is_under_way_gets_no_new_attempt() -> None:
+    healer = Healer()
+    healer.at(0, cluster())
+    assert len(healer.keys(1, cluster("s2"))) == 1
+    healer.busy = ("t-1-1",)
+    assert healer.keys(9, cluster("s2")) == []
+    healer.busy = ("other-1-1",)
+    assert healer.keys(10, cluster("s2")) == ["t-1-1:3:lost_host@s2-1:2"]
+
+
+def test_who_is_busy_is_asked_only_when_there_are_causes() -> None:
+    asked: list[int] = []
+
+    def busy(causes: object) -> tuple[str, ...]:
+        asked.append(1)
+        return ()
+
+    before = healing_step(cluster(), HealingState(), 0, SETTINGS, busy=busy).memory
+    assert asked == []
+    healing_step(cluster("s2"), before, 1, SETTINGS, busy=busy)
+    assert asked == [1]
+
+
+@pytest.mark.parametrize(("gap", "attempts"), [(20, 1), (21, 0), (-1, 0)])
+def test_a_gap_in_which_nobody_watched_grants_new_time(gap: float, attempts: int) -> None:
+    healer = Healer()
+    healer.at(100, cluster())
+    assert len(healer.keys(100 + gap, cluster("s2"))) == attempts
+
+
+def test_a_healer_without_a_longest_gap_judges_after_any_pause() -> None:
+    healer = Healer(settings=replace(SETTINGS, longest_gap_secs=float("inf")))
+    healer.at(100, cluster())
+    assert len(healer.keys(900, cluster("s2"))) == 1
+
+
+def test_an_unset_last_step_grants_new_time() -> None:
+    healer = Healer()
+    healer.at(0, cluster())
+    healer.state = msgspec.structs.replace(healer.state, polled_at=HealingState().polled_at)
+    assert healer.keys(1, cluster("s2")) == []
+
+
+def test_the_guard_sets_an_alarm_stops_attempts_and_ends_with_the_launch_window() -> None:
+    healer = Healer()
+    healer.at(0, cluster())
+    step = healer.at(1, cluster("s1", "s2", "s3"))
+    assert step.attempts == [] and step.memory.alarm and "3 of 4 workers" in step.memory.alarm
+    assert step.next_check == 121
+    for now in range(20, 122, 20):
+        assert healer.at(now, cluster("s1", "s2", "s3")).memory.alarm
+    late = healer.at(122, cluster("s1", "s2", "s3"))
+    assert len(late.attempts) == 3 and late.memory.alarm is None
+
+
+def test_a_step_keeps_what_its_caller_remembers_besides() -> None:
+    class More(HealingState, frozen=True):
+        mark: str = ""
+
+    assert healing_step(cluster(), More(mark="kept"), 0, SETTINGS).memory.mark == "kept"
+
+
+STORED = (
+    '{"boot_id": "b", "since": 90.5, "topologies": {"wc-1-1": {"assignment": [3, 91.0], "beats": [20, 99.5], '
+    '"missing": {"s1:6700": [95.25, true, 1700000000]}, "starting": {"s2:6700": [96.0, "0123abcd"]}}}, '
+    '"supervisors": {"s1": [7, 99.0]}, "frozen_since": 97.0, "cold": true}'
+)
+MEMORY = LivenessMemory(
+    boot_id="b",
+    since=90.5,
+    topologies={
+        "wc-1-1": TopologyMemory(
+            assignment=FirstSeen(3, 91.0),
+            beats=FirstSeen(20, 99.5),
+            missing={"s1:6700": MissingSlot(95.25, True, 1700000000)},
+            starting={"s2:6700": StartingWorker(96.0, "0123abcd")},
+        )
+    },
+    supervisors={"s1": FirstSeen(7, 99.0)},
+    frozen_since=97.0,
+    cold=True,
+)
+
+
+def test_the_stored_form_of_a_memory_stays() -> None:
+    assert decode_memory(LivenessMemory, STORED) == MEMORY
+    assert json.loads(encode_memory(MEMORY)) == json.loads(STORED)
+    due = DueMemory("b", {"wc-1-1": (12, 34.5)})
+    assert decode_memory(DueMemory, '{"boot_id": "b", "seen": {"wc-1-1": [12, 34.5]}}') == due
+
+
+@pytest.mark.parametrize("part", ["since", "supervisors", "cold"])
+def test_a_memory_that_lacks_a_part_is_empty(part: str) -> None:
+    document = {key: value for key, value in json.loads(STORED).items() if key != part}
+    assert decode_memory(LivenessMemory, json.dumps(document)) == LivenessMemory()
+    assert decode_memory(LivenessMemory, json.dumps({**document, part: "?"})) == LivenessMemory()
