@@ -6,22 +6,24 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.gray_upgrade import (
-    Due,
-    Selection,
+from storm_dagster.core.upgrade.machine import (
     SlotRun,
-    check_master_alone,
-    check_selection,
+    UpgradeEvent,
     code_for,
     due,
     early_failure,
     next_move,
-    parse_workers,
     pick,
-    selection_of_conf,
-    upgrade_document,
 )
-from storm_dagster.core.upgrade_compatibility import check_compatible
+from storm_dagster.core.upgrade.selection import (
+    Selection,
+    check_compatible,
+    check_master_alone,
+    check_selection,
+    parse_workers,
+    selection_of_conf,
+)
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.records import (
     Assignment,
@@ -74,8 +76,12 @@ def state(*upgraded: str, upgrading: tuple[str, ...] = (), **record: Any) -> Upg
     )
 
 
+def snapshot(found: UpgradeState, placed: Assignment | None = None) -> UpgradeSnapshot:
+    return UpgradeSnapshot(found, placed or assignment(), TABLE)
+
+
 def picked(found: UpgradeState) -> tuple[str, ...]:
-    batch = pick(found, assignment(), TABLE)
+    batch = pick(snapshot(found))
     assert batch is not None
     assert not batch.record.continue_ and batch.record.workers == ()
     return batch.workers
@@ -89,7 +95,7 @@ def test_a_number_takes_the_lowest_hosts_and_ports() -> None:
 
 def test_a_component_takes_its_workers_and_is_cleared_when_none_is_left() -> None:
     def component(found: UpgradeState) -> tuple[tuple[str, ...], str | None]:
-        batch = pick(found, assignment(), TABLE)
+        batch = pick(snapshot(found))
         assert batch is not None
         return batch.workers, batch.record.component
 
@@ -121,7 +127,7 @@ def test_the_topology_masters_worker_is_never_taken() -> None:
     ],
 )
 def test_nothing_is_picked_unasked_during_a_batch_or_a_rollback(waiting: UpgradeState) -> None:
-    assert pick(waiting, assignment(), TABLE) is None
+    assert pick(snapshot(waiting)) is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +144,7 @@ def test_nothing_is_picked_unasked_during_a_batch_or_a_rollback(waiting: Upgrade
 )
 def test_a_selection_that_cannot_be_is_refused(selection: Selection, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        check_selection("wc", selection, assignment(), TABLE, {"a:6901"})
+        check_selection(selection, snapshot(state("a:6901")))
 
 
 def test_a_selection_that_can_be() -> None:
@@ -147,7 +153,7 @@ def test_a_selection_that_can_be() -> None:
         Selection(component="split"),
         Selection(workers=("a:6901", "b:6901")),
     ):
-        check_selection("wc", selection, assignment(), TABLE, {"a:6901"})
+        check_selection(selection, snapshot(state("a:6901")))
 
 
 def test_workers_in_words() -> None:
@@ -167,10 +173,10 @@ def test_workers_in_words() -> None:
 
 
 def test_the_topology_master_needs_a_worker_of_its_own() -> None:
-    check_master_alone("wc", assignment(), TABLE)
+    check_master_alone(snapshot(state()))
     shared = assignment(workers=(WorkerSlot(node="s-a", host="a", port=6900, tasks="1-9"),))
     with pytest.raises(InvalidRequest, match=r"topology\.master\.single\.worker=true"):
-        check_master_alone("wc", shared, TABLE)
+        check_master_alone(snapshot(state(), shared))
 
 
 def worker(address: str) -> WorkerSlot:
@@ -236,8 +242,8 @@ def test_only_the_first_minute_of_the_new_code_fails_an_upgrade() -> None:
 
 
 def test_what_an_upgrade_comes_to() -> None:
-    def comes_to(found: UpgradeState, now: int = 10, placed: Assignment | None = None) -> Due | None:
-        return due(found, placed or assignment(), TABLE, now_secs=now)
+    def comes_to(found: UpgradeState, now: int = 10, placed: Assignment | None = None) -> UpgradeEvent | None:
+        return due(snapshot(found, placed), now_secs=now)
 
     assert comes_to(state("a:6901", upgrading=("a:6902",))) is None
     done = comes_to(state(*ALL))
@@ -249,14 +255,14 @@ def test_what_an_upgrade_comes_to() -> None:
         broken.at, broken.record, {"a:6902": GrayWorker(failed="a:6902: boom")}, broken.upgraded
     )
     failed = comes_to(broken, now=5000)
-    assert failed == Due("roll_back", "a:6902: boom"), "also when its time is up"
+    assert failed == UpgradeEvent("roll_back", "a:6902: boom"), "also when its time is up"
     assert comes_to(state("a:6901", rollback=True)) is None
     back = comes_to(state(rollback=True))
     assert back is not None and back.action == "finish_rollback"
     # A host that is lost takes its entries along once its tasks are elsewhere.
     moved = assignment(workers=tuple(one for one in assignment().workers if one.host != "b"))
     assert comes_to(state("b:6901", rollback=True), placed=moved) is not None
-    assert comes_to(state("a:6901", "a:6902"), placed=moved) == Due(
+    assert comes_to(state("a:6901", "a:6902"), placed=moved) == UpgradeEvent(
         "complete", "all 2 workers run the new code"
     )
     gone = comes_to(UpgradeState(at=2))
@@ -264,7 +270,7 @@ def test_what_an_upgrade_comes_to() -> None:
 
 
 def test_the_upgrade_in_words() -> None:
-    found = upgrade_document(state("a:6901", upgrading=("b:6901",), number=1), assignment(), TABLE)
+    found = snapshot(state("a:6901", upgrading=("b:6901",), number=1)).to_document()
     assert found is not None
     assert found["workers"] == {
         "a:6901": "upgraded",
@@ -273,7 +279,7 @@ def test_the_upgrade_in_words() -> None:
         "b:6902": "former",
     }
     assert (found["code"], found["former_code"]) == ("wc-1-1.2", "wc-1-1")
-    assert upgrade_document(UpgradeState(at=1), assignment(), TABLE) is None
+    assert snapshot(UpgradeState(at=1)).to_document() is None
 
 
 SPEC: dict[str, Any] = {

@@ -24,6 +24,7 @@ from storm_dagster.core.submission import (
     validate_topology,
     with_system_components,
 )
+from storm_dagster.core.upgrade.selection import selection_of_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import (
     AlreadyAlive,
@@ -37,7 +38,6 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.lifecycle import LifecycleRequests
-from storm_dagster.nimbus.thrift.deploying import Deploy, deploy_of
 from storm_dagster.nimbus.thrift.from_storm import read_conf, read_topology_struct
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.pending import Pending, PendingSubmissions
@@ -63,7 +63,8 @@ class _Checked:
     spec: TopologySpec
     archive_sha256: str
     inactive: bool
-    deploy: Deploy | None
+    deploy: tuple[str, Mapping[str, Any]] | None
+    """Verb and body of the change that it is; ``None`` for a plain submission."""
 
 
 class TopologySubmission:
@@ -87,7 +88,7 @@ class TopologySubmission:
         self._nimbus.status.require()
         checked = self._check(name, location, json_conf, topology, options)
         if checked.deploy is not None:
-            self._deploy(checked, checked.deploy, self._store(checked), deadline)
+            self._deploy(checked, *checked.deploy, self._store(checked), deadline)
             return
         self._pending.reserve(checked.name)
         try:
@@ -105,7 +106,7 @@ class TopologySubmission:
         conf, warnings = check_conf(
             read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn"
         )
-        deploy = deploy_of(conf)
+        deploy = _deploy_of(conf)
         if deploy is None:
             self._refuse_alive(checked)
         spec = read_topology_struct(topology, checked)
@@ -199,15 +200,24 @@ class TopologySubmission:
                 next_look = time.monotonic() + 1.0
             time.sleep(_LOOK_SECS)
 
-    def _deploy(self, checked: _Checked, deploy: Deploy, handle: str, deadline: float) -> None:
+    def _deploy(
+        self, checked: _Checked, verb: str, body: Mapping[str, Any], handle: str, deadline: float
+    ) -> None:
         def launch() -> None:
             try:
-                deploy.launch(self._lifecycle, checked.name, handle, _new_token())
+                self._lifecycle.act(checked.name, verb, {"handle": handle, "token": _new_token(), **body})
             except BaseException:
                 self._nimbus.uploads.cancel(handle)
                 raise
 
         within(deadline, launch, f"the deployment of {checked.name!r}")
+
+
+def _deploy_of(conf: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Verb and body of the change; a gray upgrade counts before a hot deploy, as in JStorm."""
+    if conf.get("topology.upgrade"):
+        return "gray-upgrade", selection_of_conf(conf).to_document()
+    return ("update", {}) if conf.get("topology.hot.deploy.enable") else None
 
 
 def _new_token() -> str:

@@ -21,7 +21,7 @@ from storm_dagster.operations.reports import ReassignReport
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.publishing import write_reasons
 from storm_dagster.operations.turnstile import commit, fenced, raise_turnstile, take_turns
-from storm_dagster.operations.upgrade.ending import roll_back_if_upgraded
+from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 __all__ = ["Observation", "observe", "reassign"]
 

@@ -20,15 +20,15 @@ from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY, finish_activation
 from storm_dagster.operations.submit.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
 from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
-from storm_dagster.operations.upgrade.ending import (
+from storm_dagster.operations.upgrade import (
     COMPLETE_UPGRADE,
     FINISH_ROLLBACK,
     ROLL_BACK,
     advance_upgrades,
     complete_upgrade,
+    gray_upgrade,
     roll_back,
 )
-from storm_dagster.operations.upgrade.start import gray_upgrade
 
 __all__ = [
     "FinishReport",

@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 
-from storm_dagster.core.gray_upgrade import pick
+from storm_dagster.core.upgrade.machine import pick
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import Assignment
 from storm_dagster.worker.runtime.lease import Lease
@@ -20,7 +21,7 @@ _READ_SECS = 15.0
 
 
 class UpgradeDriver:
-    """Looks at ``/gray_upgrade/<id>`` every 15 s and when it changes. Used by the keeper's thread alone."""
+    """Reader of ``/gray_upgrade/<id>``, every 15 s and when it changes. Used by the keeper's thread alone."""
 
     def __init__(self, topology_id: str, cluster: StormClusterState, lease: Lease) -> None:
         self._id = topology_id
@@ -34,7 +35,7 @@ class UpgradeDriver:
         """Pick the batch that was asked for, if one was. ``version`` is that of the assignment.
 
         Call it only in the worker that runs the topology master. The write checks the leadership epoch and the
-        assignment's version, so that neither a deposed leader's wish nor an old placement is acted on.
+        assignment's version, so that neither a deposed leader's request nor an old placement takes effect.
         """
         now = time.monotonic()
         if not self._changed.is_set() and now - self._read_at < _READ_SECS:
@@ -50,7 +51,7 @@ class UpgradeDriver:
             epoch = self._cluster.epoch()
             state = self._cluster.read_upgrade(self._id, changed)
             table = self._cluster.read_tasks(self._id) if state.record is not None else None
-            batch = pick(state, assignment, table) if table is not None else None
+            batch = pick(UpgradeSnapshot(state, assignment, table)) if table is not None else None
             if batch is None or epoch is None or not self._lease.valid():
                 return
             write_pick(
