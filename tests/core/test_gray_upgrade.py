@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from storm_dagster.core.upgrade.machine import (
     code_for,
     due,
     early_failure,
+    landed,
     next_move,
     pick,
+    transition,
 )
 from storm_dagster.core.upgrade.selection import (
     Selection,
@@ -24,12 +27,13 @@ from storm_dagster.core.upgrade.selection import (
     selection_of_conf,
 )
 from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
     GrayUpgrade,
     GrayWorker,
+    StormBase,
     TaskTable,
     WorkerSlot,
 )
@@ -267,6 +271,105 @@ def test_what_an_upgrade_comes_to() -> None:
     )
     gone = comes_to(UpgradeState(at=2))
     assert gone is not None and gone.action == "abandon"
+
+
+def base(status: str = "UPGRADING") -> StormBase:
+    return StormBase(
+        name="wc",
+        status=status,
+        launch_time_secs=0,
+        workers=3,
+        executors={},
+        token="t",
+        wanted_status="ACTIVE",
+    )
+
+
+BEGIN = UpgradeEvent(
+    "begin",
+    selection=Selection(number=1),
+    record=GrayUpgrade(expires=1000, code_dir="wc-1-1.2"),
+    former="wc-1-1",
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "event", "outcome", "then"),
+    [
+        ("ACTIVE", UpgradeState(at=1), BEGIN, "begun", "UPGRADING"),
+        (
+            "UPGRADING",
+            state("a:6901", continue_=False),
+            UpgradeEvent("continue", selection=Selection(number=1)),
+            "continued",
+            "UPGRADING",
+        ),
+        ("UPGRADING", state("a:6901"), UpgradeEvent("complete"), "completed", "ACTIVE"),
+        ("UPGRADING", state("a:6901"), UpgradeEvent("expire"), "expired", "ACTIVE"),
+        ("UPGRADING", state("a:6901"), UpgradeEvent("roll_back"), "rolling back", "ROLLBACK"),
+        ("UPGRADING", UpgradeState(at=1), UpgradeEvent("roll_back"), "abandoned", "ACTIVE"),
+        ("UPGRADING", UpgradeState(at=1), UpgradeEvent("complete"), "abandoned", "ACTIVE"),
+        ("UPGRADING", UpgradeState(at=1), UpgradeEvent("abandon"), "rolled back", "ACTIVE"),
+        ("ROLLBACK", state(rollback=True), UpgradeEvent("finish_rollback"), "rolled back", "ACTIVE"),
+    ],
+)
+def test_each_event_has_one_transition(
+    status: str, found: UpgradeState, event: UpgradeEvent, outcome: str, then: str
+) -> None:
+    made = transition(base(status), snapshot(found), event)
+    assert (made.outcome, made.base.status) == (outcome, then) and made.step is not None
+    assert (made.record is None) == (then == "ACTIVE"), "the record lives as long as the upgrade"
+    assert (made.code_dir is not None) == (outcome in ("completed", "expired")), (
+        "only an end brings the new code"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "event"),
+    [
+        ("ROLLBACK", state("a:6901", rollback=True), UpgradeEvent("roll_back")),
+        ("ROLLBACK", state("a:6901", rollback=True), UpgradeEvent("finish_rollback")),
+        ("UPGRADING", state("a:6901"), UpgradeEvent("abandon")),
+    ],
+)
+def test_an_event_that_is_overtaken_writes_nothing(
+    status: str, found: UpgradeState, event: UpgradeEvent
+) -> None:
+    assert transition(base(status), snapshot(found), event).step is None
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "event", "says"),
+    [
+        ("UPGRADING", state("a:6901"), BEGIN, "being upgraded already"),
+        ("INACTIVE", UpgradeState(at=1), BEGIN, "activate it first"),
+        ("ACTIVE", UpgradeState(at=1), replace(BEGIN, former="wc-1-1.1"), "replaced meanwhile"),
+        ("UPGRADING", state(), UpgradeEvent("continue", selection=Selection(number=1)), "not picked yet"),
+        ("ROLLBACK", state(rollback=True), UpgradeEvent("complete"), "is being rolled back"),
+        ("ACTIVE", UpgradeState(at=1), UpgradeEvent("complete"), "nothing to complete"),
+        ("ACTIVE", UpgradeState(at=1), UpgradeEvent("roll_back"), "nothing to roll back"),
+    ],
+)
+def test_an_event_at_the_wrong_time_is_refused(
+    status: str, found: UpgradeState, event: UpgradeEvent, says: str
+) -> None:
+    with pytest.raises(Conflict, match=says):
+        transition(base(status), snapshot(found), event)
+
+
+def test_a_transition_whose_reply_was_lost_is_recognized() -> None:
+    begun = transition(base("ACTIVE"), snapshot(UpgradeState(at=1)), BEGIN)
+    assert not landed(begun, base("ACTIVE"), snapshot(UpgradeState(at=1)))
+    assert landed(begun, base(), snapshot(state(upgrading=("a:6901",), continue_=False))), "picked since"
+    assert not landed(begun, base(), snapshot(state(code_dir="wc-1-1.3"))), "somebody else's"
+    more = UpgradeEvent("continue", selection=Selection(number=1))
+    continued = transition(base(), snapshot(state("a:6901", continue_=False)), more)
+    assert landed(continued, base(), snapshot(state("a:6901", number=1)))
+    assert not landed(continued, base(), snapshot(state("a:6901", number=2))), "somebody else's"
+    completed = transition(base(), snapshot(state("a:6901")), UpgradeEvent("complete"))
+    after = snapshot(UpgradeState(at=4), assignment(code_dir="wc-1-1.2"))
+    assert landed(completed, base("ACTIVE"), after)
+    assert not landed(completed, base("ACTIVE"), snapshot(UpgradeState(at=4))), "rolled back by somebody else"
 
 
 def test_the_upgrade_in_words() -> None:
