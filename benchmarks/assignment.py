@@ -284,7 +284,7 @@ def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]
 def cluster_case(path: Path) -> AssignmentCase:
     """The row of a plan document."""
     (plan,) = parse_plans(json.dumps(json.loads(path.read_text(encoding="utf-8"))))
-    return AssignmentCase(path.name, lambda: plan.batch, 5)
+    return AssignmentCase(path.name, lambda: plan, 5)
 
 
 def write_table(path: Path, table: str) -> None:

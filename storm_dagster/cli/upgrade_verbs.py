@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from storm_dagster.client.upgrades import (
     roll_back,
     update_topology,
 )
-from storm_dagster.core.gray_upgrade import parse_workers
+from storm_dagster.core.upgrade.selection import Selection, parse_workers
 from storm_dagster.model.errors import InvalidRequest
 
 __all__ = ["COMMANDS"]
@@ -56,6 +57,26 @@ def _dry_run(invocation: Invocation, name: str, action: str, body: Mapping[str, 
 
 
 def _code_options(function: Any) -> Any:
+    """Add the options of new code, and hand them on as one map ``code`` of arguments of the client's functions."""
+
+    @functools.wraps(function)
+    def call(
+        invocation: Invocation,
+        pairs: tuple[str, ...],
+        conf_file: str | None,
+        requirements: str | None,
+        **rest: Any,
+    ) -> None:
+        code = {
+            "conf": submission_conf(invocation, pairs, conf_file),
+            "home": invocation.home,
+            "requirements": Path(requirements) if requirements else None,
+            "wait": invocation.wait,
+            "dry_run": invocation.dry_run,
+            **{key: rest.pop(key) for key in ("token", "allow_degraded", "timeout")},
+        }
+        function(invocation, code=code, **rest)
+
     for option in (
         click.option("--allow-degraded", is_flag=True, help="Go on when the code is on too few nimbuses."),
         click.option("--token", help="Client token: with the same token it is done once."),
@@ -68,8 +89,8 @@ def _code_options(function: Any) -> Any:
             "--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds."
         ),
     ):
-        function = option(function)
-    return function
+        call = option(call)
+    return call
 
 
 @verb("update", changes=True)
@@ -78,35 +99,11 @@ def _code_options(function: Any) -> Any:
 @click.argument("args", nargs=-1)
 @_code_options
 def update(
-    invocation: Invocation,
-    name: str,
-    target: str,
-    args: tuple[str, ...],
-    pairs: tuple[str, ...],
-    conf_file: str | None,
-    requirements: str | None,
-    token: str | None,
-    allow_degraded: bool,
-    timeout: float,
+    invocation: Invocation, name: str, target: str, args: tuple[str, ...], code: dict[str, Any]
 ) -> None:
     """Run TARGET in the place of topology NAME (hot deploy); until it stands ready the old one is not touched."""
-    conf = submission_conf(invocation, pairs, conf_file)
     with invocation.nimbus() as nimbus, Steps(f"updating {name}", quiet=invocation.json) as steps:
-        done = update_topology(
-            nimbus,
-            name,
-            target,
-            args,
-            conf=conf,
-            home=invocation.home,
-            requirements=Path(requirements) if requirements else None,
-            token=token,
-            allow_degraded=allow_degraded,
-            wait=invocation.wait,
-            timeout=timeout,
-            progress=steps.on_step,
-            dry_run=invocation.dry_run,
-        )
+        done = update_topology(nimbus, name, target, args, progress=steps.on_step, **code)
     _answer(invocation, done, "update" if invocation.dry_run else None)
 
 
@@ -126,70 +123,43 @@ def gray(
     number: int | None,
     component: str | None,
     workers: str | None,
-    pairs: tuple[str, ...],
-    conf_file: str | None,
-    requirements: str | None,
-    token: str | None,
-    allow_degraded: bool,
-    timeout: float,
+    code: dict[str, Any],
 ) -> None:
     """Run the new code of TARGET on some workers of topology NAME first; without TARGET, on the next ones."""
-    chosen = parse_workers(workers or ())
-    conf = submission_conf(invocation, pairs, conf_file)
-    if target is None and (conf or requirements):
+    chosen = Selection(parse_workers(workers or ()), component, number or 0)
+    if target is None and (code["conf"] or code["requirements"]):
         raise InvalidRequest("--conf, --conf-file and --requirements belong to new code: give TARGET")
     if invocation.dry_run and target is None:
-        _dry_run(
-            invocation,
-            name,
-            "gray-upgrade",
-            {"number": number or 0, "component": component, "workers": list(chosen)},
-        )
+        _dry_run(invocation, name, "gray-upgrade", chosen.to_document())
         return
     with invocation.nimbus() as nimbus, Steps(f"upgrading {name}", quiet=invocation.json) as steps:
         done = gray_upgrade(
-            nimbus,
-            name,
-            target,
-            args,
-            number=number or 0,
-            component=component,
-            workers=chosen,
-            conf=conf,
-            home=invocation.home,
-            requirements=Path(requirements) if requirements else None,
-            token=token,
-            allow_degraded=allow_degraded,
-            wait=invocation.wait,
-            timeout=timeout,
-            progress=steps.on_step,
-            dry_run=invocation.dry_run,
+            nimbus, name, target, args, progress=steps.on_step, **chosen.to_document(), **code
         )
     _answer(invocation, done, "gray-upgrade" if invocation.dry_run else None)
+
+
+def _end(invocation: Invocation, name: str, action: str, doing: str, end: Callable[..., Change]) -> None:
+    if invocation.dry_run:
+        _dry_run(invocation, name, action)
+        return
+    with invocation.nimbus() as nimbus, Steps(doing, quiet=invocation.json) as steps:
+        done = end(nimbus, name, wait=invocation.wait, progress=steps.on_step)
+    _answer(invocation, done)
 
 
 @verb("complete-upgrade", changes=True)
 @click.argument("name")
 def complete(invocation: Invocation, name: str) -> None:
     """End the upgrade of topology NAME: its code is the topology's. Other workers get it at their next start."""
-    if invocation.dry_run:
-        _dry_run(invocation, name, "complete-upgrade")
-        return
-    with invocation.nimbus() as nimbus, Steps(f"completing {name}", quiet=invocation.json) as steps:
-        done = complete_upgrade(nimbus, name, wait=invocation.wait, progress=steps.on_step)
-    _answer(invocation, done)
+    _end(invocation, name, "complete-upgrade", f"completing {name}", complete_upgrade)
 
 
 @verb("rollback", changes=True)
 @click.argument("name")
 def rollback(invocation: Invocation, name: str) -> None:
     """Take every upgraded worker of topology NAME back to the former code."""
-    if invocation.dry_run:
-        _dry_run(invocation, name, "rollback")
-        return
-    with invocation.nimbus() as nimbus, Steps(f"rolling {name} back", quiet=invocation.json) as steps:
-        done = roll_back(nimbus, name, wait=invocation.wait, progress=steps.on_step)
-    _answer(invocation, done)
+    _end(invocation, name, "rollback", f"rolling {name} back", roll_back)
 
 
 COMMANDS: dict[str, click.Command] = {

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import storm_dagster
-from storm_dagster.core.gray_upgrade import SlotRun
 from storm_dagster.core.slots.desired import DesiredSlots, check_ports
 from storm_dagster.core.slots.model import SlotLimits, Work
+from storm_dagster.core.upgrade.machine import SlotRun
 from storm_dagster.model.clock import boot_clock, boot_id
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.daemon_folder import hold_folder

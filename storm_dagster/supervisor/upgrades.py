@@ -1,7 +1,7 @@
-"""Gray upgrades in a supervisor: it reads ``/gray_upgrade``, and writes the progress of its own workers.
+"""A supervisor's part in gray upgrades: the state below ``/gray_upgrade``, and the writes about its own workers.
 
-Used by the thread of :class:`~storm_dagster.supervisor.cluster_link.ClusterLink`. The slots know nothing of upgrades: they
-run the code that is desired, and report failures.
+Belongs to the thread of :class:`~storm_dagster.supervisor.cluster_link.ClusterLink`. The slots themselves know
+nothing of upgrades: they get the code to run, and report how that went.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 
-from storm_dagster.core.gray_upgrade import Move, SlotRun, early_failure, next_move
 from storm_dagster.core.slots.model import Work
+from storm_dagster.core.upgrade.machine import Move, SlotRun, early_failure, next_move
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import Assignment
@@ -52,7 +52,7 @@ class Upgrades:
         """Topology id -> its upgrade in progress."""
 
     def on_failure(self, port: int, work: Work, text: str) -> None:
-        """Queue the failure of a process of that work, or of its start; any thread."""
+        """Record that a process of that work ended by itself, or did not come about; from any thread."""
         self._failures.append((port, work, text))
 
     def read(self, cluster: StormClusterState, topology_id: str, wake: Callable[[], None]) -> None:
@@ -60,26 +60,36 @@ class Upgrades:
         this order the former code is never read without the record."""
         state = cluster.read_upgrade(topology_id, wake)
         if state.record is None:
-            self.states.pop(topology_id, None)
+            self.forget(topology_id)
         else:
             self.states[topology_id] = state
 
     def forget(self, topology_id: str) -> None:
-        """Drop a topology without an assignment."""
+        """Drop an upgrade that has ended, or whose topology has no assignment any more."""
         self.states.pop(topology_id, None)
 
+    def waiting(self) -> bool:
+        """Whether something may soon have to be written that nobody wakes this thread for."""
+        return bool(self.states)
+
     def advance(self, cluster: StormClusterState, assignments: Mapping[str, Assignment]) -> set[str]:
-        """Write the progress of the workers here, and return the ids of the topologies to read again."""
+        """Write what is to be written about the workers here; ids of the topologies to be read again."""
         if not self.states:
             self._failures.clear()
             return set()
         runs = {(run.topology_id, run.port): run for run in self._runs()}
+        here = {
+            (topology_id, worker.port): (worker.address, assignments[topology_id].code_dir)
+            for topology_id in self.states
+            if topology_id in assignments
+            for worker in assignments[topology_id].workers
+            if worker.node == self._id
+        }
         stale: set[str] = set()
         while self._failures:
             port, work, text = self._failures[0]
-            state, assignment = self.states.get(work.topology_id), assignments.get(work.topology_id)
-            address = _address(assignment, self._id, port)
-            if state is not None and address is not None:
+            if (work.topology_id, port) in here:
+                address, state = here[work.topology_id, port][0], self.states[work.topology_id]
                 now = self._boot_now()
                 move = early_failure(address, state, work.code_dir, text, boot_id=self._boot_id, boot_now=now)
                 if move is not None and not self._write(cluster, work.topology_id, state, move):
@@ -88,29 +98,24 @@ class Upgrades:
                 if move is not None:
                     stale.add(work.topology_id)
             self._failures.popleft()
-        for topology_id, state in self.states.items():
-            assignment = assignments.get(topology_id)
-            for worker in assignment.workers if assignment is not None else ():
-                if worker.node != self._id or assignment is None or topology_id in stale:
-                    continue
-                move = next_move(
-                    worker.address,
-                    state,
-                    assignment.code_dir,
-                    runs.get((topology_id, worker.port)),
-                    boot_id=self._boot_id,
-                    boot_now=self._boot_now(),
-                    launch_secs=self._launch_secs,
-                )
-                if move is not None:
-                    self._write(cluster, topology_id, state, move)
-                    # One at a time: the next move depends on the new record.
-                    stale.add(topology_id)
+        for (topology_id, port), (address, former) in here.items():
+            if topology_id in stale:
+                # One at a time: what comes next is decided from what then stands there.
+                continue
+            state = self.states[topology_id]
+            move = next_move(
+                address,
+                state,
+                former,
+                runs.get((topology_id, port)),
+                boot_id=self._boot_id,
+                boot_now=self._boot_now(),
+                launch_secs=self._launch_secs,
+            )
+            if move is not None:
+                self._write(cluster, topology_id, state, move)
+                stale.add(topology_id)
         return stale
-
-    def waiting(self) -> bool:
-        """Whether an upgrade is in progress, whose moves need polling."""
-        return bool(self.states)
 
     def _write(self, cluster: StormClusterState, topology_id: str, state: UpgradeState, move: Move) -> bool:
         try:
@@ -120,12 +125,3 @@ class Upgrades:
             return False
         _log.info("upgrade of %s: %s is %s", topology_id, move.worker, move.kind)
         return True
-
-
-def _address(assignment: Assignment | None, node: str, port: int) -> str | None:
-    if assignment is None:
-        return None
-    return next(
-        (worker.address for worker in assignment.workers if worker.slot == (node, port)),
-        None,
-    )

@@ -1,7 +1,7 @@
-"""``/gray_upgrade/<id>``: the record of an upgrade, and the lists of its workers.
+"""Store of ``/gray_upgrade/<id>``: the record of an upgrade, and the lists of its workers.
 
-The data version of ``/gray_upgrade/<id>`` itself is an optimistic lock. A change of the record raises it;
-a supervisor that moves one of its own workers checks it, so that supervisors do not block each other but
+The data version of ``/gray_upgrade/<id>`` itself is the upgrade's optimistic lock. Whoever changes the record raises
+it; a supervisor that moves one of its own workers checks it, so that supervisors do not stand in each other's way but
 none of them acts on an upgrade that has ended or is being rolled back. It outlives the record: versions of a
 later upgrade are never taken for those of an earlier one.
 """
@@ -10,35 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from storm_dagster.core.gray_upgrade import Move, Pick
+from storm_dagster.core.upgrade.machine import Move, Pick
 from storm_dagster.model import paths
 from storm_dagster.model.records import GrayUpgrade, GrayWorker, decode_record, encode_record
 from storm_dagster.model.view import UpgradeState
 from storm_dagster.zk.state_protocol import ClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
 
-__all__ = ["UPGRADED", "UPGRADING", "put_record_ops", "read_upgrade", "write_move", "write_pick"]
+__all__ = [
+    "UPGRADED",
+    "UPGRADING",
+    "listed_nodes",
+    "put_record_ops",
+    "read_upgrade",
+    "write_move",
+    "write_pick",
+]
 
 UPGRADING = "upgrading_workers"
 UPGRADED = "upgraded_workers"
 
 
 def read_upgrade(state: ClusterState, topology_id: str, watch: bool = False) -> UpgradeState:
-    """The current upgrade; ``watch`` sets a watch on the record."""
-    head = paths.gray_upgrade(topology_id)
-    found = state.get_data_with_version(head, watch)
+    """The upgrade as it is; with ``watch`` the next change of the record is notified."""
+    found = state.get_data_with_version(paths.gray_upgrade(topology_id), watch)
     if found is None:
         return UpgradeState()
     path = paths.gray_upgrade(topology_id, "conf")
     raw = state.get_data(path)
     if not raw:
         return UpgradeState(at=found[1].version)
-    return UpgradeState(
-        at=found[1].version,
-        record=decode_record(GrayUpgrade, raw, path),
-        upgrading=_workers(state, topology_id, UPGRADING),
-        upgraded=_workers(state, topology_id, UPGRADED),
-    )
+    record = decode_record(GrayUpgrade, raw, path)
+    upgrading = _workers(state, topology_id, UPGRADING)
+    return UpgradeState(found[1].version, record, upgrading, _workers(state, topology_id, UPGRADED))
 
 
 def _workers(state: ClusterState, topology_id: str, part: str) -> dict[str, GrayWorker]:
@@ -52,6 +56,14 @@ def _workers(state: ClusterState, topology_id: str, part: str) -> dict[str, Gray
     }
 
 
+def listed_nodes(state: ClusterState, topology_id: str) -> Iterable[str]:
+    """Paths of all workers in both lists."""
+    for part in (UPGRADING, UPGRADED):
+        parent = paths.gray_upgrade(topology_id, part)
+        for name in state.find_children(parent) or ():
+            yield f"{parent}/{name}"
+
+
 def put_record_ops(
     transaction: Transaction, topology_id: str, state: UpgradeState, record: GrayUpgrade | None
 ) -> Transaction:
@@ -62,7 +74,7 @@ def put_record_ops(
         return transaction.delete(path)
     if state.record is None:
         return transaction.create(path, encode_record(record))
-    # The version above is the lock: any version here.
+    # The lock above decides who writes: any version.
     return transaction.set(path, encode_record(record), -1)
 
 
@@ -82,42 +94,25 @@ def write_pick(
     transaction = state.transaction().check(paths.EPOCH, epoch)
     transaction.check(paths.assignment(topology_id), assignment_version)
     put_record_ops(transaction, topology_id, read, batch.record)
+    parent = paths.gray_upgrade(topology_id, UPGRADING)
     for worker in batch.workers:
-        path = f"{paths.gray_upgrade(topology_id, UPGRADING)}/{worker}"
-        transaction.create(path, encode_record(GrayWorker()))
+        transaction.create(f"{parent}/{worker}", encode_record(GrayWorker()))
     transaction.commit()
 
 
 def write_move(state: ClusterState, topology_id: str, read: UpgradeState, move: Move) -> None:
-    """Write a supervisor's move of one of its own workers; ``Conflict`` when the upgrade moved on."""
-    source = next(
-        (
-            part
-            for part, listed in ((UPGRADING, read.upgrading), (UPGRADED, read.upgraded))
-            if move.worker in listed
-        ),
-        None,
-    )
-    if source is None:
-        raise conflict(
-            f"{move.worker} is in no list of the upgrade of {topology_id}: read again",
-            paths.gray_upgrade(topology_id),
-        )
-    here = f"{paths.gray_upgrade(topology_id, source)}/{move.worker}"
-    transaction = state.transaction().check(paths.gray_upgrade(topology_id), read.at)
+    """A supervisor's write about one of its own workers; ``Conflict`` when the upgrade moved on."""
+    head = paths.gray_upgrade(topology_id)
+    if move.worker not in {**read.upgrading, **read.upgraded}:
+        raise conflict(f"{move.worker} is in no list of the upgrade of {topology_id}: read again", head)
+    part = UPGRADING if move.worker in read.upgrading else UPGRADED
+    here = f"{paths.gray_upgrade(topology_id, part)}/{move.worker}"
+    transaction = state.transaction().check(head, read.at)
     if move.kind == "failed":
         transaction.set(here, encode_record(move.record), -1)
     else:
         transaction.delete(here)
-        if move.kind == "upgraded":
-            there = f"{paths.gray_upgrade(topology_id, UPGRADED)}/{move.worker}"
-            transaction.create(there, encode_record(move.record))
+    if move.kind == "upgraded":
+        there = f"{paths.gray_upgrade(topology_id, UPGRADED)}/{move.worker}"
+        transaction.create(there, encode_record(move.record))
     transaction.commit()
-
-
-def listed_nodes(state: ClusterState, topology_id: str) -> Iterable[str]:
-    """Paths of all workers in both lists."""
-    for part in (UPGRADING, UPGRADED):
-        parent = paths.gray_upgrade(topology_id, part)
-        for name in state.find_children(parent) or ():
-            yield f"{parent}/{name}"

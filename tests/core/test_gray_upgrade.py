@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from storm_dagster.core.gray_upgrade import (
-    Due,
-    Selection,
+from storm_dagster.core.upgrade.machine import (
     SlotRun,
-    check_compatible,
-    check_master_alone,
-    check_selection,
+    UpgradeEvent,
     code_for,
     due,
     early_failure,
+    landed,
     next_move,
-    parse_workers,
     pick,
-    selection_of_conf,
-    upgrade_document,
+    transition,
 )
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.core.upgrade.selection import (
+    Selection,
+    check_compatible,
+    check_master_alone,
+    check_selection,
+    parse_workers,
+    selection_of_conf,
+)
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
+from storm_dagster.model.errors import Conflict, InvalidRequest, InvalidTopology
 from storm_dagster.model.records import (
     Assignment,
     ComponentTasks,
     GrayUpgrade,
     GrayWorker,
+    StormBase,
     TaskTable,
     WorkerSlot,
 )
@@ -74,8 +80,12 @@ def state(*upgraded: str, upgrading: tuple[str, ...] = (), **record: Any) -> Upg
     )
 
 
+def snapshot(found: UpgradeState, placed: Assignment | None = None) -> UpgradeSnapshot:
+    return UpgradeSnapshot(found, placed or assignment(), TABLE)
+
+
 def picked(found: UpgradeState) -> tuple[str, ...]:
-    batch = pick(found, assignment(), TABLE)
+    batch = pick(snapshot(found))
     assert batch is not None
     assert not batch.record.continue_ and batch.record.workers == ()
     return batch.workers
@@ -89,7 +99,7 @@ def test_a_number_takes_the_lowest_hosts_and_ports() -> None:
 
 def test_a_component_takes_its_workers_and_is_cleared_when_none_is_left() -> None:
     def component(found: UpgradeState) -> tuple[tuple[str, ...], str | None]:
-        batch = pick(found, assignment(), TABLE)
+        batch = pick(snapshot(found))
         assert batch is not None
         return batch.workers, batch.record.component
 
@@ -121,7 +131,7 @@ def test_the_topology_masters_worker_is_never_taken() -> None:
     ],
 )
 def test_nothing_is_picked_unasked_during_a_batch_or_a_rollback(waiting: UpgradeState) -> None:
-    assert pick(waiting, assignment(), TABLE) is None
+    assert pick(snapshot(waiting)) is None
 
 
 @pytest.mark.parametrize(
@@ -138,7 +148,7 @@ def test_nothing_is_picked_unasked_during_a_batch_or_a_rollback(waiting: Upgrade
 )
 def test_a_selection_that_cannot_be_is_refused(selection: Selection, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
-        check_selection("wc", selection, assignment(), TABLE, {"a:6901"})
+        check_selection(selection, snapshot(state("a:6901")))
 
 
 def test_a_selection_that_can_be() -> None:
@@ -147,7 +157,7 @@ def test_a_selection_that_can_be() -> None:
         Selection(component="split"),
         Selection(workers=("a:6901", "b:6901")),
     ):
-        check_selection("wc", selection, assignment(), TABLE, {"a:6901"})
+        check_selection(selection, snapshot(state("a:6901")))
 
 
 def test_workers_in_words() -> None:
@@ -167,10 +177,10 @@ def test_workers_in_words() -> None:
 
 
 def test_the_topology_master_needs_a_worker_of_its_own() -> None:
-    check_master_alone("wc", assignment(), TABLE)
+    check_master_alone(snapshot(state()))
     shared = assignment(workers=(WorkerSlot(node="s-a", host="a", port=6900, tasks="1-9"),))
     with pytest.raises(InvalidRequest, match=r"topology\.master\.single\.worker=true"):
-        check_master_alone("wc", shared, TABLE)
+        check_master_alone(snapshot(state(), shared))
 
 
 def worker(address: str) -> WorkerSlot:
@@ -236,8 +246,8 @@ def test_only_the_first_minute_of_the_new_code_fails_an_upgrade() -> None:
 
 
 def test_what_an_upgrade_comes_to() -> None:
-    def comes_to(found: UpgradeState, now: int = 10, placed: Assignment | None = None) -> Due | None:
-        return due(found, placed or assignment(), TABLE, now_secs=now)
+    def comes_to(found: UpgradeState, now: int = 10, placed: Assignment | None = None) -> UpgradeEvent | None:
+        return due(snapshot(found, placed), now_secs=now)
 
     assert comes_to(state("a:6901", upgrading=("a:6902",))) is None
     done = comes_to(state(*ALL))
@@ -249,22 +259,121 @@ def test_what_an_upgrade_comes_to() -> None:
         broken.at, broken.record, {"a:6902": GrayWorker(failed="a:6902: boom")}, broken.upgraded
     )
     failed = comes_to(broken, now=5000)
-    assert failed == Due("roll_back", "a:6902: boom"), "also when its time is up"
+    assert failed == UpgradeEvent("roll_back", "a:6902: boom"), "also when its time is up"
     assert comes_to(state("a:6901", rollback=True)) is None
     back = comes_to(state(rollback=True))
     assert back is not None and back.action == "finish_rollback"
     # A host that is lost takes its entries along once its tasks are elsewhere.
     moved = assignment(workers=tuple(one for one in assignment().workers if one.host != "b"))
     assert comes_to(state("b:6901", rollback=True), placed=moved) is not None
-    assert comes_to(state("a:6901", "a:6902"), placed=moved) == Due(
+    assert comes_to(state("a:6901", "a:6902"), placed=moved) == UpgradeEvent(
         "complete", "all 2 workers run the new code"
     )
     gone = comes_to(UpgradeState(at=2))
     assert gone is not None and gone.action == "abandon"
 
 
+def base(status: str = "UPGRADING") -> StormBase:
+    return StormBase(
+        name="wc",
+        status=status,
+        launch_time_secs=0,
+        workers=3,
+        executors={},
+        token="t",
+        wanted_status="ACTIVE",
+    )
+
+
+BEGIN = UpgradeEvent(
+    "begin",
+    selection=Selection(number=1),
+    record=GrayUpgrade(expires=1000, code_dir="wc-1-1.2"),
+    former="wc-1-1",
+)
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "event", "outcome", "then"),
+    [
+        ("ACTIVE", UpgradeState(at=1), BEGIN, "begun", "UPGRADING"),
+        (
+            "UPGRADING",
+            state("a:6901", continue_=False),
+            UpgradeEvent("continue", selection=Selection(number=1)),
+            "continued",
+            "UPGRADING",
+        ),
+        ("UPGRADING", state("a:6901"), UpgradeEvent("complete"), "completed", "ACTIVE"),
+        ("UPGRADING", state("a:6901"), UpgradeEvent("expire"), "expired", "ACTIVE"),
+        ("UPGRADING", state("a:6901"), UpgradeEvent("roll_back"), "rolling back", "ROLLBACK"),
+        ("UPGRADING", UpgradeState(at=1), UpgradeEvent("roll_back"), "abandoned", "ACTIVE"),
+        ("UPGRADING", UpgradeState(at=1), UpgradeEvent("complete"), "abandoned", "ACTIVE"),
+        ("UPGRADING", UpgradeState(at=1), UpgradeEvent("abandon"), "rolled back", "ACTIVE"),
+        ("ROLLBACK", state(rollback=True), UpgradeEvent("finish_rollback"), "rolled back", "ACTIVE"),
+    ],
+)
+def test_each_event_has_one_transition(
+    status: str, found: UpgradeState, event: UpgradeEvent, outcome: str, then: str
+) -> None:
+    made = transition(base(status), snapshot(found), event)
+    assert (made.outcome, made.base.status) == (outcome, then) and made.step is not None
+    assert (made.record is None) == (then == "ACTIVE"), "the record lives as long as the upgrade"
+    assert (made.code_dir is not None) == (outcome in ("completed", "expired")), (
+        "only an end brings the new code"
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "event"),
+    [
+        ("ROLLBACK", state("a:6901", rollback=True), UpgradeEvent("roll_back")),
+        ("ROLLBACK", state("a:6901", rollback=True), UpgradeEvent("finish_rollback")),
+        ("UPGRADING", state("a:6901"), UpgradeEvent("abandon")),
+    ],
+)
+def test_an_event_that_is_overtaken_writes_nothing(
+    status: str, found: UpgradeState, event: UpgradeEvent
+) -> None:
+    assert transition(base(status), snapshot(found), event).step is None
+
+
+@pytest.mark.parametrize(
+    ("status", "found", "event", "says"),
+    [
+        ("UPGRADING", state("a:6901"), BEGIN, "being upgraded already"),
+        ("INACTIVE", UpgradeState(at=1), BEGIN, "activate it first"),
+        ("ACTIVE", UpgradeState(at=1), replace(BEGIN, former="wc-1-1.1"), "replaced meanwhile"),
+        ("UPGRADING", state(), UpgradeEvent("continue", selection=Selection(number=1)), "not picked yet"),
+        ("ROLLBACK", state(rollback=True), UpgradeEvent("complete"), "is being rolled back"),
+        ("ACTIVE", UpgradeState(at=1), UpgradeEvent("complete"), "nothing to complete"),
+        ("ACTIVE", UpgradeState(at=1), UpgradeEvent("roll_back"), "nothing to roll back"),
+    ],
+)
+def test_an_event_at_the_wrong_time_is_refused(
+    status: str, found: UpgradeState, event: UpgradeEvent, says: str
+) -> None:
+    with pytest.raises(Conflict, match=says):
+        transition(base(status), snapshot(found), event)
+
+
+def test_a_transition_whose_reply_was_lost_is_recognized() -> None:
+    begun = transition(base("ACTIVE"), snapshot(UpgradeState(at=1)), BEGIN)
+    assert not landed(begun, base("ACTIVE"), snapshot(UpgradeState(at=1)))
+    assert landed(begun, base(), snapshot(state(upgrading=("a:6901",), continue_=False))), "picked since"
+    assert not landed(begun, base(), snapshot(state(code_dir="wc-1-1.3"))), "somebody else's"
+    more = UpgradeEvent("continue", selection=Selection(number=1))
+    continued = transition(base(), snapshot(state("a:6901", continue_=False)), more)
+    assert landed(continued, base(), snapshot(state("a:6901", number=1)))
+    assert not landed(continued, base(), snapshot(state("a:6901", number=2))), "somebody else's"
+    completed = transition(base(), snapshot(state("a:6901")), UpgradeEvent("complete"))
+    after = snapshot(UpgradeState(at=4), assignment(code_dir="wc-1-1.2"))
+    assert landed(completed, base("ACTIVE"), after)
+    assert not landed(completed, base("ACTIVE"), snapshot(UpgradeState(at=4))), "rolled back by somebody else"
+
+
 def test_the_upgrade_in_words() -> None:
-    found = upgrade_document(state("a:6901", upgrading=("b:6901",), number=1), assignment(), TABLE)
+    found = snapshot(state("a:6901", upgrading=("b:6901",), number=1)).to_document()
     assert found is not None
     assert found["workers"] == {
         "a:6901": "upgraded",
@@ -273,7 +382,7 @@ def test_the_upgrade_in_words() -> None:
         "b:6902": "former",
     }
     assert (found["code"], found["former_code"]) == ("wc-1-1.2", "wc-1-1")
-    assert upgrade_document(UpgradeState(at=1), assignment(), TABLE) is None
+    assert snapshot(UpgradeState(at=1)).to_document() is None
 
 
 SPEC: dict[str, Any] = {

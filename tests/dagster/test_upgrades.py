@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.gray_upgrade import Move
+from storm_dagster.core.upgrade.machine import Move
 from storm_dagster.defs import keys
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import GrayWorker

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import storm_dagster.operations
-from storm_dagster.core.gray_upgrade import Move, Selection
 from storm_dagster.core.invariants import RULES, violations
 from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.upgrade.machine import Move
+from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, NotAlive
 from storm_dagster.model.names import jar_key
@@ -28,7 +29,7 @@ from storm_dagster.operations.live.rebalance import ABANDON_REBALANCE, FINISH_RE
 from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.operations.steps import all_operations, no_observer
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY
-from storm_dagster.operations.upgrade.ending import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
+from storm_dagster.operations.upgrade import COMPLETE_UPGRADE, FINISH_ROLLBACK, ROLL_BACK
 from storm_dagster.zk.gray_upgrades import write_move
 from storm_rigs.acting import Actor, finish_due, log_level, submit, upgrade
 from storm_rigs.archives import pack_archive

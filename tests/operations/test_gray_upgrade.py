@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.gray_upgrade import Move, Selection, code_for, pick
 from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.upgrade.machine import Move, code_for, pick
+from storm_dagster.core.upgrade.selection import Selection
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, NotAlive
 from storm_dagster.model.names import conf_key, jar_key
@@ -16,8 +18,7 @@ from storm_dagster.model.records import GrayWorker
 from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
-from storm_dagster.operations.upgrade.ending import advance_upgrades
-from storm_dagster.operations.upgrade.start import check_request
+from storm_dagster.operations.upgrade import advance_upgrades, check_request
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.archives import pack_archive
 from storm_rigs.upgrades import UpgradeStandIns
@@ -318,7 +319,7 @@ def test_nobody_acts_on_an_upgrade_that_has_moved_on(topology: Upgraded) -> None
     topology.begin(Selection(number=2))
     with pytest.raises(Conflict):
         write_move(topology.world.cluster.state, topology.id, read, Move(address, "upgraded"))
-    batch = pick(topology.state, topology.assignment, topology.topology.tasks)
+    batch = pick(UpgradeSnapshot(topology.state, topology.assignment, topology.topology.tasks))
     assert batch is not None
     version = topology.topology.assignment_at.version
     for wrong in ({"epoch": epoch, "assignment_version": version + 1}, {"epoch": epoch - 1}):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from storm_dagster.core.gray_upgrade import code_for
 from storm_dagster.core.slots.model import Work
+from storm_dagster.core.upgrade.machine import code_for
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import UpgradeState
 

@@ -1,4 +1,4 @@
-"""The gray upgrade of a declared topology: batch by batch, until every worker runs the declared code.
+"""Gray upgrade of a declared topology: batch by batch, until every worker runs the declared code.
 
 It can be interrupted anywhere: the upgrade under way is found again and goes on with the workers that are left.
 """
@@ -40,7 +40,9 @@ def upgrade_all_workers(
     if handle is not None:
         change("gray-upgrade", {"handle": handle, "token": token, **batch})
     while True:
-        document = _await_batch_end(nimbus, name, deadline)
+        document = wait_for_status(nimbus, name, _batch_over, deadline=deadline, what="the end of a batch")
+        if document is None:
+            raise NotAlive(f"topology {name!r} was killed while it was upgraded")
         if document["status"] == "ACTIVE":
             return
         upgrade = document.get("upgrade") or {}
@@ -62,18 +64,11 @@ def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[st
     return {key: value for key, value in wanted.items() if value is not None}
 
 
-def _await_batch_end(nimbus: NimbusClient, name: str, deadline: float) -> dict[str, Any]:
-    """`show` once no batch is under way, and no upgrade of which every worker is through is about to be ended."""
-
-    def stable(document: dict[str, Any] | None) -> bool:
-        if document is None or document["status"] != "UPGRADING":
-            return True
-        upgrade = document.get("upgrade")
-        if not upgrade or upgrade["asked"] or upgrade["upgrading"]:
-            return False
-        return "former" in upgrade["workers"].values()
-
-    document = wait_for_status(nimbus, name, stable, deadline=deadline, what="the end of a batch")
-    if document is None:
-        raise NotAlive(f"topology {name!r} was killed while it was upgraded")
-    return document
+def _batch_over(document: Mapping[str, Any] | None) -> bool:
+    """Whether no batch is under way, nor an upgrade of which every worker is through about to be ended."""
+    if document is None or document["status"] != "UPGRADING":
+        return True
+    upgrade = document.get("upgrade")
+    if not upgrade or upgrade["asked"] or upgrade["upgrading"]:
+        return False
+    return "former" in upgrade["workers"].values()

@@ -2,12 +2,12 @@
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import time
-from collections.abc import Callable, Mapping
+from collections import Counter
 from typing import Any
 
 import dagster as dg
 
-from storm_dagster.core.gray_upgrade import Selection, parse_workers
+from storm_dagster.core.upgrade.selection import Selection, parse_workers
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import GrayUpgradeConfig, NameConfig, RollbackConfig
@@ -16,9 +16,9 @@ from storm_dagster.defs.lifecycle.change_observation import observe_change
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
-from storm_dagster.operations.upgrade.facts import UpgradeReport
-from storm_dagster.operations.upgrade.progress import Progress, await_batch, await_rollback
+from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
 
 __all__ = ["build_upgrade_jobs"]
 
@@ -30,56 +30,55 @@ _COMPLETE = "End the upgrade: its code is the topology's. Workers not upgraded g
 _ROLL_BACK = "Take every upgraded worker back to the former code."
 
 
-def workers_table(workers: Mapping[str, str]) -> dg.MetadataValue:
-    """Each worker and its state."""
-    return dg.MetadataValue.table(
-        records=[dg.TableRecord({"worker": name, "code": state}) for name, state in sorted(workers.items())],
-        schema=dg.TableSchema(columns=[dg.TableColumn("worker"), dg.TableColumn("code")]),
-    )
+def _watch(
+    context: dg.OpExecutionContext,
+    handles: Handles,
+    ops: OperationsContext,
+    request: UpgradeResult,
+    wait_secs: float,
+    verb: str,
+) -> UpgradeResult:
+    """Wait for the workers, and show each one's change in the run and at the topology's asset."""
 
-
-def progress_metadata(report: UpgradeReport, progress: Progress, began: float) -> dict[str, Any]:
-    """Metadata of the upgrade."""
-    metadata: dict[str, Any] = {
-        "topology_id": report.topology_id,
-        "status": progress.status,
-        "outcome": progress.outcome,
-        "upgraded": progress.count("upgraded"),
-        "upgrading": progress.count("upgrading"),
-        "former": progress.count("former"),
-        "workers": workers_table(progress.workers),
-        "seconds": round(time.monotonic() - began, 3),
-    }
-    if report.state is not None and report.state.record is not None:
-        metadata["code"] = report.state.record.code_dir
-    if progress.reason:
-        metadata["reason"] = progress.reason
-    return metadata
-
-
-def _observe(
-    context: dg.OpExecutionContext, handles: Handles, verb: str, name: str, found: Mapping[str, Any]
-) -> None:
-    observe_change(context, handles, verb, name, f"{found['outcome']}, {found['status']}", found)
-
-
-def _notifier(
-    context: dg.OpExecutionContext, handles: Handles, report: UpgradeReport, verb: str
-) -> Callable[[str, str], None]:
-    """Shows each worker's change in the run and at the topology's asset while it happens."""
-
-    def notify(worker: str, state: str) -> None:
+    def on_worker(worker: str, state: str) -> None:
         context.log.info(f"{worker}: {state}")
         context.log_event(
             dg.AssetObservation(
                 asset_key=handles.zookeeper.asset_key(ACTIVE_TOPOLOGY),
-                partition=report.name,
+                partition=request.name,
                 description=f"{verb}: {worker} {state}",
-                metadata={"verb": verb, "worker": worker, "code": state, "topology_id": report.topology_id},
+                metadata={"verb": verb, "worker": worker, "code": state, "topology_id": request.topology_id},
             )
         )
 
-    return notify
+    return await_upgrade(ops, request, wait_secs=wait_secs, on_worker=on_worker, back=verb == "rollback")
+
+
+def _observe(
+    context: dg.OpExecutionContext, handles: Handles, verb: str, result: UpgradeResult, began: float
+) -> None:
+    """Record the outcome; after a wait with the state of each worker."""
+    metadata: dict[str, Any] = {
+        "topology_id": result.topology_id,
+        "status": result.status,
+        "outcome": result.outcome,
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    if verb == "complete-upgrade":
+        metadata["code"] = result.assignment.code_dir if result.assignment is not None else ""
+    else:
+        phases = sorted(result.workers.items())
+        count = Counter(result.workers.values())
+        metadata |= {phase: count[phase] for phase in ("upgraded", "upgrading", "former")}
+        metadata["workers"] = dg.MetadataValue.table(
+            records=[dg.TableRecord({"worker": worker, "code": phase}) for worker, phase in phases],
+            schema=dg.TableSchema(columns=[dg.TableColumn("worker"), dg.TableColumn("code")]),
+        )
+        if result.state is not None and result.state.record is not None:
+            metadata["code"] = result.state.record.code_dir
+        if result.reason:
+            metadata["reason"] = result.reason
+    observe_change(context, handles, verb, result.name, f"{result.outcome}, {result.status}", metadata)
 
 
 def gray_upgrade_topology(
@@ -91,7 +90,7 @@ def gray_upgrade_topology(
         selection = Selection(parse_workers(config.workers), config.component or None, config.number)
         handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
     with operations(context, handles) as ops:
-        report = lifecycle.gray_upgrade(
+        request = lifecycle.gray_upgrade(
             ops,
             config.name,
             selection,
@@ -99,37 +98,26 @@ def gray_upgrade_topology(
             token=config.token or context.run.run_id,
             allow_degraded=config.allow_degraded,
         )
-        context.log.info(f"the upgrade of {report.topology_id} is {report.outcome}")
-        progress = await_batch(
-            ops, report, wait_secs=config.wait_secs, tell=_notifier(context, handles, report, "gray-upgrade")
-        )
-    _observe(context, handles, "gray-upgrade", report.name, progress_metadata(report, progress, began))
+        context.log.info(f"the upgrade of {request.topology_id} is {request.outcome}")
+        result = _watch(context, handles, ops, request, config.wait_secs, "gray-upgrade")
+    _observe(context, handles, "gray-upgrade", result, began)
 
 
 def complete_upgrade_topology(context: dg.OpExecutionContext, config: NameConfig, handles: Handles) -> None:
     """End the upgrade where it stands."""
     began = time.monotonic()
     with operations(context, handles) as ops:
-        report = lifecycle.complete_upgrade(ops, config.name)
-    metadata = {
-        "topology_id": report.topology_id,
-        "status": report.status,
-        "outcome": report.outcome,
-        "code": report.assignment.code_dir if report.assignment is not None else "",
-        "seconds": round(time.monotonic() - began, 3),
-    }
-    _observe(context, handles, "complete-upgrade", report.name, metadata)
+        result = lifecycle.complete_upgrade(ops, config.name)
+    _observe(context, handles, "complete-upgrade", result, began)
 
 
 def rollback_topology(context: dg.OpExecutionContext, config: RollbackConfig, handles: Handles) -> None:
     """Roll back, and watch the workers return."""
     began = time.monotonic()
     with operations(context, handles) as ops:
-        report = lifecycle.roll_back(ops, config.name)
-        progress = await_rollback(
-            ops, report, wait_secs=config.wait_secs, tell=_notifier(context, handles, report, "rollback")
-        )
-    _observe(context, handles, "rollback", report.name, progress_metadata(report, progress, began))
+        request = lifecycle.roll_back(ops, config.name)
+        result = _watch(context, handles, ops, request, config.wait_secs, "rollback")
+    _observe(context, handles, "rollback", result, began)
 
 
 _JOBS = {

@@ -23,7 +23,7 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import cleaner, healing, lifecycle
 from storm_dagster.operations.results import ReassignResult
-from storm_dagster.operations.upgrade.ending import advance_upgrades
+from storm_dagster.operations.upgrade import advance_upgrades
 
 __all__ = ["LeaderDuties"]
 

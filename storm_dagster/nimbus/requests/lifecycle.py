@@ -11,11 +11,11 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from storm_dagster.core.gray_upgrade import Selection, parse_workers
 from storm_dagster.core.transitions import Event, apply_event
+from storm_dagster.core.upgrade.machine import check_ending
+from storm_dagster.core.upgrade.selection import Selection, parse_workers
 from storm_dagster.model.dagster_names import REBALANCE_JOB
-from storm_dagster.model.errors import Conflict, InvalidRequest, Misconfigured, Unavailable
-from storm_dagster.model.records import StormBase
+from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.live import lifecycle
@@ -23,8 +23,7 @@ from storm_dagster.operations.live.rebalance import rebalance, require_offered_h
 from storm_dagster.operations.read.explaining import moves_document
 from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.submission import update_differences
-from storm_dagster.operations.upgrade.facts import UpgradeReport
-from storm_dagster.operations.upgrade.start import check_request
+from storm_dagster.operations.upgrade import UpgradeResult, check_request
 
 __all__ = ["VERBS", "LifecycleRequests"]
 
@@ -101,7 +100,7 @@ class LifecycleRequests:
             if handle := fields.get("handle"):
                 answer["conf"] = update_differences(self._nimbus.operations(epoch), topology, handle)
         elif verb in ("complete-upgrade", "rollback"):
-            check_ending(topology.base, verb)
+            check_ending(topology.base, back=verb == "rollback")
         if dry_run:
             plan = self._plan(topology.id, fields, epoch) if verb == "rebalance" else None
             return {"run_id": None, **answer, "dry_run": True, "would": verb, "plan": plan}
@@ -175,10 +174,10 @@ class LifecycleRequests:
 
     def _by_hand(
         self, verb: str, fields: Mapping[str, Any]
-    ) -> Callable[[OperationsContext, str], LifecycleResult | UpgradeReport] | None:
+    ) -> Callable[[OperationsContext, str], LifecycleResult | UpgradeResult] | None:
         if verb == "kill":
             return lambda ctx, name: lifecycle.kill(ctx, name, fields.get("wait_secs"))
-        by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleResult | UpgradeReport]] = {
+        by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleResult | UpgradeResult]] = {
             "activate": lifecycle.activate,
             "deactivate": lifecycle.deactivate,
             # Rolling back and completing must not wait for Dagster.
@@ -186,15 +185,6 @@ class LifecycleRequests:
             "rollback": lifecycle.roll_back,
         }
         return by_hand.get(verb)
-
-
-def check_ending(base: StormBase, verb: str) -> None:
-    """:class:`Conflict` unless an upgrade is under way that the verb can end."""
-    if base.status != "UPGRADING" and not (verb == "rollback" and base.status == "ROLLBACK"):
-        what = "complete" if verb == "complete-upgrade" else "roll back"
-        raise Conflict(
-            f"topology {base.name!r} is {base.status}, no upgrade is under way: there is nothing to {what}"
-        )
 
 
 def _check_fields(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from storm_dagster.core.gray_upgrade import upgrade_document
 from storm_dagster.core.reassignment import Runnable
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import id_of_blob_key, jar_key, placement_key
@@ -162,7 +162,7 @@ class ClusterReader:
         if topology.assignment is None or topology.tasks is None:
             return {}
         state = self._nimbus.cluster.read_upgrade(topology.id)
-        return {"upgrade": upgrade_document(state, topology.assignment, topology.tasks)}
+        return {"upgrade": UpgradeSnapshot(state, topology.assignment, topology.tasks).to_document()}
 
     def snapshot(self, name: str) -> TopologySnapshot:
         """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is none."""

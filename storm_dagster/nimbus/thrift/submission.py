@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from storm_dagster.core.gray_upgrade import Selection, selection_of_conf
 from storm_dagster.core.submission import normalize_submission
+from storm_dagster.core.upgrade.selection import Selection, selection_of_conf
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import (
@@ -82,7 +82,8 @@ class _Checked:
     spec: TopologySpec
     archive_sha256: str
     inactive: bool
-    deploy: Deploy | None
+    deploy: tuple[str, Mapping[str, Any]] | None
+    """Verb and body of the change that it is; ``None`` for a plain submission."""
 
 
 class TopologySubmission:
@@ -106,7 +107,7 @@ class TopologySubmission:
         self._nimbus.status.require()
         checked = self._check(name, location, json_conf, topology, options)
         if checked.deploy is not None:
-            self._deploy(checked, checked.deploy, self._store(checked), deadline)
+            self._deploy(checked, *checked.deploy, self._store(checked), deadline)
             return
         self._pending.reserve(checked.name)
         try:
@@ -124,7 +125,7 @@ class TopologySubmission:
         conf, warnings = validate_conf(
             read_conf(json_conf, f"topology {checked!r}"), source=source, unknown="warn", submitted=True
         )
-        deploy = deploy_of(conf)
+        deploy = _deploy_of(conf)
         if deploy is None:
             remedy = "kill it first, choose another name, or set topology.hot.deploy.enable=true"
             check_name_free(self._nimbus.cluster.load_view(), checked, remedy=remedy)
@@ -204,15 +205,24 @@ class TopologySubmission:
                 next_poll = time.monotonic() + 1.0
             time.sleep(_POLL_SECS)
 
-    def _deploy(self, checked: _Checked, deploy: Deploy, handle: str, deadline: float) -> None:
+    def _deploy(
+        self, checked: _Checked, verb: str, body: Mapping[str, Any], handle: str, deadline: float
+    ) -> None:
         def launch() -> None:
             try:
-                deploy.launch(self._lifecycle, checked.name, handle, _new_token())
+                self._lifecycle.act(checked.name, verb, {"handle": handle, "token": _new_token(), **body})
             except BaseException:
                 self._nimbus.uploads.cancel(handle)
                 raise
 
         within(deadline, launch, f"the deployment of {checked.name!r}")
+
+
+def _deploy_of(conf: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
+    """Verb and body of the change; a gray upgrade counts before a hot deploy, as in JStorm."""
+    if conf.get("topology.upgrade"):
+        return "gray-upgrade", selection_of_conf(conf).to_document()
+    return ("update", {}) if conf.get("topology.hot.deploy.enable") else None
 
 
 def _new_token() -> str:

@@ -25,7 +25,7 @@ from storm_dagster.operations.transactions import (
     fenced_transaction,
     retry_on_conflict,
 )
-from storm_dagster.operations.upgrade.ending import roll_back_if_upgraded
+from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 __all__ = ["reassign"]
 

@@ -27,15 +27,15 @@ from storm_dagster.operations.transactions import (
     fenced_transaction,
     retry_on_conflict,
 )
-from storm_dagster.operations.upgrade.ending import (
+from storm_dagster.operations.upgrade import (
     COMPLETE_UPGRADE,
     FINISH_ROLLBACK,
     ROLL_BACK,
     advance_upgrades,
     complete_upgrade,
+    gray_upgrade,
     roll_back,
 )
-from storm_dagster.operations.upgrade.start import gray_upgrade
 
 __all__ = [
     "DoneAction",

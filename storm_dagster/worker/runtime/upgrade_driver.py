@@ -6,7 +6,8 @@ import logging
 import threading
 import time
 
-from storm_dagster.core.gray_upgrade import pick
+from storm_dagster.core.upgrade.machine import pick
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import Assignment
 from storm_dagster.worker.runtime.lease import WorkerLease
@@ -50,7 +51,7 @@ class UpgradeDriver:
             epoch = self._cluster.epoch()
             state = self._cluster.read_upgrade(self._id, changed)
             table = self._cluster.read_tasks(self._id) if state.record is not None else None
-            batch = pick(state, assignment, table) if table is not None else None
+            batch = pick(UpgradeSnapshot(state, assignment, table)) if table is not None else None
             if batch is None or epoch is None or not self._lease.valid():
                 return
             write_pick(

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.gray_upgrade import Selection
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.scheduling import plan_placement
+from storm_dagster.core.upgrade.selection import Selection
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 from storm_dagster.operations.context import OperationsContext

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from storm_dagster.core.gray_upgrade import SlotRun, code_for, next_move, pick
+from storm_dagster.core.upgrade.machine import SlotRun, code_for, next_move, pick
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.model.view import TopologyView, UpgradeState
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
@@ -41,7 +42,7 @@ class UpgradeStandIns:
         topology, state, epoch = self.topology, self.state, self.cluster.epoch()
         if topology.assignment is None or topology.tasks is None or topology.assignment_at is None:
             return
-        batch = pick(state, topology.assignment, topology.tasks)
+        batch = pick(UpgradeSnapshot(state, topology.assignment, topology.tasks))
         if batch is not None and epoch is not None:
             version = topology.assignment_at.version
             write_pick(self.cluster.state, self.id, state, batch, epoch=epoch[0], assignment_version=version)

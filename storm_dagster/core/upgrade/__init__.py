@@ -1,0 +1,1 @@
+"""State machine of a gray upgrade (``docs/decisions.md#gray-upgrade``)."""

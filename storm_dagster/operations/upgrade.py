@@ -1,0 +1,401 @@
+"""Executor of gray upgrades: load a snapshot, let the state machine decide, write (``docs/decisions.md#gray-upgrade``).
+
+The new code stands beside the old under a prefix of its own (``<topology id>.<number>``), so that nothing that runs
+is ever overwritten: rolling back is naming the former prefix again. The assignment names the topology's code all the
+time; while an upgrade is under way its record names the new one, and the workers in its two lists run that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from storm_dagster.core.liveness.causes import Cause
+from storm_dagster.core.reassignment import causes_still_true
+from storm_dagster.core.submission import ONE_TIME_KEYS, SUBMITTED_KEYS, normalize_submission, total_conf
+from storm_dagster.core.upgrade.machine import (
+    UpgradeEvent,
+    UpgradeTransition,
+    check_begin,
+    check_continue,
+    due,
+    landed,
+    transition,
+)
+from storm_dagster.core.upgrade.selection import (
+    Selection,
+    check_compatible,
+    check_selection,
+    selection_of_conf,
+)
+from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot, worker_phase
+from storm_dagster.model import paths
+from storm_dagster.model.errors import (
+    Conflict,
+    Corrupt,
+    Fenced,
+    InvalidTopology,
+    NotAlive,
+    StormDagsterError,
+    Unavailable,
+)
+from storm_dagster.model.names import make_code_dir
+from storm_dagster.model.records import Assignment, GrayUpgrade, TopologyStatus, encode_record
+from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
+from storm_dagster.operations.actions import announce
+from storm_dagster.operations.assignment_records import append_assignment, append_backup
+from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.steps import operation
+from storm_dagster.operations.submit.archive_check import check_uploaded_archive
+from storm_dagster.operations.submit.code_storage import store_code
+from storm_dagster.operations.submit.submission import read_source
+from storm_dagster.operations.transactions import (
+    bump_assignments_version,
+    commit,
+    fenced_transaction,
+    retry_on_conflict,
+)
+from storm_dagster.zk.gray_upgrades import listed_nodes, put_record_ops
+
+__all__ = [
+    "UpgradeResult",
+    "advance_upgrades",
+    "await_upgrade",
+    "check_request",
+    "complete_upgrade",
+    "gray_upgrade",
+    "roll_back",
+    "roll_back_if_upgraded",
+]
+
+GRAY_UPGRADE = operation(
+    "gray_upgrade",
+    *("sweep.upgraded", "version_number"),
+    *("store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser", "gray_upgrade"),
+)
+CONTINUE_UPGRADE = operation("continue_upgrade", "continue_upgrade")
+COMPLETE_UPGRADE = operation("complete_upgrade", "complete_upgrade")
+ROLL_BACK = operation("roll_back", "roll_back")
+FINISH_ROLLBACK = operation("finish_rollback", "finish_rollback")
+
+_DELETES_IN_ONE_TRANSACTION = 100
+_DELETES_AT_AN_END = 1000
+_POLL_SECS = 0.25
+
+
+@dataclass(frozen=True)
+class UpgradeResult:
+    """Effect of a call on an upgrade, and the upgrade afterwards."""
+
+    topology_id: str
+    name: str
+    status: TopologyStatus
+    outcome: str
+    """That of the transition; of a wait ``batch done``, ``completed``, ``rolled back`` or ``under way``."""
+    changed: bool
+    reason: str = ""
+    state: UpgradeState | None = None
+    assignment: Assignment | None = None
+    workers: Mapping[str, str] = field(default_factory=dict)
+    """Of a wait: ``host:port`` -> ``former``, ``upgrading``, ``upgraded`` or ``rolling back``, as last seen."""
+
+
+def gray_upgrade(
+    ctx: OperationsContext,
+    name: str,
+    selection: Selection,
+    *,
+    handle: str | None = None,
+    token: str = "",
+    allow_degraded: bool = False,
+) -> UpgradeResult:
+    """Begin an upgrade with the uploaded code of ``handle``, or go on with the one under way (no ``handle``).
+
+    Asks for one batch; the topology master picks it. With an empty selection a new upgrade takes that of the new
+    code's own conf (``topology.upgrade.worker.num``, ``.component``, ``.workers``). Repeated with the ``token`` that
+    began it, nothing is done again. Everything is checked, stored and replicated before the topology is touched.
+
+    Raises :class:`NotAlive`; :class:`Conflict` when the topology is not ACTIVE, when new code is given while an
+    upgrade is under way, or while a batch is; :class:`InvalidRequest` for a wrong selection, a topology master that
+    shares its worker, or nothing to go on with; :class:`InvalidTopology` for code that cannot run beside the old.
+    """
+    topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
+    base, record = topology.base, snapshot.state.record
+    if record is not None and token and record.token == token:
+        return UpgradeResult(
+            topology.id, base.name, base.status, "begun", False, "", snapshot.state, snapshot.assignment
+        )
+    if handle is None:
+        return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection))
+    check_begin(base, snapshot)
+    epoch = ctx.current_epoch()
+    submitted, spec, _, archive = read_source(ctx, token or "none", handle, None, topology.code_dir)
+    spec = spec.model_copy(update={"name": base.name})
+    conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
+    total = total_conf(ctx.values(), conf)
+    if selection.empty:
+        selection = selection_of_conf(conf)
+    check_selection(selection, snapshot)
+    check_compatible(base.name, load_runnable(ctx, topology.code_dir).spec, spec)
+    check_uploaded_archive(ctx, archive, spec, total)
+    ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
+    # Asked for this time; a restart of the topology is no upgrade.
+    conf = {key: value for key, value in conf.items() if key not in ONE_TIME_KEYS or key == SUBMITTED_KEYS}
+    _sweep_lists(ctx, epoch, topology.id)
+    code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
+    store_code(
+        ctx,
+        code_dir,
+        name=base.name,
+        archive=archive,
+        conf=conf,
+        spec=spec,
+        keep=False,
+        allow_degraded=allow_degraded,
+    )
+    begun = GrayUpgrade(expires=ctx.now_secs() + max(1, round(ttl_secs)), code_dir=code_dir, token=token)
+    event = UpgradeEvent("begin", selection=selection, record=begun, former=topology.code_dir)
+    return _execute(ctx, topology.id, event, epoch)
+
+
+def check_request(ctx: OperationsContext, name: str, selection: Selection, *, new: bool) -> None:
+    """Whether :func:`gray_upgrade` would take the request now, as far as that can be told without the new code.
+
+    Changes nothing; raises what the call would raise.
+    """
+    topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
+    if not new:
+        check_continue(topology.base, snapshot, selection)
+        return
+    check_begin(topology.base, snapshot)
+    if not selection.empty:
+        check_selection(selection, snapshot)
+
+
+def complete_upgrade(ctx: OperationsContext, name: str) -> UpgradeResult:
+    """End the upgrade here: its code is the topology's from now on, and its record goes.
+
+    Workers that were not upgraded keep their process and get the new code at their next start. :class:`Conflict` when
+    no upgrade is under way, or when it is being rolled back.
+    """
+    return _execute(ctx, name, UpgradeEvent("complete"))
+
+
+def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> UpgradeResult:
+    """Take every worker that was picked back to the former code. :func:`advance_upgrades` ends it.
+
+    Nothing is stored or fetched: the former code was never replaced. Rolling back what is being rolled back changes
+    nothing. :class:`Conflict` when no upgrade is under way.
+    """
+    return _execute(ctx, name, UpgradeEvent("roll_back", reason))
+
+
+def roll_back_if_upgraded(
+    ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]
+) -> UpgradeResult | None:
+    """Roll the upgrade back when a worker that it took was judged dead; ``None`` when there is none."""
+    topology = ctx.cluster.load_view().topologies.get(topology_id)
+    if topology is None or topology.base.status != "UPGRADING" or topology.assignment is None:
+        return None
+    state = ctx.cluster.read_upgrade(topology_id)
+    true = {(cause.node, cause.port): cause for cause in causes_still_true(topology, causes)}
+    for worker in topology.assignment.workers:
+        if worker.slot in true and worker_phase(worker.address, state) != "former":
+            try:
+                return roll_back(ctx, topology_id, true[worker.slot].describe())
+            except (Conflict, NotAlive):
+                return None  # It ended meanwhile.
+    return None
+
+
+def advance_upgrades(ctx: OperationsContext, view: ClusterView | None = None) -> list[UpgradeResult]:
+    """Do what is due about every upgrade; the results of those that it changed. For the leader and the sensor.
+
+    Complete when all workers are upgraded, expire, roll back when an upgraded worker failed, end a rollback. Each
+    topology fails alone; only :class:`Fenced` ends the whole call.
+    """
+    results: list[UpgradeResult] = []
+    for topology in (view or ctx.cluster.load_view()).topologies.values():
+        if topology.base.status not in ("UPGRADING", "ROLLBACK"):
+            continue
+        if topology.assignment is None or topology.tasks is None:
+            continue
+        try:
+            state = ctx.cluster.read_upgrade(topology.id)
+            snapshot = UpgradeSnapshot(state, topology.assignment, topology.tasks)
+            event = due(snapshot, now_secs=ctx.now_secs())
+            if event is not None:
+                results.append(_execute(ctx, topology.id, event))
+        except Fenced:
+            raise
+        except (Conflict, NotAlive) as error:
+            ctx.log.info("upgrade of %s: %s", topology.id, error.message)
+        except StormDagsterError as error:
+            ctx.log.warning("upgrade of %s: %s", topology.id, error.message)
+    return [result for result in results if result.changed]
+
+
+def await_upgrade(
+    ctx: OperationsContext,
+    request: UpgradeResult,
+    *,
+    wait_secs: float,
+    on_worker: Callable[[str, str], object],
+    back: bool = False,
+) -> UpgradeResult:
+    """Wait until no worker is changing its code any more, or with ``back`` until every worker runs the former code.
+
+    ``under way`` when ``wait_secs`` are over first. ``on_worker`` is called with ``host:port`` and state of each worker
+    whose state changed. :class:`InvalidTopology` when the upgrade was rolled back because of what the new code did,
+    :class:`Conflict` when somebody asked for that, :class:`NotAlive` when the topology was killed. What is due is done
+    here as well: the leader may be away.
+    """
+    deadline = ctx.monotonic() + wait_secs
+    workers: Mapping[str, str] = {}
+    reason = ""
+    while True:
+        assignment = ctx.cluster.assignment_info(request.topology_id)
+        table = ctx.cluster.read_tasks(request.topology_id)
+        state = ctx.cluster.read_upgrade(request.topology_id)
+        if assignment is None or table is None or state.record is None:
+            return _ended(ctx, replace(request, workers=workers, reason=reason), back)
+        snapshot = UpgradeSnapshot(state, assignment, table)
+        reason = state.record.reason or reason
+        for worker, phase in snapshot.workers.items():
+            if workers.get(worker, "former") != phase:
+                on_worker(worker, phase)
+        workers = snapshot.workers
+        outcome = "under way" if ctx.monotonic() >= deadline else ""
+        if not back and snapshot.phase == "paused" and not snapshot.complete:
+            outcome = "batch done"
+        if outcome:
+            status = "ROLLBACK" if snapshot.phase == "rolling back" else "UPGRADING"
+            return replace(request, status=status, outcome=outcome, workers=workers, reason=reason)
+        advance_upgrades(ctx)
+        ctx.sleep(_POLL_SECS)
+
+
+def _load(ctx: OperationsContext, view: ClusterView, name: str) -> tuple[TopologyView, UpgradeSnapshot]:
+    """A topology by name or id, and its upgrade; :class:`NotAlive`, :class:`Unavailable` without an assignment."""
+    topology = topology_by_name(view, name)
+    if topology.assignment is None or topology.tasks is None:
+        raise Unavailable(f"topology {name!r} has no assignment yet: wait until it is healed")
+    state = ctx.cluster.read_upgrade(topology.id)
+    if state.at < 0:
+        raise Conflict(f"topology {name!r} is being removed: there is nothing to upgrade")
+    return topology, UpgradeSnapshot(state, topology.assignment, topology.tasks)
+
+
+def _execute(
+    ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int | None = None
+) -> UpgradeResult:
+    """Apply the event to a fresh snapshot, again after every lost race; ``epoch``: that of the writes."""
+    fence = ctx.current_epoch() if epoch is None else epoch
+    sent: list[UpgradeTransition] = []
+
+    def attempt(view: ClusterView) -> UpgradeResult:
+        topology, snapshot = _load(ctx, view, name)
+        base, state, assignment = topology.base, snapshot.state, snapshot.assignment
+        if sent and landed(sent[0], base, snapshot):
+            made = replace(sent[0], base=base)
+        else:
+            made = transition(base, snapshot, event)
+            if made.step is not None:
+                sent[:] = [made]
+                assignment = _write(ctx, fence, view, topology, snapshot, made)
+                state = None if made.record is None else replace(state, record=made.record)
+                reason = made.reason or "it was asked for"
+                ctx.log.info("gray upgrade of %s: %s (%s)", topology.id, made.outcome, reason)
+        changed = made.step is not None
+        return UpgradeResult(
+            topology.id, base.name, made.base.status, made.outcome, changed, made.reason, state, assignment
+        )
+
+    return retry_on_conflict(ctx, f"gray upgrade of {name}: {event.action}", attempt)
+
+
+def _write(
+    ctx: OperationsContext,
+    epoch: int,
+    view: ClusterView,
+    topology: TopologyView,
+    snapshot: UpgradeSnapshot,
+    made: UpgradeTransition,
+) -> Assignment:
+    """Write a transition in one transaction; the assignment afterwards."""
+    transaction, assignment = fenced_transaction(ctx, epoch), snapshot.assignment
+    path, version = paths.topology(topology.id), topology.base_at.version
+    if made.code_dir is not None:
+        bump_assignments_version(transaction, view)
+    if made.base is topology.base:
+        transaction.check(path, version)
+    else:
+        transaction.set(path, encode_record(made.base), version)
+    if made.code_dir is not None:
+        changes = {"code_dir": made.code_dir, "timestamp_ms": ctx.now_secs() * 1000, "type": "Assign"}
+        assignment = assignment.model_copy(update=changes)
+        append_assignment(ctx, transaction, assignment, topology.assignment_at)
+        append_backup(ctx, transaction, topology.base.name, assignment)
+    if made.record is not None or snapshot.state.record is not None:
+        put_record_ops(transaction, topology.id, snapshot.state, made.record)
+    if made.record is None:
+        # Of very long lists a rest stays, which means nothing without a record: the next upgrade sweeps it.
+        for node in list(listed_nodes(ctx.cluster.state, topology.id))[:_DELETES_AT_AN_END]:
+            transaction.delete(node)
+    if made.action is not None:
+        announce(ctx, transaction, topology.id, made.action)
+    commit(ctx, transaction, made.step or "")
+    return assignment
+
+
+def _ended(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeResult:
+    """The end of the upgrade of which ``last`` was seen last."""
+    topology = ctx.cluster.load_view().topologies.get(last.topology_id)
+    if topology is None:
+        raise NotAlive(
+            f"topology {last.name!r} was killed while it was {'rolled back' if back else 'upgraded'}"
+        )
+    status, record = topology.base.status, last.state.record if last.state is not None else None
+    if back:
+        workers = dict.fromkeys(last.workers, "former")
+        return replace(last, status=status, outcome="rolled back", workers=workers)
+    if topology.code_dir == (record.code_dir if record is not None else ""):
+        workers = dict.fromkeys(last.workers, "upgraded")
+        return replace(last, status=status, outcome="completed", workers=workers, reason="")
+    if last.reason:
+        raise InvalidTopology(
+            f"the upgrade of {last.name!r} was rolled back, the former code runs again: {last.reason}"
+        )
+    raise Conflict(
+        f"the upgrade of {last.name!r} was rolled back by somebody else: the former code runs again"
+    )
+
+
+def _next_number(ctx: OperationsContext, epoch: int) -> int:
+    """A number that no other version of any code has: two operators never store under one prefix."""
+
+    def attempt(view: ClusterView) -> int:
+        version = ctx.cluster.state.get_version(paths.COUNTER)
+        if version is None:
+            raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
+        commit(ctx, fenced_transaction(ctx, epoch).set(paths.COUNTER, b"", version), "version_number")
+        return version + 1
+
+    return retry_on_conflict(ctx, "numbering the new code", attempt)
+
+
+def _sweep_lists(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
+    """Empty both lists of an upgrade that has ended. Without a record nobody acts on them."""
+
+    def attempt(view: ClusterView) -> None:
+        state = ctx.cluster.read_upgrade(topology_id)
+        if state.record is not None or state.at < 0:
+            return
+        nodes = list(listed_nodes(ctx.cluster.state, topology_id))
+        for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
+            transaction = fenced_transaction(ctx, epoch).check(paths.gray_upgrade(topology_id), state.at)
+            for node in nodes[start : start + _DELETES_IN_ONE_TRANSACTION]:
+                transaction.delete(node)
+            commit(ctx, transaction, "sweep.upgraded")
+
+    retry_on_conflict(ctx, f"clearing the lists of {topology_id}", attempt)

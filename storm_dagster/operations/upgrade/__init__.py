@@ -1,1 +1,0 @@
-"""Gray upgrades: start, progress and end."""
