@@ -7,7 +7,7 @@ import pytest
 
 from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
-from storm_dagster.defs.observe.inbox_cleanup import stored_memory
+from storm_dagster.defs.observe.inbox_cleanup import load_inbox_memory
 from storm_dagster.defs.observe.metrics_rollup import samples_of
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -74,7 +74,7 @@ def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world) -> 
     world.upload("forgotten")
     data = tick(world, "inbox_cleanup_schedule")
     assert not data.run_requests
-    memory = stored_memory(world.instance)
+    memory = load_inbox_memory(world.instance)
     assert any("upload.forgotten" in key for key in memory)
     assert world.blobs.exists("upload.forgotten.archive")
 
@@ -88,7 +88,7 @@ def test_cleaning_removes_what_was_garbage_for_its_time(world) -> None:
     tick(world, "inbox_cleanup_schedule")
     memory = {
         key: (since - 10_000 if "forgotten" in key else since)
-        for key, since in stored_memory(world.instance).items()
+        for key, since in load_inbox_memory(world.instance).items()
     }
     assert all(since <= boot_clock() for since in memory.values())
     world.instance.report_runless_asset_event(observation(memory, None, 0))

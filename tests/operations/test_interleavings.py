@@ -35,7 +35,7 @@ from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
-from storm_dagster.operations.read.inspection import look
+from storm_dagster.operations.read.inspection import take_snapshot
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import finish_due, submit, upgrade
 from storm_rigs.archives import pack_archive
@@ -396,7 +396,7 @@ class Cluster(RuleBasedStateMachine):
     # -- what holds ---------------------------------------------------------------------------------------
     @invariant()
     def invariants_hold(self) -> None:
-        snapshot = look(self.world.context(), self.former)
+        snapshot = take_snapshot(self.world.context(), self.former)
         self.former = snapshot
         found = [each.sentence for each in violations(snapshot) if each.rule not in HEALS]
         assert found == []
@@ -429,7 +429,7 @@ class Cluster(RuleBasedStateMachine):
         for _ in range(2):
             report, _ = clean(ctx, grace_secs=0, token_secs=0, upload_secs=0)
         assert (report.nodes, report.blobs, report.tokens, report.problems) == ((), (), (), ())
-        snapshot = look(ctx)
+        snapshot = take_snapshot(ctx)
         assert [each.sentence for each in violations(snapshot)] == []
         for topology in snapshot.view.topologies.values():
             assert topology.base.status == topology.base.wanted_status
