@@ -151,7 +151,7 @@ def is_of_the_kill(error: dict[str, Any], victim: dict[str, Any] | None) -> bool
     )
 
 
-def settled_stats(demo: Demo, total: int) -> dict[str, Any]:
+def wait_for_stats(demo: Demo, total: int) -> dict[str, Any]:
     """``show``, once the statistics (collected every few seconds) have heard of every line."""
     deadline = time.monotonic() + 8
     while True:
@@ -198,7 +198,7 @@ def run_wordcount(demo: Demo, timeout: float = 240.0) -> None:
     demo.say(
         f"all {total} lines are acked; {len(executed)} worker processes took part (pid: tuples): {executed}"
     )
-    document = settled_stats(demo, total)
+    document = wait_for_stats(demo, total)
     errors = [error for error in document["errors"] if not is_of_the_kill(error, victim)]
     failed = sum((task.get("stats") or {}).get("failed") or 0 for task in document["tasks"])
     demo.say(f"{failed} tuples failed and were replayed; {len(errors)} errors besides the kill itself")

@@ -282,17 +282,18 @@ _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
 )
 @click.option(
     "--settle",
+    "stable_secs",
     type=click.FloatRange(0, 600),
     default=10.0,
     show_default=True,
     help="With --invariants: seconds for which something must stay broken to count.",
 )
-def doctor(invocation: Invocation, invariants: bool, settle: float) -> int:
+def doctor(invocation: Invocation, invariants: bool, stable_secs: float) -> int:
     """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk; exit 4 when something is broken."""
     if invariants:
         from storm_dagster.cli.invariants_report import report_invariants
 
-        return report_invariants(invocation, settle)
+        return report_invariants(invocation, stable_secs)
     findings: list[dict[str, Any]] = []
     with Steps("checking", quiet=invocation.json) as steps:
         for name, check in _CHECKS.items():

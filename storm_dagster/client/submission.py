@@ -42,7 +42,7 @@ class Submission:
     status: str | None = None
     seconds: float = 0.0
     sent: bool = False
-    """Whether the archive's bytes travelled."""
+    """Whether the archive's bytes traveled."""
 
     def to_document(self) -> dict[str, Any]:
         """The document that changing verbs print."""

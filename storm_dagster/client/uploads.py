@@ -37,7 +37,7 @@ class Uploaded:
     size: int
     """Bytes of the archive."""
     sent: bool
-    """Whether the archive's bytes travelled (not when its hash was stored already)."""
+    """Whether the archive's bytes traveled (not when its hash was stored already)."""
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

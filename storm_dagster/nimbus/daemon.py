@@ -1,6 +1,6 @@
 """The nimbus daemon: its start in order, and its end.
 
-Threads: the election (the caller's thread), the HTTP service, the leader's duties, the blob synchronisation,
+Threads: the election (the caller's thread), the HTTP service, the leader's duties, the blob synchronization,
 and upkeep. None of them waits for another, so that a slow download never delays leadership.
 """
 

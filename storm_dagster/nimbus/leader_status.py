@@ -16,7 +16,7 @@ class Known:
     """Snapshot of leadership by the election loop."""
 
     epoch: int | None = None
-    """This nimbus's epoch while it leads and has finished its initialisation."""
+    """This nimbus's epoch while it leads and has finished its initialization."""
     leader: str | None = None
     """Address of the leader, whoever it is."""
     leader_http: str | None = None

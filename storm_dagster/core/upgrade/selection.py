@@ -89,7 +89,7 @@ def check_selection(selection: Selection, snapshot: UpgradeSnapshot) -> None:
         raise InvalidRequest(f"{of}: {selection.number} workers cannot be upgraded: give 1 or more")
     if selection.empty:
         raise InvalidRequest(
-            f"{of}: nothing says which workers come first: give a number (-n), a component (-p) "
+            f"{of}: no workers are selected: give a number (-n), a component (-p) "
             "or workers (-w HOST:PORT,...)"
         )
     masters = {worker.address for worker in snapshot.assignment.workers} - snapshot.workers.keys()

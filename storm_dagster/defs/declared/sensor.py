@@ -16,7 +16,7 @@ import dagster as dg
 from storm_dagster.defs.declared.checks import LAST_UPDATED, fresh
 from storm_dagster.defs.declared.requests import DEPLOY_JOB, deploy_request, newest_observation, under_way
 from storm_dagster.defs.declared.runs import DEPLOY_TAG, REBALANCE_JOB, ask_job
-from storm_dagster.defs.declared.topology import DeclaredTopology, TopologySnapshot, newest_version
+from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopology, newest_version
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.model.errors import StormDagsterError
 
@@ -96,9 +96,9 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
     return watch
 
 
-def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, TopologySnapshot], str]:
+def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, DeclaredSnapshot], str]:
     """Snapshots of the topologies of one cluster, taken in one session, and the error that ended it."""
-    found: dict[str, TopologySnapshot] = {}
+    found: dict[str, DeclaredSnapshot] = {}
     with ExitStack() as stack:
         nimbus: Any = stack.enter_context(declared[0].nimbus.client(2.0))
 
@@ -122,7 +122,7 @@ def _snapshots(declared: list[DeclaredTopology]) -> tuple[dict[str, TopologySnap
 
 def state_events(
     topology: DeclaredTopology,
-    snapshot: TopologySnapshot | None,
+    snapshot: DeclaredSnapshot | None,
     before: Mapping[str, Any],
     now: float,
     ticked: float | None,
@@ -139,7 +139,7 @@ def state_events(
     if snapshot is None:
         if freshness.passed or seen is None:
             return []
-        snapshot = TopologySnapshot({}, metadata={"status": "OUT OF REACH"}, details={"problem": trouble})
+        snapshot = DeclaredSnapshot({}, metadata={"status": "OUT OF REACH"}, details={"problem": trouble})
     found = {**snapshot.check_results, "fresh": freshness}
     outcomes = {name: [one.passed, one.passed or str(one.severity)] for name, one in found.items()}
     rows, parts = str(snapshot.details.get("workers_and_logs")), digest(snapshot.components)
@@ -169,7 +169,7 @@ def state_events(
 
 
 def _new_version(
-    instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: TopologySnapshot
+    instance: dg.DagsterInstance, topology: DeclaredTopology, snapshot: DeclaredSnapshot
 ) -> list[dg.AssetMaterialization]:
     """The materialization of a version that was deployed from elsewhere."""
     actual, key = snapshot.actual, topology.key

@@ -28,11 +28,11 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["DeclaredTopology", "TopologySnapshot", "newest_version"]
+__all__ = ["DeclaredSnapshot", "DeclaredTopology", "newest_version"]
 
 
 @dataclass(frozen=True)
-class TopologySnapshot:
+class DeclaredSnapshot:
     """Snapshot of the running state of one declared topology."""
 
     check_results: Mapping[str, CheckResult]
@@ -100,7 +100,7 @@ class DeclaredTopology:
         blobs: BlobStore,
         view: ClusterView,
         measure: Callable[[str], Mapping[str, Any] | None] = lambda _: None,
-    ) -> TopologySnapshot:
+    ) -> DeclaredSnapshot:
         """Take a snapshot. ``measure`` asks nimbus for `show`, with the statistics that only limits need."""
         actual = read_actual(cluster, blobs, self.name, view)
         document, measured = None, None
@@ -122,12 +122,12 @@ class DeclaredTopology:
         )
         metadata = topology_state(document)
         if actual is None or document is None:
-            return TopologySnapshot(found, metadata=metadata)
+            return DeclaredSnapshot(found, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
         led, services = cluster.epoch(), {node: info.http for node, info in view.supervisors.items()}
         details = links(led[1].http if led else None, self.name)
         details["workers_and_logs"] = workers_markdown(document, services)
-        return TopologySnapshot(found, actual, metadata, details, component_state(document))
+        return DeclaredSnapshot(found, actual, metadata, details, component_state(document))
 
 
 def newest_version(instance: dg.DagsterInstance, key: dg.AssetKey) -> str | None:

@@ -32,7 +32,7 @@ from storm_dagster.operations.read.inspection import code_keys, inspect_cluster,
 
 __all__ = ["CHECK_ASSETS", "build_checks", "view_findings"]
 
-_SETTLE_SECS = 5.0
+_STABLE_SECS = 5.0
 
 _ASSETS: Mapping[str, dg.AssetKey] = {
     "one_slot_per_task": PUBLISHED_ASSIGNMENT,
@@ -100,7 +100,7 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
     """Every invariant of the cluster, in at least two looks."""
     home = handles.zookeeper.home_path()
     with operations(context, handles) as ops:
-        seen = inspect_cluster(ops, home=home if home.is_dir() else None, stable_secs=_SETTLE_SECS)
+        seen = inspect_cluster(ops, home=home if home.is_dir() else None, stable_secs=_STABLE_SECS)
     return dg.AssetCheckResult(
         passed=seen.sound,
         severity=dg.AssetCheckSeverity.ERROR,

@@ -1,11 +1,11 @@
-"""Picture of a whole cluster: supervisors x slots, coloured by topology."""
+"""Picture of a whole cluster: supervisors x slots, colored by topology."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from storm_dagster.defs.pictures.svg import bar, box, colour, document, label, legend, short
+from storm_dagster.defs.pictures.svg import bar, box, color, document, label, legend, short
 
 __all__ = ["DrawnSlot", "DrawnSupervisor", "cluster_picture"]
 
@@ -40,12 +40,12 @@ class DrawnSupervisor:
 def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
     """SVG text: one frame for each supervisor, one row for each slot.
 
-    A row has the colour of its topology and one segment for each component, as wide as its share of the
+    A row has the color of its topology and one segment for each component, as wide as its share of the
     tasks. Free slots are dashed, supervisors that are gone framed in red. Beyond 40 supervisors the rest are counted.
     """
     drawn = list(supervisors[:_MOST_SUPERVISORS])
     names = sorted({slot.topology for item in supervisors for slot in item.slots if slot.topology})
-    colours = {name: colour(index) for index, name in enumerate(names)}
+    colors = {name: color(index) for index, name in enumerate(names)}
     column = (_WIDTH - 3 * _MARGIN) // 2
     tops = [_MARGIN + _HEADER, _MARGIN + _HEADER]
     body: list[str] = []
@@ -59,7 +59,7 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
         words = f"{short(item.id)} on {short(item.host)}{' (gone)' if item.gone else ''}"
         body.append(label(left + 8, top + 18, words, 12, "#2b2f36", bold=True))
         for row, slot in enumerate(item.slots):
-            body.extend(_slot(slot, left + 8, top + _HEADER + row * _ROW, column - 16, colours))
+            body.extend(_slot(slot, left + 8, top + _HEADER + row * _ROW, column - 16, colors))
         tops[side] = top + height + _MARGIN
     y = max(tops)
     if len(supervisors) > len(drawn):
@@ -67,18 +67,18 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
             label(_MARGIN, y + 8, f"and {len(supervisors) - len(drawn)} more supervisors", 12, "#6b7280")
         )
         y += 24
-    parts, y = legend({short(name): fill for name, fill in colours.items()}, y, _WIDTH, _MARGIN)
+    parts, y = legend({short(name): fill for name, fill in colors.items()}, y, _WIDTH, _MARGIN)
     return document(_WIDTH, y, title, [*body, *parts])
 
 
-def _slot(slot: DrawnSlot, x: float, y: float, width: float, colours: Mapping[str, str]) -> Iterable[str]:
+def _slot(slot: DrawnSlot, x: float, y: float, width: float, colors: Mapping[str, str]) -> Iterable[str]:
     yield label(x, y + 17, str(slot.port), 12, "#374151")
     left, room = x + _LABEL - 30, width - _LABEL + 30
     if slot.topology is None:
         yield box(left, y, room, _ROW - 6, "#ffffff", "#9aa4b2", ' stroke-dasharray="4 3"')
         yield label(left + 8, y + 16, "free", 11, "#6b7280")
         return
-    fill = colours[slot.topology]
+    fill = colors[slot.topology]
     counts = dict(sorted((slot.components or {}).items(), key=lambda item: (item[0].startswith("__"), item)))
     total = sum(counts.values())
     at = left

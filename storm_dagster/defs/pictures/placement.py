@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
-from storm_dagster.defs.pictures.svg import box, clean, colour, data_uri, document, label, legend, short
+from storm_dagster.defs.pictures.svg import box, clean, color, data_uri, document, label, legend, short
 
 __all__ = ["SlotTasks", "data_uri", "slots_picture"]
 
@@ -42,7 +42,7 @@ class SlotTasks:
 def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> str:
     """SVG text: one frame for each supervisor, one row for each slot, one square for each task.
 
-    Squares carry the task id and the colour of the component, which the legend names. Above 120 slots the rest are
+    Squares carry the task id and the color of the component, which the legend names. Above 120 slots the rest are
     counted in a last line; above 600 tasks it is :func:`cluster_picture`, whose slots have one bar for each component.
     """
     if sum(len(slot.tasks) for slot in slots) > _MOST_TASKS:
@@ -56,7 +56,7 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     hidden = len(drawn) - _MOST_SLOTS
     drawn = drawn[:_MOST_SLOTS]
     names = sorted({components.get(task, "?") for slot in slots for task in slot.tasks}, key=_system_last)
-    colours = {name: colour(index) for index, name in enumerate(names)}
+    colors = {name: color(index) for index, name in enumerate(names)}
     width = _LABEL_WIDTH + _PER_ROW * (_CELL + _GAP) + 4 * _MARGIN
     body: list[str] = []
     y = _MARGIN + _HEADER
@@ -67,14 +67,14 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
         body.append(label(_MARGIN + 8, y + 17, f"{node} on {members[0].host}", 12, "#2b2f36", bold=True))
         inner = y + _HEADER
         for slot, height in zip(members, heights, strict=True):
-            body.extend(_slot(slot, inner, height, width, components, colours))
+            body.extend(_slot(slot, inner, height, width, components, colors))
             inner += height
         y += frame + _MARGIN
     if hidden > 0:
         body.append(label(_MARGIN, y + 12, f"and {hidden} more slots", 12, "#6b7280"))
         y += 24
     counts = Counter(components.get(task, "?") for slot in slots for task in slot.tasks)
-    parts, y = legend({f"{short(name)} ({counts[name]})": colours[name] for name in names}, y, width, _MARGIN)
+    parts, y = legend({f"{short(name)} ({counts[name]})": colors[name] for name in names}, y, width, _MARGIN)
     body.extend(parts)
     return document(width, y, title, body)
 
@@ -90,7 +90,7 @@ def _slot(
     height: int,
     width: int,
     components: Mapping[int, str],
-    colours: Mapping[str, str],
+    colors: Mapping[str, str],
 ) -> Iterable[str]:
     x = _MARGIN + _LABEL_WIDTH
     dash = ' stroke-dasharray="4 3"' if slot.kept else ""
@@ -103,7 +103,7 @@ def _slot(
         name = components.get(task, "?")
         yield (
             f"<g><title>{escape(clean(f'task {task}: {name}'))}</title>"
-            f'<rect x="{left}" y="{upper}" width="{_CELL}" height="{_CELL}" rx="4" fill="{colours[name]}"/>'
+            f'<rect x="{left}" y="{upper}" width="{_CELL}" height="{_CELL}" rx="4" fill="{colors[name]}"/>'
             f'<text x="{left + _CELL / 2}" y="{upper + 15}" font-size="{11 if task < 1000 else 8}" '
             f'text-anchor="middle" fill="#ffffff">{task}</text></g>'
         )

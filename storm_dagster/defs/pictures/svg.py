@@ -7,7 +7,7 @@ import colorsys
 from collections.abc import Mapping
 from xml.sax.saxutils import escape, quoteattr
 
-__all__ = ["bar", "box", "clean", "colour", "data_uri", "document", "label", "legend", "short"]
+__all__ = ["bar", "box", "clean", "color", "data_uri", "document", "label", "legend", "short"]
 
 
 def data_uri(svg: str) -> str:
@@ -30,9 +30,9 @@ def document(width: int, height: int, title: str, body: list[str]) -> str:
     )
 
 
-def colour(index: int) -> str:
-    """A colour for the index-th of several things; white text is readable on it."""
-    # The golden angle keeps neighbouring components apart; lightness 0.42 carries white text.
+def color(index: int) -> str:
+    """A color for the index-th of several things; white text is readable on it."""
+    # The golden angle keeps neighboring components apart; lightness 0.42 carries white text.
     red, green, blue = colorsys.hls_to_rgb((0.58 + index * 0.38196601) % 1.0, 0.42, 0.55)
     return f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}"
 
@@ -47,10 +47,10 @@ def clean(text: str) -> str:
     return "".join(letter for letter in text if letter.isprintable())
 
 
-def label(x: float, y: float, text: str, size: int, colour: str, *, bold: bool = False) -> str:
+def label(x: float, y: float, text: str, size: int, color: str, *, bold: bool = False) -> str:
     """Text with its baseline at (x, y), escaped."""
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{colour}"{weight}>{escape(clean(text))}</text>'
+    return f'<text x="{x}" y="{y}" font-size="{size}" fill="{color}"{weight}>{escape(clean(text))}</text>'
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, line: str, extra: str = "") -> str:
@@ -69,11 +69,11 @@ def bar(x: float, y: float, width: float, height: float, fill: str, words: str, 
     )
 
 
-def legend(colours: Mapping[str, str], y: float, width: float, margin: int) -> tuple[list[str], int]:
-    """At most 60 words with their colours, in rows from ``y`` on; and where the next thing goes."""
+def legend(colors: Mapping[str, str], y: float, width: float, margin: int) -> tuple[list[str], int]:
+    """At most 60 words with their colors, in rows from ``y`` on; and where the next thing goes."""
     parts: list[str] = []
     x = float(margin)
-    for words, fill in list(colours.items())[:60]:
+    for words, fill in list(colors.items())[:60]:
         span = 26 + 7 * len(words)
         if x + span > width - margin and x > margin:
             x, y = float(margin), y + 22

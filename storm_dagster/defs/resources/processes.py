@@ -110,7 +110,7 @@ class WorkersResource(_Finder):
         return ask_worker(worker.host, worker.port, worker.record.token, "stacks", link_key=key)
 
     def restart(self, worker: RunningWorker) -> int:
-        """Let the worker end (SIGTERM), so that its supervisor restarts it; the pid that was signalled.
+        """Let the worker end (SIGTERM), so that its supervisor restarts it; the pid that was signaled.
 
         Only on the worker's own machine, and only exactly that process (pid, start and boot are compared):
         :class:`Unavailable` otherwise.

@@ -92,10 +92,10 @@ class BlobSync:
         """Register what is here, fetch what is missing; how many needed blobs are still missing.
 
         Raises :class:`Unavailable` without ZooKeeper and :class:`Conflict` for another cluster's root; then nothing
-        was changed. One synchronisation runs at a time: a second call returns at once.
+        was changed. One synchronization runs at a time: a second call returns at once.
         """
         if not self._one_at_a_time.acquire(blocking=False):
-            _log.debug("a synchronisation of blobs is under way already")
+            _log.debug("a synchronization of blobs is under way already")
             return self._status.known.missing
         try:
             return self._run(wake)

@@ -139,7 +139,7 @@ class LeaderDuties:
             return
         if not self._armed:
             self._armed = True
-            # The judgement starts now: nothing was watched before.
+            # The judgment starts now: nothing was watched before.
             self._healing = self._new_healing()
             _log.warning(
                 "no healing sensor has been armed for %g s: the leader reassigns dead tasks itself", absent

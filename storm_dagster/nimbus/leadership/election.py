@@ -26,7 +26,7 @@ _LONGEST_BACK_OFF_SECS = 60.0
 class Election:
     """Runs :meth:`run_once` at each wake-up and every five seconds, in one thread.
 
-    ``initialise(epoch)`` is the leader's initialisation. When it raises, or an attempt fails in another way,
+    ``initialize(epoch)`` is the leader's initialization. When it raises, or an attempt fails in another way,
     leadership is dropped, the reason is logged, and this nimbus waits as a follower for 1, 2, 4 ... 60 s before it
     tries again, while others may lead.
     """
@@ -154,7 +154,7 @@ class Election:
         try:
             self._initialize(epoch)
         except Exception as error:
-            return self._give_up("its initialisation failed", error)
+            return self._give_up("its initialization failed", error)
         self._failures = 0
         status.update(epoch=epoch, leader=me.address, leader_http=me.http)
         self._nimbus.leadership.unregister_follower(me.address)
