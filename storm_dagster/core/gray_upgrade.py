@@ -272,7 +272,7 @@ def next_move(
     if mark is None or mark.failed is not None or run is None or run.code_dir != record.code_dir:
         return None
     if run.running:
-        return Move(address, "upgraded", GrayWorker(boot_id=boot_id, started=run.started))
+        return Move(address, "upgraded", mark.model_copy(update={"boot_id": boot_id, "started": run.started}))
     if boot_now - run.started > launch_secs:
         reason = f"the tasks of {address} did not run within {launch_secs:g} s of its start with the new code"
         return Move(address, "failed", mark.model_copy(update={"failed": reason}))

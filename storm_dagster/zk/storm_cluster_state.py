@@ -327,12 +327,12 @@ class StormClusterState(StormOperations):
         if raw is None:
             return None
         # Empty from its creation until the topology is active.
-        known = decode_record(MetricIds, raw[0], path).ids if raw[0] else {}
-        ids = dict(known)
+        known = decode_record(MetricIds, raw[0], path) if raw[0] else MetricIds(sample_rate=sample_rate)
+        ids = dict(known.ids)
         for name in names:
             ids.setdefault(name, len(ids) + 1)
-        record = MetricIds(sample_rate=sample_rate, ids=ids)
-        if not raw[0] or ids != known:
+        record = known.model_copy(update={"sample_rate": sample_rate, "ids": ids})
+        if not raw[0] or ids != known.ids:
             self.fenced(None).set(path, encode_record(record), raw[1].version).commit()
         return record
 

@@ -35,12 +35,16 @@ class _Deeds(Record):
 
 def load_deeds(ctx: OperationsContext) -> tuple[Deed, ...]:
     """What is not reported yet, oldest first; a damaged record counts as none."""
+    return _load(ctx).deeds
+
+
+def _load(ctx: OperationsContext) -> _Deeds:
     raw = ctx.cluster.state.get_data(paths.UNREPORTED)
     try:
-        return decode_record(_Deeds, raw, paths.UNREPORTED).deeds if raw else ()
+        return decode_record(_Deeds, raw, paths.UNREPORTED) if raw else _Deeds()
     except Corrupt as error:
         ctx.log.error("what former leaders did cannot be reported to Dagster: %s", error.message)
-        return ()
+        return _Deeds()
 
 
 def store_deeds(ctx: OperationsContext, deeds: Sequence[Deed]) -> None:
@@ -49,4 +53,5 @@ def store_deeds(ctx: OperationsContext, deeds: Sequence[Deed]) -> None:
         deed.model_copy(update={"description": deed.description[:_MOST_TEXT]}) for deed in deeds[-MOST_DEEDS:]
     )
     # Only the leader writes it, and the epoch says who that is: any version.
-    fenced(ctx, ctx.current_epoch()).set(paths.UNREPORTED, encode_record(_Deeds(deeds=kept)), -1).commit()
+    record = _load(ctx).model_copy(update={"deeds": kept})
+    fenced(ctx, ctx.current_epoch()).set(paths.UNREPORTED, encode_record(record), -1).commit()
