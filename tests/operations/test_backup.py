@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from storm_dagster.api import Bolt, Spout, StatefulBolt, Topology, Tuple
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.model import paths
 from storm_dagster.model.names import jar_key
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.testing import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs import mixed_cluster
@@ -74,3 +76,35 @@ def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path, world_c
         assert mixed_cluster.seen(restored)["topologies"]["wc"]["executors"]["split"] == 4
         assert restored.cluster.state.get_version(paths.EPOCH) == view.epoch + 1
         restored.cluster.disconnect()
+
+
+class Words(Spout):
+    outputs = ["word"]
+
+
+class Counts(StatefulBolt):
+    def process(self, tup: Tuple) -> None:
+        self.state[tup.values[0]] = self.state.get(tup.values[0], 0) + 1
+
+
+class Saves(Bolt):
+    def process(self, tup: Tuple) -> None:
+        self.context.state.save({tup.values[0]: True})
+        self.ack(tup)
+
+
+class Stateful(Topology):
+    name = "stateful"
+    words = Words.spec()
+    count = Counts.spec(inputs=[words])
+    save = Saves.spec(inputs=[words])
+
+
+def test_state_of_components_comes_back_from_a_copy_of_its_folder(tmp_path: Path) -> None:
+    run_topology(Stateful, {"words": [["a"], ["b"], ["a"]]}, state_dir=tmp_path / "state")
+    shutil.copytree(tmp_path / "state", tmp_path / "saved")
+    shutil.rmtree(tmp_path / "state")
+    with TopologyHarness(Stateful, {"words": [["b"]]}, state_dir=tmp_path / "saved") as harness:
+        harness.run()
+        assert dict(harness.tasks("count")[0].state.items()) == {"a": 2, "b": 2}
+        assert dict(harness.tasks("save")[0].context.state.items()) == {"a": True, "b": True}
