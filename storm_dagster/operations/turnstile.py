@@ -33,7 +33,7 @@ class ReplyLost(Unavailable):
 
 def fenced(ctx: OperationsContext, epoch: int) -> Transaction:
     """A transaction that fails with ``Fenced`` when the leadership epoch is no longer ``epoch``."""
-    return ctx.cluster.state.transaction().check(paths.EPOCH, epoch)
+    return ctx.cluster.fenced(epoch)
 
 
 def raise_turnstile(transaction: Transaction, view: ClusterView) -> Transaction:

@@ -21,6 +21,7 @@ from storm_dagster.operations.reports import CleanReport
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.submit.staging import token_of_staging_key
 from storm_dagster.operations.turnstile import commit, delete_tree, fenced, raise_turnstile, take_turns
+from storm_dagster.zk.shards import delete_ops
 
 __all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "read_tokens", "take_inventory"]
 
@@ -318,7 +319,7 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
 
             def unassign(view: ClusterView) -> None:
                 transaction = raise_turnstile(fenced(ctx, epoch), view)
-                if ctx.cluster.delete_assignment_ops(transaction, topology_id):
+                if delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id)):
                     commit(ctx, transaction, "clean.assignment")
 
             take_turns(ctx, f"cleaning {path}", unassign)

@@ -29,6 +29,7 @@ from storm_dagster.operations.upgrade.ending import (
     roll_back,
 )
 from storm_dagster.operations.upgrade.start import gray_upgrade
+from storm_dagster.zk.shards import delete_ops
 
 __all__ = [
     "FinishReport",
@@ -151,7 +152,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleReport:
         if ctx.cluster.state.exists(paths.assignment(topology_id)):
             transaction = raise_turnstile(fenced(ctx, epoch), view)
             transaction.check(paths.topology(topology_id), topology.base_at.version)
-            ctx.cluster.delete_assignment_ops(transaction, topology_id)
+            delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id))
             commit(ctx, transaction, "unassign")
         return topology
 

@@ -283,10 +283,10 @@ class Keeper:
         if beats is None:
             return
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
+        self.cluster.write_beats(self.spec.topology_id, beats, assignment_version=self._view[1])
         self._next_beat = now + min(10.0, timeout / 3)
-        self.cluster.write_beats(self.spec.topology_id, beats)
         if self._view[2].status in _RUNNING:
-            self._metric_ids.drive(self.loop.metric_names())
+            self._metric_ids.drive(self.loop.metric_names(), self._view[1])
 
     def _drive_upgrade(self) -> None:
         """The topology master picks the batches of a gray upgrade."""

@@ -25,12 +25,14 @@ class MetricIdsDriver:
         self._cluster = cluster
         self._known: frozenset[str] | None = None
 
-    def drive(self, names: list[str]) -> None:
+    def drive(self, names: list[str], assignment_version: int) -> None:
         """Bring the registry up to date; nothing is read or written while nothing is new."""
         wanted = names[:_MOST_NAMES]
         if self._known is not None and (self._known.issuperset(wanted) or len(self._known) >= _MOST_NAMES):
             return
-        record = self._cluster.register_metrics(self._topology_id, self._rate, wanted)
+        record = self._cluster.register_metrics(
+            self._topology_id, self._rate, wanted, assignment_version=assignment_version
+        )
         if record is None:
             return
         if self._known is None:

@@ -45,7 +45,7 @@ def build(world: Any) -> None:
         world.supervisor(supervisor)
     topology_id = world.submit("wc", conf=_CONF)
     world.run_workers(topology_id)
-    world.cluster.register_metrics(topology_id, 0.1, ["count:words"])
+    world.cluster.register_metrics(topology_id, 0.1, ["count:words"], assignment_version=0)
     world.cluster.report_error(topology_id, 1, "trace", component="split", host="s1", port=6900, time=1)
     change_blacklist(world.context(), add=["h9"])
     keep_log_levels(world.context(), "wc", {"a": level_change("a", "DEBUG", 0, None)})
@@ -56,7 +56,9 @@ def change(world: Any) -> None:
     """Change all that the leader and the topology master read and write again."""
     ctx = world.context()
     (topology,) = world.cluster.load_view().topologies.values()
-    world.cluster.register_metrics(topology.id, 0.1, ["count:words", "count:lines"])
+    world.cluster.register_metrics(
+        topology.id, 0.1, ["count:words", "count:lines"], assignment_version=topology.assignment_at.version
+    )
     change_blacklist(ctx, add=["h8"])
     keep_log_levels(ctx, "wc", {"b": level_change("b", "INFO", 0, None)})
     store_deeds(ctx, [*load_deeds(ctx), Deed(asset=("a",), partition="wc", description="e")])
@@ -80,7 +82,7 @@ def seen(world: Any) -> dict[str, Any]:
                 "tasks": topology.tasks.components["split"].tasks,
                 "assigned": sorted(topology.assignment.task_slots()),
                 "workers": len(topology.live_workers),
-                "errors": [error.error for error in world.cluster.errors(topology.id)],
+                "errors": [error.error for error in world.cluster.errors_by_component(topology.id)["split"]],
                 "loggers": sorted(world.cluster.read_log_levels(topology.id).loggers),
             }
             for topology in view.topologies.values()
