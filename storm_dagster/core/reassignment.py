@@ -257,7 +257,8 @@ def assignment_of(
     """The record for a placement.
 
     A task keeps its start when it stays on its node and port, else it starts now; tasks
-    in ``restarted`` (judged dead) start now wherever they are. ``node_host`` names only supervisors in use.
+    in ``restarted`` (judged dead) start now wherever they are. ``node_host`` names only supervisors in use. Fields of
+    a newer release stay in the record, and in each slot that is still used.
     """
     old_slots = previous.task_slots() if previous else {}
     old_starts = previous.start_secs() if previous else {}
@@ -270,7 +271,7 @@ def assignment_of(
         for worker in placement.workers
         for task in worker.tasks
     }
-    return Assignment(
+    built = Assignment(
         topology_id=topology_id,
         code_dir=previous.code_dir if previous else topology_id,
         node_host={worker.node: worker.host for worker in placement.workers},
@@ -289,3 +290,8 @@ def assignment_of(
         timestamp_ms=now_ms,
         type=kind,
     )
+    if previous is None:
+        return built
+    before = {worker.slot: worker for worker in previous.workers}
+    workers = tuple(worker.keep_unknown(before.get(worker.slot)) for worker in built.workers)
+    return built.model_copy(update={"workers": workers}).keep_unknown(previous)

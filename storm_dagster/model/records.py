@@ -1,16 +1,22 @@
-"""Records stored in ZooKeeper: frozen, strictly decoded, bounded in size (``docs/decisions.md#typed-records``).
+"""The records that stand in ZooKeeper: frozen, typed, bounded in size (``docs/decisions.md#typed-records``).
 
 Every record is UTF-8 JSON with a ``"v"`` schema number. :func:`encode_record` refuses a record that a
-node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not exactly such a
+node may not hold; :func:`decode_record` raises :class:`Corrupt` for bytes that are not such a
 record, so that damaged or forged state is never acted on.
+
+Two releases may share a cluster while it is upgraded. A field that this release does not know is therefore read,
+ignored and kept: ``record.model_copy(update=...)`` and :func:`encode_record` write it back as it was read. Change
+a stored record by ``model_copy``; one that is built anew loses what a newer release wrote.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
+from pydantic_core import PydanticCustomError, to_json
+from typing_extensions import Self
 
 from storm_dagster.model.errors import Corrupt, InvalidTopology
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
@@ -18,6 +24,7 @@ from storm_dagster.model.wire import LevelName
 
 __all__ = [
     "MAX_NODE_BYTES",
+    "MAX_UNKNOWN_BYTES",
     "Assignment",
     "AssignmentType",
     "Blacklist",
@@ -44,6 +51,9 @@ __all__ = [
 MAX_NODE_BYTES = 512 * 1024
 """No node is larger than this. ZooKeeper drops the whole connection at 1 MiB."""
 
+MAX_UNKNOWN_BYTES = 64 * 1024
+"""Fields that this release does not know may take as much of a record, or half of it when that is more."""
+
 TopologyStatus = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
 AssignmentType = Literal["Assign", "UpdateTopology", "ScaleTopology"]
 
@@ -61,12 +71,40 @@ def _canonical_ranges(value: object) -> object:
 Ranges = Annotated[str, BeforeValidator(_canonical_ranges)]
 
 
-class Record(BaseModel):
-    """Base of all records: immutable, no unknown fields, no coercion of types."""
+class _Reading:
+    """Validation context of :func:`decode_record`, and of nothing else."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
+    met_unknown = False
+
+
+def _known_or_read(value: object, info: ValidationInfo) -> object:
+    if not isinstance(info.context, _Reading):
+        raise PydanticCustomError("extra_forbidden", "Extra inputs are not permitted")
+    info.context.met_unknown = True
+    return value
+
+
+class Record(BaseModel):
+    """Base of all records: immutable, no coercion of types, no unknown fields but those that were read."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="allow", strict=True)
+    if not TYPE_CHECKING:
+        __pydantic_extra__: dict[str, Annotated[Any, BeforeValidator(_known_or_read)]]
 
     v: Literal[1] = 1
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with those fields changed; fields of a newer release stay. ``TypeError`` for an unknown field."""
+        unknown = (update or {}).keys() - type(self).model_fields.keys()
+        if unknown:
+            raise TypeError(f"{type(self).__name__} has no field {min(unknown)!r}")
+        return super().model_copy(update=update, deep=deep)
+
+    def keep_unknown(self, before: Self | None) -> Self:
+        """This record with the fields of a newer release that ``before``, which it takes the place of, has."""
+        if before is None or not before.model_extra:
+            return self
+        return before.model_copy(update=self.__dict__)
 
 
 class StormBase(Record):
@@ -87,8 +125,6 @@ class StormBase(Record):
 
 class ComponentTasks(Record):
     """The tasks of one component."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     v: Literal[1] = Field(default=1, exclude=True)
     type: Literal["bolt", "spout"]
@@ -198,9 +234,7 @@ class GrayUpgrade(Record):
     reason: str | None = None
     """Reason for a rollback that was not requested."""
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True, extra="forbid", strict=True, populate_by_name=True
-    )
+    model_config: ClassVar[ConfigDict] = ConfigDict(populate_by_name=True)
 
 
 class GrayWorker(Record):
@@ -315,11 +349,10 @@ class Blacklist(Record):
     hosts: tuple[str, ...] = ()
 
 
-class KeptLevel(BaseModel):
+class KeptLevel(Record):
     """The level that a logger was given while its topology runs."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
+    v: Literal[1] = Field(default=1, exclude=True)
     level: LevelName
     until_ms: int | None = None
     """End (epoch ms); ``None``: until it is removed."""
@@ -348,13 +381,45 @@ def encode_record(record: Record, *, limit: int | None = MAX_NODE_BYTES) -> byte
 
 
 def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
-    """The record that ``raw`` holds; :class:`Corrupt`, naming ``path``, when it is not exactly one."""
+    """The record that ``raw`` holds; :class:`Corrupt`, naming ``path``, when it is none.
+
+    Fields that this release does not know are kept up to :data:`MAX_UNKNOWN_BYTES` in all, nested ones included.
+    Beyond that the record is ``Corrupt``: dropping some would lose them at the next write.
+    """
+    reading = _Reading()
+    where = path or "the record"
     try:
-        return cls.model_validate_json(raw, strict=True)
+        record = cls.model_validate_json(raw, strict=True, context=reading)
     except (ValidationError, UnicodeDecodeError, RecursionError) as error:
-        reason = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error), "loc": ()}
-        where = ".".join(str(part) for part in reason["loc"])
+        reasons: list[Any] = error.errors() if isinstance(error, ValidationError) else []
+        version = next((each["input"] for each in reasons if each["loc"] == ("v",)), None)
+        if isinstance(version, int) and not isinstance(version, bool):
+            raise Corrupt(
+                f"{where} is a {cls.__name__} of version {version}, this release reads version 1: a newer release "
+                "wrote it; run that release here too, and leave the node as it is"
+            ) from None
+        reason = reasons[0] if reasons else {"msg": str(error), "loc": ()}
+        field = ".".join(str(part) for part in reason["loc"])
         raise Corrupt(
-            f"{path or 'the record'} is no valid {cls.__name__} ({where + ': ' if where else ''}{reason['msg']}): "
-            "it was damaged or written by something else; inspect the node before removing it"
+            f"{where} is no valid {cls.__name__} ({field + ': ' if field else ''}{reason['msg']}): "
+            "it was damaged or written by something else; look at the node before removing it"
         ) from None
+    if reading.met_unknown:
+        taken, allowed = _unknown_bytes(record), max(MAX_UNKNOWN_BYTES, len(raw) // 2)
+        if taken > allowed:
+            raise Corrupt(
+                f"{where} has {taken} bytes in fields that this release does not know, {allowed} are allowed: "
+                f"it is no {cls.__name__} of a release that may run beside this one; look at the node before "
+                "removing it"
+            )
+    return record
+
+
+def _unknown_bytes(value: object) -> int:
+    """Bytes of the fields that this release does not know, in a record and in all records below it."""
+    if isinstance(value, Record):
+        unknown = len(to_json(value.model_extra)) if value.model_extra else 0
+        return unknown + _unknown_bytes(value.__dict__)
+    if isinstance(value, Mapping):
+        return sum(_unknown_bytes(each) for each in value.values())
+    return sum(_unknown_bytes(each) for each in value) if isinstance(value, tuple) else 0

@@ -41,7 +41,7 @@ class ReplyLost(Unavailable):
 
 def fenced_transaction(ctx: OperationsContext, epoch: int) -> Transaction:
     """A transaction that fails with ``Fenced`` when the leadership epoch is no longer ``epoch``."""
-    return ctx.cluster.state.transaction().check(paths.EPOCH, epoch)
+    return ctx.cluster.fenced(epoch)
 
 
 def bump_assignments_version(transaction: Transaction, view: ClusterView) -> Transaction:

@@ -13,6 +13,7 @@ import re
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidTopology
+from storm_dagster.zk.shards import delete_ops, put_ops, read_sharded
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 __all__ = ["load_memory", "store_memory"]
@@ -31,7 +32,7 @@ def load_memory(cluster: StormClusterState, sensor: str, name: str | None) -> by
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     try:
-        found = cluster.read_record(paths.sensor_memory(sensor, name))
+        found = read_sharded(cluster.state, paths.sensor_memory(sensor, name))
     except (Corrupt, Conflict) as error:
         _log.warning("the memory of %s is lost: %s", sensor, error.message)
         return None
@@ -54,14 +55,15 @@ def store_memory(
     cluster.state.mkdirs(parent)
     version = cluster.state.get_version(parent) or 0
     made = f"{version + 1}-{digest}"
-    transaction = cluster.fenced(epoch if epoch >= 0 else None).set(parent, b"", version)
+    # Before any leader the version of /epoch is 0.
+    transaction = cluster.fenced(max(epoch, 0)).set(parent, b"", version)
+    for old in cluster.state.find_children(parent) or ():
+        if int(old.partition("-")[0]) <= version + 1 - _KEPT:
+            delete_ops(cluster.state, transaction, f"{parent}/{old}")
     try:
-        cluster.put_record_ops(transaction, paths.sensor_memory(sensor, made), raw, None)
+        put_ops(cluster.state, transaction, paths.sensor_memory(sensor, made), raw, None)
         transaction.commit()
     except (Conflict, Fenced, InvalidTopology) as error:
         _log.info("the memory of %s was not stored: %s", sensor, error.message)
         return name
-    for old in cluster.state.find_children(parent) or ():
-        if int(old.partition("-")[0]) <= version + 1 - _KEPT:
-            cluster.state.delete_node(f"{parent}/{old}")
     return made

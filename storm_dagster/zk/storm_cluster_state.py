@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from typing_extensions import Self
 
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf, default_conf
@@ -18,6 +20,9 @@ from storm_dagster.model.records import (
     EpochRecord,
     KeptLevels,
     MetricIds,
+    Record,
+    StormBase,
+    SupervisorInfo,
     TaskBeats,
     TaskError,
     TaskTable,
@@ -29,13 +34,14 @@ from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.zk import gray_upgrades, root, shards, task_errors, view_loading, worker_nodes
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
-from storm_dagster.zk.storm_operations import StormOperations
 from storm_dagster.zk.transaction import Transaction
-from storm_dagster.zk.watches import Wake
+from storm_dagster.zk.watches import Wake, WatchSlots
 
 __all__ = ["StormClusterState", "connect_session", "zookeeper_hosts"]
 
 _log = logging.getLogger(__name__)
+
+RecordT = TypeVar("RecordT", bound=Record)
 
 
 def zookeeper_hosts(conf: Mapping[str, Any]) -> str:
@@ -93,8 +99,11 @@ def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
     return state
 
 
-class StormClusterState(StormOperations):
-    """Everything that Storm keeps in ZooKeeper: Storm's operations and those of this project's daemons.
+class StormClusterState:
+    """Everything that Storm keeps in ZooKeeper, as daemons read and write it.
+
+    A write is guarded by the leadership epoch, by this session, or by the version of the assignment. Storm's own
+    operations, some of them unguarded, are those of :class:`~storm_dagster.zk.storm_operations.StormOperations`.
 
     ``wake`` arguments are one-shot: called once without arguments, from ZooKeeper's thread, at the next
     change of what is read or when changes may have been missed (every reconnection issues all of them).
@@ -103,20 +112,22 @@ class StormClusterState(StormOperations):
     """
 
     def __init__(self, state: ClusterState, cluster_id: str, *, owns_state: bool) -> None:
-        super().__init__(state)
+        self.state = state
+        self.watches: WatchSlots = WatchSlots()
         self._cluster_id = cluster_id
         self._owns_state = owns_state
         self._interrupted = threading.Event()
         self._registration = state.register(self._on_event)
         state.add_listener(self._on_connection)
 
-    @staticmethod
+    @classmethod
     def open(
+        cls,
         conf_or_state: Mapping[str, Any] | ClusterConf | ClusterState,
         *,
         create_root: bool = False,
         cluster_id: str | None = None,
-    ) -> StormClusterState:
+    ) -> Self:
         """The state of the cluster below the root, with the cluster id checked.
 
         A ``ClusterState`` is used and left open by :meth:`disconnect`; a conf gets a client of its own,
@@ -130,8 +141,8 @@ class StormClusterState(StormOperations):
         else:
             state, owns = conf_or_state, False
         try:
-            found = StormClusterState._identify(state, create_root, cluster_id)
-            return StormClusterState(state, found, owns_state=owns)
+            found = cls._identify(state, create_root, cluster_id)
+            return cls(state, found, owns_state=owns)
         except BaseException:
             if owns:
                 state.close()
@@ -209,6 +220,36 @@ class StormClusterState(StormOperations):
 
     # -- reading ----------------------------------------------------------------------------------------
 
+    def _callback(self, path: str, callback: Callable[..., object] | None) -> bool:
+        """Register before reading, so that no change falls between the two."""
+        if callback is not None:
+            self.watches.set_callback(path, callback)
+        return callback is not None
+
+    def _record(self, cls: type[RecordT], path: str, watch: bool = False) -> tuple[RecordT, Versioned] | None:
+        found = self.state.get_data_with_version(path, watch)
+        if found is None or not found[0]:
+            return None
+        return decode_record(cls, found[0], path), found[1]
+
+    def assignment_info(
+        self, topology_id: str, callback: Callable[..., object] | None = None
+    ) -> Assignment | None:
+        """``/assignments/<id>``: which slots run which tasks; ``None`` without one."""
+        path = paths.assignment(topology_id)
+        found = shards.read_sharded(self.state, path, self._callback(path, callback))
+        return None if found is None else decode_record(Assignment, found[0], path)
+
+    def active_storms(self) -> list[str]:
+        """``/topology``: ids of the topologies that exist, in whatever status, sorted."""
+        return self.state.find_children(paths.TOPOLOGY) or []
+
+    def storm_base(self, topology_id: str, callback: Callable[..., object] | None = None) -> StormBase | None:
+        """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not exist."""
+        path = paths.topology(topology_id)
+        found = self._record(StormBase, path, self._callback(path, callback))
+        return None if found is None else found[0]
+
     def load_view(self, wake: Wake | None = None) -> ClusterView:
         """Everything at (nearly) one moment; see :func:`~storm_dagster.zk.view_loading.load_view`.
 
@@ -272,11 +313,35 @@ class StormClusterState(StormOperations):
         found = self._record(Blacklist, paths.BLACKLIST)
         return frozenset(found[0].hosts) if found is not None else frozenset()
 
-    def set_blacklist(self, hosts: Iterable[str], *, epoch: int | None = None) -> None:
-        """Replace the blacklist."""
-        self._put(paths.BLACKLIST, encode_record(Blacklist(hosts=tuple(sorted(set(hosts))))), epoch)
+    # -- writing ----------------------------------------------------------------------------------------
 
-    # -- workers and their beats ------------------------------------------------------------------------
+    def supervisor_heartbeat(self, supervisor_id: str, info: SupervisorInfo) -> None:
+        """``/supervisors/<id>``: write the supervisor's ephemeral record, in this session."""
+        self.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
+
+    def report_error(
+        self,
+        topology_id: str,
+        task: int,
+        error: str,
+        *,
+        component: str | None = None,
+        host: str = "",
+        port: int = 0,
+        time: int = 0,
+    ) -> None:
+        """``/taskerrors/<id>/<component>/e<seq>``: keep the error and the newest ten of the component.
+
+        ``time`` is in epoch seconds. The component is looked up in ``/tasks`` when it is not given;
+        ``InvalidRequest`` when that does not know the task.
+        """
+        of = component or task_errors.component_of_task(self.state, topology_id, task)
+        if of is None:
+            raise InvalidRequest(
+                f"topology {topology_id} has no task {task}: name the component of the error"
+            )
+        record = TaskError(task=task, host=host, port=port, time=time, error=error)
+        task_errors.report_error(self.state, topology_id, of, record)
 
     def write_worker_node(
         self, topology_id: str, node: str, port: int, record: WorkerNode, *, assignment_version: int
@@ -300,69 +365,42 @@ class StormClusterState(StormOperations):
         before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
         return worker_nodes.read_workers(self.state, topology_id, before)
 
-    def write_beats(
-        self, topology_id: str, beats: TaskBeats, *, version: int | None = None, epoch: int | None = None
-    ) -> int:
-        """Replace ``/taskbeats/<id>`` (by compare and set with ``version``); returns the new version.
+    def write_beats(self, topology_id: str, beats: TaskBeats, *, assignment_version: int) -> int:
+        """Replace ``/taskbeats/<id>`` if the assignment still has that version; returns the new version.
 
-        The record is never created: ``Conflict`` when it is gone, because the topology is.
+        The record is never created: ``Conflict`` when it is gone, because the topology is, and when the assignment
+        moved on.
         """
-        path = paths.taskbeats(topology_id)
-        results = (
-            self.fenced(epoch).set(path, encode_record(beats), -1 if version is None else version).commit()
-        )
-        landed = results[-1]
+        transaction = self._assigned(topology_id, assignment_version)
+        landed = transaction.set(paths.taskbeats(topology_id), encode_record(beats), -1).commit()[-1]
         assert isinstance(landed, int)
         return landed
 
+    def _assigned(self, topology_id: str, version: int) -> Transaction:
+        return self.state.transaction().check(paths.assignment(topology_id), version)
+
+    def fenced(self, epoch: int) -> Transaction:
+        """A transaction that lands only while ``epoch`` is the leadership epoch."""
+        return self.state.transaction().check(paths.EPOCH, epoch)
+
     def register_metrics(
-        self, topology_id: str, sample_rate: float, names: Iterable[str]
+        self, topology_id: str, sample_rate: float, names: Iterable[str], *, assignment_version: int
     ) -> MetricIds | None:
         """Give ids to the names that have none, in ``/metrics/<id>``, by compare and set.
 
-        ``None`` when the node is gone, because the topology is; nothing is written when nothing changes.
+        ``Conflict`` when the assignment no longer has that version. ``None`` when the node is gone, because the topology is; nothing is written when nothing changes.
         """
         path = paths.metrics(topology_id)
         raw = self.state.get_data_with_version(path)
         if raw is None:
             return None
         # Empty from its creation until the topology is active.
-        known = decode_record(MetricIds, raw[0], path).ids if raw[0] else {}
-        ids = dict(known)
+        known = decode_record(MetricIds, raw[0], path) if raw[0] else MetricIds(sample_rate=sample_rate)
+        ids = dict(known.ids)
         for name in names:
             ids.setdefault(name, len(ids) + 1)
-        record = MetricIds(sample_rate=sample_rate, ids=ids)
-        if not raw[0] or ids != known:
-            self.fenced(None).set(path, encode_record(record), raw[1].version).commit()
+        record = known.model_copy(update={"sample_rate": sample_rate, "ids": ids})
+        if not raw[0] or ids != known.ids:
+            transaction = self._assigned(topology_id, assignment_version)
+            transaction.set(path, encode_record(record), raw[1].version).commit()
         return record
-
-    # -- parts of transactions --------------------------------------------------------------------------
-
-    def raise_assignments_version(self, transaction: Transaction, assignments_version: int) -> Transaction:
-        """Append the check and rise of ``/assignments`` that every assignment transaction has."""
-        return transaction.set(paths.ASSIGNMENTS, b"", assignments_version)
-
-    def put_assignment_ops(
-        self, transaction: Transaction, assignment: Assignment, at: Versioned | None
-    ) -> Transaction:
-        """Append operations that write the assignment over the version ``at`` (``None``: there is none yet).
-
-        Over 256 KiB it is cut, and its parts are written at once, unreferenced. The assignments version is not
-        included: see :meth:`raise_assignments_version`.
-        """
-        self.put_record_ops(
-            transaction, paths.assignment(assignment.topology_id), encode_record(assignment, limit=None), at
-        )
-        return transaction
-
-    def delete_assignment_ops(self, transaction: Transaction, topology_id: str) -> bool:
-        """Append operations that delete the assignment with its parts; ``False``, and nothing, when there is none."""
-        return shards.delete_ops(self.state, transaction, paths.assignment(topology_id))
-
-    def put_record_ops(self, transaction: Transaction, path: str, raw: bytes, at: Versioned | None) -> None:
-        """As :meth:`put_assignment_ops` for any record, such as an assignment's backup."""
-        shards.put_ops(self.state, transaction, path, raw, at)
-
-    def read_record(self, path: str) -> tuple[bytes, Versioned] | None:
-        """Bytes and version of a record that :meth:`put_record_ops` wrote; ``None`` without one."""
-        return shards.read_sharded(self.state, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -12,76 +12,43 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, NotAlive
 from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import (
     Assignment,
-    Record,
     StormBase,
     SupervisorInfo,
     TaskBeats,
     TaskError,
     TaskTable,
     WorkerBeat,
-    decode_record,
     encode_record,
 )
-from storm_dagster.model.view import Versioned
 from storm_dagster.zk import shards, task_errors
-from storm_dagster.zk.cluster_state import ClusterState
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
-from storm_dagster.zk.watches import WatchSlots
 
 __all__ = ["Executor", "StormOperations"]
 
 Executor = tuple[int, int]
 """First and last task id."""
 
-RecordT = TypeVar("RecordT", bound=Record)
 _ATTEMPTS = 20
 
 
-class StormOperations:
-    """Every operation of Storm's ``StormClusterState``.
+class StormOperations(StormClusterState):
+    """Every operation of Storm's ``StormClusterState``, by its name there, for tools that know them.
 
-    A ``callback`` is one-shot: it is called once, at the next change, or when events may have been lost,
-    and must be given again with the next read. A later one for the same path replaces it. It runs in
-    ZooKeeper's thread and must only set an event.
-
-    The writes for leaders take the leadership ``epoch`` of the writer and raise ``Fenced`` once that is
-    over; without one they are not fenced, which is for tests and tools.
+    No daemon holds one: a write here is fenced only when it is given the leadership ``epoch`` of its writer, and then
+    raises ``Fenced`` once that is over. A ``callback`` is one-shot: it is called once, at the next change, or when
+    events may have been lost, and must be given again with the next read. A later one for the same path replaces it.
+    It runs in ZooKeeper's thread and must only set an event.
     """
 
-    def __init__(self, state: ClusterState) -> None:
-        self.state = state
-        self.watches: WatchSlots = WatchSlots()
-
-    def _callback(self, path: str, callback: Callable[..., object] | None) -> bool:
-        """Register before reading, so that no change falls between the two."""
-        if callback is not None:
-            self.watches.set_callback(path, callback)
-        return callback is not None
-
-    def _record(self, cls: type[RecordT], path: str, watch: bool = False) -> tuple[RecordT, Versioned] | None:
-        found = self.state.get_data_with_version(path, watch)
-        if found is None or not found[0]:
-            return None
-        return decode_record(cls, found[0], path), found[1]
-
-    def fenced(self, epoch: int | None) -> Transaction:
-        """A transaction that lands only while ``epoch`` is the leadership epoch (``None``: always)."""
-        transaction = self.state.transaction()
-        return transaction if epoch is None else transaction.check(paths.EPOCH, epoch)
+    def _guarded(self, epoch: int | None) -> Transaction:
+        return self.state.transaction() if epoch is None else self.fenced(epoch)
 
     # -- assignments ------------------------------------------------------------------------------------
 
     def assignments(self, callback: Callable[[], object] | None = None) -> list[str]:
         """``/assignments``: ids of the topologies that have an assignment, sorted."""
         return self.state.find_children(paths.ASSIGNMENTS, self._callback(paths.ASSIGNMENTS, callback)) or []
-
-    def assignment_info(
-        self, topology_id: str, callback: Callable[..., object] | None = None
-    ) -> Assignment | None:
-        """``/assignments/<id>``: which slots run which tasks; ``None`` without one."""
-        path = paths.assignment(topology_id)
-        found = shards.read_sharded(self.state, path, self._callback(path, callback))
-        return None if found is None else decode_record(Assignment, found[0], path)
 
     def set_assignment(self, topology_id: str, info: Assignment, *, epoch: int | None = None) -> int:
         """``/assignments/<id>``: write the assignment in one transaction that raises the assignments version
@@ -92,7 +59,7 @@ class StormOperations:
         for _ in range(_ATTEMPTS):
             assignments_version = self.state.get_version(paths.ASSIGNMENTS)
             found = self.state.get_data_with_version(path)
-            transaction = self.fenced(epoch).set(
+            transaction = self._guarded(epoch).set(
                 paths.ASSIGNMENTS, b"", -1 if assignments_version is None else assignments_version
             )
             at = None if found is None or not found[0] else found[1]
@@ -106,16 +73,6 @@ class StormOperations:
         raise conflict(f"others write assignments all the time, {path} was not written: try again", path)
 
     # -- topologies -------------------------------------------------------------------------------------
-
-    def active_storms(self) -> list[str]:
-        """``/topology``: ids of the topologies that exist, in whatever status, sorted."""
-        return self.state.find_children(paths.TOPOLOGY) or []
-
-    def storm_base(self, topology_id: str, callback: Callable[..., object] | None = None) -> StormBase | None:
-        """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not exist."""
-        path = paths.topology(topology_id)
-        found = self._record(StormBase, path, self._callback(path, callback))
-        return None if found is None else found[0]
 
     def activate_storm(self, topology_id: str, base: StormBase, *, epoch: int | None = None) -> None:
         """``/topology/<id>``: make the topology exist, or replace its record."""
@@ -148,7 +105,7 @@ class StormOperations:
             if updated == base:
                 return base
             try:
-                self.fenced(epoch).set(path, encode_record(updated), at.version).commit()
+                self._guarded(epoch).set(path, encode_record(updated), at.version).commit()
             except Conflict:
                 continue
             return updated
@@ -165,7 +122,7 @@ class StormOperations:
         """
         for _ in range(_ATTEMPTS):
             assignments_version = self.state.get_version(paths.ASSIGNMENTS)
-            transaction = self.fenced(epoch).set(
+            transaction = self._guarded(epoch).set(
                 paths.ASSIGNMENTS, b"", -1 if assignments_version is None else assignments_version
             )
             if not shards.delete_ops(self.state, transaction, paths.assignment(topology_id)):
@@ -193,12 +150,12 @@ class StormOperations:
 
     def _check_epoch(self, epoch: int | None) -> None:
         if epoch is not None:
-            self.fenced(epoch).commit()
+            self._guarded(epoch).commit()
 
     def _put(self, path: str, data: bytes, epoch: int | None) -> None:
         for _ in range(_ATTEMPTS):
             version = self.state.get_version(path)
-            transaction = self.fenced(epoch)
+            transaction = self._guarded(epoch)
             if version is None:
                 transaction.create(path, data)
             else:
@@ -216,7 +173,7 @@ class StormOperations:
             if version is None:
                 return self._check_epoch(epoch)
             try:
-                self.fenced(epoch).delete(path, version).commit()
+                self._guarded(epoch).delete(path, version).commit()
             except Conflict:
                 continue
             return None
@@ -319,35 +276,7 @@ class StormOperations:
         found = self._record(SupervisorInfo, paths.supervisor(supervisor_id))
         return None if found is None else found[0]
 
-    def supervisor_heartbeat(self, supervisor_id: str, info: SupervisorInfo) -> None:
-        """``/supervisors/<id>``: write the supervisor's ephemeral record, in this session."""
-        self.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
-
     # -- errors -----------------------------------------------------------------------------------------
-
-    def report_error(
-        self,
-        topology_id: str,
-        task: int,
-        error: str,
-        *,
-        component: str | None = None,
-        host: str = "",
-        port: int = 0,
-        time: int = 0,
-    ) -> None:
-        """``/taskerrors/<id>/<component>/e<seq>``: keep the error and the newest ten of the component.
-
-        ``time`` is in epoch seconds. The component is looked up in ``/tasks`` when it is not given;
-        ``InvalidRequest`` when that does not know the task.
-        """
-        of = component or task_errors.component_of_task(self.state, topology_id, task)
-        if of is None:
-            raise InvalidRequest(
-                f"topology {topology_id} has no task {task}: name the component of the error"
-            )
-        record = TaskError(task=task, host=host, port=port, time=time, error=error)
-        task_errors.report_error(self.state, topology_id, of, record)
 
     def errors(self, topology_id: str, task: int | None = None) -> list[TaskError]:
         """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without any."""

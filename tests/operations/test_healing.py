@@ -15,6 +15,7 @@ from storm_dagster.model.errors import Fenced, Unavailable
 from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.model.records import encode_record
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.healing import reassign
 
 pytestmark = pytest.mark.zookeeper
@@ -147,7 +148,7 @@ def test_dead_tasks_take_their_whole_worker(world: Any) -> None:
     topology = world.cluster.load_view().topologies[topology_id]
     hung = next(worker for worker in topology.assignment.workers if 6 not in worker.ids)
     beats = topology.beats.model_copy(update={"dead": str(hung.ids[0])})
-    world.cluster.write_beats(topology_id, beats)
+    world.cluster.write_beats(topology_id, beats, assignment_version=0)
     (cause,) = observer.poll().causes
     assert (cause.kind, cause.tasks) == ("dead_task", hung.ids)
     (report,) = reassign(world.context(), [cause])
@@ -161,10 +162,11 @@ def test_a_silent_topology_master_loses_its_worker_only(world: Any) -> None:
     topology_id, observer = started(world)
     topology = world.cluster.load_view().topologies[topology_id]
     beats = topology.beats.model_copy(update={"dead": "1-4"})
-    world.cluster.write_beats(topology_id, topology.beats)
+    world.cluster.write_beats(topology_id, topology.beats, assignment_version=0)
     observer.poll()
     for _ in range(3):
-        world.cluster.write_beats(topology_id, beats.model_copy(update={"dead": ""}))
+        alive = beats.model_copy(update={"dead": ""})
+        world.cluster.write_beats(topology_id, alive, assignment_version=0)
         assert observer.poll(29).causes == ()
     (cause,) = observer.poll(31).causes
     assert cause.kind == "silent_master" and 6 in cause.tasks
@@ -234,7 +236,7 @@ def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: Any) -> None
     topology_id, observer = started(world)
     before = assignment_of(world, topology_id)
     world.supervisor("s3")
-    world.cluster.set_blacklist(["s1"])
+    change_blacklist(world.context(), add=["s1"])
     lost = next(worker for worker in before.workers if worker.node == "s2")
     world.cluster.state.delete_node(paths.supervisor("s2"))
     world.stop_worker(topology_id, *lost.slot)

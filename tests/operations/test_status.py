@@ -89,7 +89,7 @@ def test_status_of_tasks(world: Any) -> None:
     world.run_workers(topology_id)
     assert statuses(shown(world)) == {"running"}
     beats, _ = world.cluster.read_beats(topology_id)
-    world.cluster.write_beats(topology_id, beats.model_copy(update={"dead": "3"}))
+    world.cluster.write_beats(topology_id, beats.model_copy(update={"dead": "3"}), assignment_version=0)
     assert [task["id"] for task in shown(world)["tasks"] if task["status"] == "dead"] == [3]
     worker = world.cluster.load_view().topologies[topology_id].assignment.workers[0]
     world.stop_worker(topology_id, *worker.slot)

@@ -21,6 +21,7 @@ from storm_dagster.model.records import Assignment, EpochRecord, SupervisorInfo,
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.storm_client import as_storm
 
 pytestmark = pytest.mark.zookeeper
 
@@ -75,7 +76,7 @@ class Rig:
     def assign(
         self, topology_id: str, *ports: int, code: str | None = None, tasks: str = "1-2", node: str = "s1"
     ) -> None:
-        self.cluster.set_assignment(
+        as_storm(self.cluster).set_assignment(
             topology_id,
             Assignment(
                 topology_id=topology_id,
@@ -108,7 +109,7 @@ class Rig:
         return alive
 
     def info(self, name: str = "s1") -> SupervisorInfo | None:
-        return self.cluster.supervisor_info(name)
+        return as_storm(self.cluster).supervisor_info(name)
 
     def log(self, name: str = "s1") -> str:
         return (self.home / f"supervisor-{name}.log").read_text()
@@ -200,7 +201,7 @@ def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: Rig) -> None
         eventually(lambda: (rig.home / "child").exists() and (rig.home / "child").read_text(), what="child")
     )
     other = rig.running()[6901]
-    rig.cluster.remove_storm("wc-1-1")
+    as_storm(rig.cluster).remove_storm("wc-1-1")
     eventually(lambda: 6900 not in rig.running(), what="the worker's end")
     eventually(lambda: not alive_now(child), what="the end of what it had started")
     eventually(lambda: not (rig.home / "run/worker-s1-6900.json").exists(), what="its run file's removal")
@@ -218,7 +219,7 @@ def test_a_stubborn_worker_is_killed(rig: Rig) -> None:
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
     eventually(lambda: 6900 in rig.running(), what="the worker")
-    rig.cluster.remove_storm("wc-1-1")
+    as_storm(rig.cluster).remove_storm("wc-1-1")
     eventually(lambda: not rig.running(), what="the worker's end")
 
 
@@ -243,7 +244,7 @@ def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Rig) -
         lambda: (info := rig.info()) is not None and info.restarting == (), what="the end of the listing"
     )
     assert rig.blobs.gets("wc-1-1-stormjar.jar") == 1  # no crash fetches code again
-    errors = eventually(lambda: rig.cluster.errors("wc-1-1"), what="the report")
+    errors = eventually(lambda: as_storm(rig.cluster).errors("wc-1-1"), what="the report")
     assert {error.error for error in errors} == {"its worker was ended by signal 9"}
 
 
@@ -279,7 +280,7 @@ def test_a_superseded_worker_is_no_crash(rig: Rig) -> None:
     eventually(lambda: not rig.running(), what="its exit")
     (rig.home / "supersede").unlink()
     eventually(lambda: 6900 in rig.running(), what="its successor, since the assignment still names the slot")
-    assert rig.cluster.errors("wc-1-1") == []
+    assert as_storm(rig.cluster).errors("wc-1-1") == []
 
 
 def test_hung_and_silent_workers_are_replaced(rig: Rig) -> None:
@@ -373,7 +374,7 @@ def test_two_topologies_in_one_slot_are_refused_and_what_runs_stays(rig: Rig) ->
         lambda: "slot 6900 is claimed by one-1-1 and two-2-2 at once" in rig.log(), what="the complaint"
     )
     assert rig.running()[6900] == before[6900]
-    rig.cluster.remove_storm("one-1-1")
+    as_storm(rig.cluster).remove_storm("one-1-1")
     eventually(lambda: [s["port"] for s in rig.starts("two-2-2")] == [6901, 6900], what="its turn")
     eventually(lambda: not alive_now(before[6900]), what="the first one's end")
 
@@ -406,7 +407,7 @@ def test_an_unsafe_archive_fails_its_slot_only(rig: Rig, make_zip: Any) -> None:
     rig.assign("good-2-2", 6901)
     rig.supervisor()
     eventually(lambda: 6901 in rig.running(), what="the good one")
-    (error,) = eventually(lambda: rig.cluster.errors("evil-1-1"), what="the report")
+    (error,) = eventually(lambda: as_storm(rig.cluster).errors("evil-1-1"), what="the report")
     assert "'../evil' points outside" in error.error
     assert (error.port, error.task, error.host) == (6900, 1, "127.0.0.1")
     assert rig.starts("evil-1-1") == []
@@ -416,7 +417,7 @@ def test_a_python_that_does_not_exist_is_reported(rig: Rig) -> None:
     rig.code("wc-1-1", **{"topology.python": "/nowhere/python"})
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
-    (error,) = eventually(lambda: rig.cluster.errors("wc-1-1"), what="the report")
+    (error,) = eventually(lambda: as_storm(rig.cluster).errors("wc-1-1"), what="the report")
     assert "/nowhere/python cannot be started" in error.error
     assert "set topology.python" in error.error
 

@@ -21,6 +21,7 @@ from storm_dagster.supervisor.daemon import run
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.storm_client import as_storm
 
 pytestmark = pytest.mark.zookeeper
 
@@ -58,7 +59,7 @@ def test_an_outage_restarts_nothing(
     }
     blob_server.put_code("wc-1-1", {"topology.python": stand_in})
     cluster = StormClusterState.open(keys, create_root=True)
-    cluster.set_assignment(
+    as_storm(cluster).set_assignment(
         "wc-1-1",
         Assignment(
             topology_id="wc-1-1",
@@ -83,7 +84,7 @@ def test_an_outage_restarts_nothing(
         return [json.loads(line)["pid"] for line in lines]
 
     try:
-        eventually(lambda: cluster.supervisor_info("s1"), what="a heartbeat")
+        eventually(lambda: as_storm(cluster).supervisor_info("s1"), what="a heartbeat")
         eventually(lambda: "-> running" in caplog.text, what="the worker")
         server.stop()
         eventually(lambda: "out of reach" in caplog.text, what="the outage being noticed")
@@ -96,7 +97,7 @@ def test_an_outage_restarts_nothing(
         eventually(lambda: "can be read again" in caplog.text, what="the end of the outage")
         assert len(pids()) == 2 and start_ticks(pids()[1]) is not None
         fresh = StormClusterState.open(keys)
-        eventually(lambda: fresh.supervisor_info("s1"), what="the heartbeat again")
+        eventually(lambda: as_storm(fresh).supervisor_info("s1"), what="the heartbeat again")
         fresh.disconnect()
     finally:
         stop.set()

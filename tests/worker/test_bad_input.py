@@ -15,6 +15,7 @@ from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.testing.topology_harness import TopologyHarness, run_topology
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.storm_client import as_storm
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 CODE = f"""
@@ -130,7 +131,7 @@ def test_everything_wrong_is_shown_once_and_replayed_and_the_worker_lives(
     assert all(process.poll() is None for process in rig.processes.values())
 
     def shown() -> list[Any]:
-        return rig.cluster.errors(rig.topology_id)
+        return as_storm(rig.cluster).errors(rig.topology_id)
 
     eventually(lambda: len(shown()) >= len(REMEDIES), what="all errors are recorded")
     errors = shown()

@@ -13,6 +13,7 @@ from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder, 
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.topology_harness import run_topology
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.storm_client import as_storm
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 CODE = '''
@@ -83,12 +84,10 @@ def test_tuples_between_two_tasks_keep_their_order(rig_of: Callable[..., WorkerR
     rig = rig_of(numbers("InOrder"), CODE, {"bolt": "1", "numbers": "3"}, **{"rig.most": 100_000})
     start(rig, "3,8-9", "1")
     reached = rig.folder / "reached"
-
-    def arrived() -> bool:
-        assert rig.cluster.errors(rig.topology_id) == []
-        return reached.exists() and reached.read_text() == "100000"
-
-    eventually(arrived, timeout=120, what="all tuples arrive", interval=0.5)
+    eventually(
+        lambda: reached.exists() and reached.read_text() == "100000", timeout=60, what="all tuples arrive"
+    )
+    assert as_storm(rig.cluster).errors(rig.topology_id) == []
 
 
 @pytest.mark.zookeeper

@@ -12,6 +12,7 @@ from storm_dagster.api.specs import StreamOf
 from storm_dagster.model import paths
 from storm_dagster.model.records import ComponentTasks, encode_record
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.storm_client import as_storm
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 PARTITIONS, LINES = 4, 200
@@ -143,5 +144,5 @@ def test_all_input_is_read_with_another_number_of_tasks(
     closed = (rig.folder / "closed").read_text().split()
     assert closed == ["0"] * len(closed), "the closed ones were notified of all pending tuples"
     # Tuples under way meanwhile may reach a task that they are not for any more: those fail, and come again.
-    shown = [error.error for error in rig.cluster.errors(rig.topology_id)]
+    shown = [error.error for error in as_storm(rig.cluster).errors(rig.topology_id)]
     assert [text for text in shown if "cannot be sent to task" in text] == []

@@ -19,6 +19,7 @@ from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.storm_client import as_storm
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 pytestmark = pytest.mark.zookeeper
@@ -125,7 +126,7 @@ def test_a_tuple_that_breaks_a_bolt_is_replayed_and_shown(make_rig: Callable[...
     pids = {slot: node.pid for slot, node in rig.live().items()}
     eventually(lambda: len(acked(rig)) == 500, what="all lines are acked")
     assert counted(rig) == expected(500)
-    errors = eventually(lambda: rig.cluster.errors(rig.topology_id), what="errors are recorded")
+    errors = eventually(lambda: as_storm(rig.cluster).errors(rig.topology_id), what="errors are recorded")
     assert "poison" in errors[0].error and errors[0].task in (1, 2)
     assert {slot: node.pid for slot, node in rig.live().items()} == pids
 
@@ -204,7 +205,7 @@ def _unchanged(rig: WorkerRig) -> bool:
 def test_a_killed_topology_ends_its_workers(make_rig: Callable[..., WorkerRig], slots) -> None:
     rig = make_rig()
     start_two(rig, slots)
-    rig.cluster.remove_storm(rig.topology_id)
+    as_storm(rig.cluster).remove_storm(rig.topology_id)
     assert [process.wait(20) for process in rig.processes.values()] == [EXIT_SUPERSEDED, EXIT_SUPERSEDED]
 
 

@@ -23,6 +23,7 @@ from storm_dagster.model.records import (
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_dagster.zk.storm_operations import StormOperations
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(60)]
 
@@ -58,14 +59,22 @@ def supervisor(host: str, count: int = 0) -> SupervisorInfo:
 
 
 @pytest.fixture
-def other(zk_cluster: StormClusterState, zk_conf: dict[str, object]) -> Iterator[StormClusterState]:
-    """A second client of the same cluster."""
-    cluster = StormClusterState.open(zk_conf)
+def zk_cluster(zk_conf: dict[str, object]) -> Iterator[StormOperations]:
+    """A new cluster as Storm's tools see it."""
+    cluster = StormOperations.open(zk_conf, create_root=True)
     yield cluster
     cluster.disconnect()
 
 
-def test_assignments_are_kept_by_topology_and_raise_the_version(zk_cluster: StormClusterState) -> None:
+@pytest.fixture
+def other(zk_cluster: StormOperations, zk_conf: dict[str, object]) -> Iterator[StormOperations]:
+    """A second client of the same cluster."""
+    cluster = StormOperations.open(zk_conf)
+    yield cluster
+    cluster.disconnect()
+
+
+def test_assignments_are_kept_by_topology_and_raise_the_version(zk_cluster: StormOperations) -> None:
     first, second, third = assignment("storm1", 1), assignment("storm1", 1, 2), assignment("storm3", 3)
     assert zk_cluster.assignments() == []
     assert zk_cluster.set_assignment("storm1", first) == 0
@@ -79,7 +88,7 @@ def test_assignments_are_kept_by_topology_and_raise_the_version(zk_cluster: Stor
     assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == 3, "every write raises the assignments version"
 
 
-def test_a_removed_topology_is_active_no_more(zk_cluster: StormClusterState) -> None:
+def test_a_removed_topology_is_active_no_more(zk_cluster: StormOperations) -> None:
     assert zk_cluster.active_storms() == []
     zk_cluster.activate_storm("storm1", base("one"))
     zk_cluster.activate_storm("storm2", base("two"))
@@ -91,7 +100,7 @@ def test_a_removed_topology_is_active_no_more(zk_cluster: StormClusterState) -> 
     assert zk_cluster.storm_base("storm2") == base("two")
 
 
-def test_the_ten_newest_errors_of_each_component_stay(zk_cluster: StormClusterState) -> None:
+def test_the_ten_newest_errors_of_each_component_stay(zk_cluster: StormOperations) -> None:
     now = 1000
 
     def report(component: str, task: int, text: str) -> None:
@@ -126,7 +135,7 @@ def test_the_ten_newest_errors_of_each_component_stay(zk_cluster: StormClusterSt
 
 
 def test_supervisors_are_listed_until_their_session_ends(
-    zk_cluster: StormClusterState, other: StormClusterState
+    zk_cluster: StormOperations, other: StormOperations
 ) -> None:
     assert zk_cluster.supervisors() == []
     other.supervisor_heartbeat("2", supervisor("two"))
@@ -140,7 +149,7 @@ def test_supervisors_are_listed_until_their_session_ends(
 
 
 def test_a_supervisor_beats_on_after_its_session_expired(
-    zk_cluster: StormClusterState, zk_expire: Callable[[ZkSession], None]
+    zk_cluster: StormOperations, zk_expire: Callable[[ZkSession], None]
 ) -> None:
     zk_cluster.supervisor_heartbeat("1", supervisor("one", 1))
     held = zk_cluster.session.session_id
@@ -155,14 +164,14 @@ def test_a_supervisor_beats_on_after_its_session_expired(
     assert zk_cluster.state.owned(paths.supervisor("1"))
 
 
-def test_component_ids_with_reserved_characters(zk_cluster: StormClusterState) -> None:
+def test_component_ids_with_reserved_characters(zk_cluster: StormOperations) -> None:
     for component in ("a/b%2F", ".", "..", "(x)#:$<>"):
         zk_cluster.report_error("t", 1, "bad", component=component)
         assert list(zk_cluster.errors_by_component("t")) == [component]
         zk_cluster.teardown_topology_errors("t")
 
 
-def test_the_component_of_an_error_is_looked_up(zk_cluster: StormClusterState) -> None:
+def test_the_component_of_an_error_is_looked_up(zk_cluster: StormOperations) -> None:
     table = TaskTable(components={"count": ComponentTasks(type="bolt", tasks="1-2")})
     zk_cluster.state.set_data(paths.tasks("t"), encode_record(table))
     zk_cluster.report_error("t", 2, "bad")
@@ -172,7 +181,7 @@ def test_the_component_of_an_error_is_looked_up(zk_cluster: StormClusterState) -
     assert zk_cluster.read_tasks("t") == table
 
 
-def test_a_huge_error_is_shortened(zk_cluster: StormClusterState) -> None:
+def test_a_huge_error_is_shortened(zk_cluster: StormOperations) -> None:
     zk_cluster.report_error("t", 1, "start" + "x" * 3_000_000 + "end", component="c")
     (error,) = zk_cluster.errors("t", 1)
     assert error.error.startswith("start")
@@ -180,7 +189,7 @@ def test_a_huge_error_is_shortened(zk_cluster: StormClusterState) -> None:
     assert len(error.error) < 40_000
 
 
-def test_update_merges_and_refuses_what_is_unknown(zk_cluster: StormClusterState) -> None:
+def test_update_merges_and_refuses_what_is_unknown(zk_cluster: StormOperations) -> None:
     zk_cluster.activate_storm("s", base("n"))
     zk_cluster.update_storm("s", {"status": "INACTIVE", "executors": {"b": 5, "c": 1}})
     found = zk_cluster.storm_base("s")
@@ -196,10 +205,10 @@ def test_update_merges_and_refuses_what_is_unknown(zk_cluster: StormClusterState
         zk_cluster.update_storm("absent", {"workers": 1})
 
 
-def test_concurrent_updates_lose_nothing(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_concurrent_updates_lose_nothing(zk_cluster: StormOperations, other: StormOperations) -> None:
     zk_cluster.activate_storm("s", base("n", executors={}))
 
-    def update(cluster: StormClusterState, prefix: str) -> None:
+    def update(cluster: StormOperations, prefix: str) -> None:
         for number in range(10):
             cluster.update_storm("s", {"executors": {f"{prefix}{number}": number}})
 
@@ -213,7 +222,7 @@ def test_concurrent_updates_lose_nothing(zk_cluster: StormClusterState, other: S
     assert len(found.executors) == 20
 
 
-def test_fenced_writes(zk_cluster: StormClusterState) -> None:
+def test_fenced_writes(zk_cluster: StormOperations) -> None:
     zk_cluster.activate_storm("s", base("n"), epoch=0)
     for write in (
         lambda: zk_cluster.activate_storm("s", base("m"), epoch=4),
@@ -222,7 +231,6 @@ def test_fenced_writes(zk_cluster: StormClusterState) -> None:
         lambda: zk_cluster.remove_storm("s", epoch=4),
         lambda: zk_cluster.remove_storm_base("s", epoch=4),
         lambda: zk_cluster.remove_storm_base("absent", epoch=4),
-        lambda: zk_cluster.set_blacklist(["h"], epoch=4),
     ):
         with pytest.raises(Fenced):
             write()
@@ -231,7 +239,7 @@ def test_fenced_writes(zk_cluster: StormClusterState) -> None:
     assert zk_cluster.blacklist() == frozenset()
 
 
-def test_remove_storm_leaves_nothing_but_the_backup(zk_cluster: StormClusterState) -> None:
+def test_remove_storm_leaves_nothing_but_the_backup(zk_cluster: StormOperations) -> None:
     zk_cluster.activate_storm("n-1-1", base("n"))
     zk_cluster.set_assignment("n-1-1", assignment("n-1-1", 1))
     zk_cluster.state.set_data(paths.assignment_backup("n"), b"{}")
@@ -253,7 +261,7 @@ def test_remove_storm_leaves_nothing_but_the_backup(zk_cluster: StormClusterStat
     assert zk_cluster.state.get_version(paths.ASSIGNMENTS) == (assignments_version or 0) + 1
 
 
-def test_worker_heartbeats_merge(zk_cluster: StormClusterState, other: StormClusterState) -> None:
+def test_worker_heartbeats_merge(zk_cluster: StormOperations, other: StormOperations) -> None:
     beat = WorkerBeat(count=1, silent_ms=0, uptime_secs=3)
     assert zk_cluster.get_worker_heartbeat("t", "s1", 6900) is None
     zk_cluster.remove_worker_heartbeat("t", "s1", 6900)
@@ -281,7 +289,7 @@ def test_worker_heartbeats_merge(zk_cluster: StormClusterState, other: StormClus
     assert zk_cluster.heartbeat_storms() == []
 
 
-def test_executor_beats_ignore_stale_workers_and_dead_tasks(zk_cluster: StormClusterState) -> None:
+def test_executor_beats_ignore_stale_workers_and_dead_tasks(zk_cluster: StormOperations) -> None:
     assert zk_cluster.executor_beats("t", {(1, 1): ("s1", 1)}) == {}
     zk_cluster.set_assignment(
         "t",
@@ -304,27 +312,27 @@ def test_executor_beats_ignore_stale_workers_and_dead_tasks(zk_cluster: StormClu
     assert zk_cluster.executor_beats("t", asked) == {(1, 2): beat}
 
 
-def test_setup_heartbeats_names_the_topology_master(zk_cluster: StormClusterState) -> None:
+def test_setup_heartbeats_names_the_topology_master(zk_cluster: StormOperations) -> None:
     table = TaskTable(components={"__topology_master": ComponentTasks(type="bolt", tasks="7")})
     zk_cluster.state.set_data(paths.tasks("t"), encode_record(table))
     zk_cluster.setup_heartbeats("t")
     found = zk_cluster.read_beats("t")
     assert found is not None
     assert (found[0].topology_master, found[0].workers) == (7, {})
-    version = zk_cluster.write_beats("t", found[0].model_copy(update={"dead": "1"}), version=0)
-    assert version == 1
+    changed = found[0].model_copy(update={"dead": "1"})
     with pytest.raises(Conflict):
-        zk_cluster.write_beats("t", found[0], version=0)
-    with pytest.raises(Fenced):
-        zk_cluster.write_beats("t", found[0], epoch=9)
+        zk_cluster.write_beats("t", changed, assignment_version=0)
+    zk_cluster.set_assignment("t", assignment("t", 1))
+    assert zk_cluster.write_beats("t", changed, assignment_version=0) == 1
+    zk_cluster.set_assignment("t", assignment("t", 2))
     with pytest.raises(Conflict):
-        zk_cluster.write_beats("absent", found[0])
+        zk_cluster.write_beats("t", found[0], assignment_version=0)
+    again = zk_cluster.read_beats("t")
+    assert again is not None and again[0] == changed
     assert zk_cluster.heartbeat_storms() == ["t"]
 
 
-def test_callbacks_are_one_shot_by_kind_and_path(
-    zk_cluster: StormClusterState, other: StormClusterState
-) -> None:
+def test_callbacks_are_one_shot_by_kind_and_path(zk_cluster: StormOperations, other: StormOperations) -> None:
     calls: list[object] = []
     zk_cluster.set_assignment("t", assignment("t", 1))
     zk_cluster.activate_storm("t", base("n"))
@@ -346,7 +354,7 @@ def test_callbacks_are_one_shot_by_kind_and_path(
 
 
 def test_a_later_callback_replaces_the_earlier_and_a_wake_does_not(
-    zk_cluster: StormClusterState, other: StormClusterState
+    zk_cluster: StormOperations, other: StormOperations
 ) -> None:
     calls: list[str] = []
     zk_cluster.supervisors(lambda: calls.append("first"))
@@ -361,7 +369,7 @@ def test_a_later_callback_replaces_the_earlier_and_a_wake_does_not(
 
 
 def test_a_callback_without_arguments_serves_for_a_path_too(
-    zk_cluster: StormClusterState, other: StormClusterState
+    zk_cluster: StormOperations, other: StormOperations
 ) -> None:
     event = threading.Event()
     zk_cluster.storm_base("t", event.set)
@@ -369,7 +377,7 @@ def test_a_callback_without_arguments_serves_for_a_path_too(
     assert event.wait(30)
 
 
-def test_unknown_subtrees(zk_cluster: StormClusterState) -> None:
+def test_unknown_subtrees(zk_cluster: StormOperations) -> None:
     with pytest.raises(UnknownSubtree):
         zk_cluster.dispatch("data-changed", "/strange/node")
     with pytest.raises(UnknownSubtree):
@@ -384,7 +392,7 @@ def test_unknown_subtrees(zk_cluster: StormClusterState) -> None:
 
 
 def test_a_reconnection_issues_every_callback(
-    zk_cluster: StormClusterState, other: StormClusterState, zk_expire: Callable[[ZkSession], None]
+    zk_cluster: StormOperations, other: StormOperations, zk_expire: Callable[[ZkSession], None]
 ) -> None:
     interruptions = (lambda: zk_cluster.session.drop_link(), lambda: zk_expire(zk_cluster.session))
     for number, interrupt in enumerate(interruptions):
@@ -402,7 +410,7 @@ def test_a_reconnection_issues_every_callback(
         assert third.wait(30)
 
 
-def test_damaged_records_are_corrupt(zk_cluster: StormClusterState) -> None:
+def test_damaged_records_are_corrupt(zk_cluster: StormOperations) -> None:
     for raw in (b"", b"{", b"\x80\x04K\x01.", b'{"v":1,"name":"x","extra":1}', b'{"v":2}'):
         zk_cluster.state.set_data(paths.topology("t"), raw)
         if raw:
@@ -412,12 +420,38 @@ def test_damaged_records_are_corrupt(zk_cluster: StormClusterState) -> None:
             assert zk_cluster.storm_base("t") is None
 
 
-def test_the_blacklist_is_replaced_as_a_whole(
-    zk_cluster: StormClusterState, other: StormClusterState
-) -> None:
-    assert zk_cluster.blacklist() == frozenset()
-    zk_cluster.set_blacklist(["h2", "h1", "h1"])
-    assert other.blacklist() == {"h1", "h2"}
-    assert zk_cluster.load_view().blacklist == {"h1", "h2"}
-    other.set_blacklist([])
-    assert zk_cluster.blacklist() == frozenset()
+STORM = [
+    "assignments",
+    "assignment_info",
+    "active_storms",
+    "storm_base",
+    "get_worker_heartbeat",
+    "executor_beats",
+    "supervisors",
+    "supervisor_info",
+    "setup_heartbeats",
+    "teardown_heartbeats",
+    "teardown_topology_errors",
+    "heartbeat_storms",
+    "error_topologies",
+    "worker_heartbeat",
+    "remove_worker_heartbeat",
+    "supervisor_heartbeat",
+    "activate_storm",
+    "update_storm",
+    "remove_storm_base",
+    "set_assignment",
+    "remove_storm",
+    "report_error",
+    "errors",
+    "disconnect",
+]
+
+
+def test_all_of_storms_operations_are_there_and_daemons_hold_no_unguarded_one() -> None:
+    assert len(STORM) == 24
+    assert [name for name in STORM if not callable(getattr(StormOperations, name, None))] == []
+    held = [name for name in STORM if hasattr(StormClusterState, name)]
+    assert held == [
+        "assignment_info", "active_storms", "storm_base", "supervisor_heartbeat", "report_error", "disconnect"
+    ]  # fmt: skip

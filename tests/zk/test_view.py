@@ -21,6 +21,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.storm_client import as_storm
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(90)]
 
@@ -41,7 +42,7 @@ def publish(cluster: StormClusterState, topology_id: str, port: int = 6900) -> N
     cluster.state.set_data(
         paths.taskbeats(topology_id), encode_record(TaskBeats(topology_id=topology_id, topology_master=3))
     )
-    version = cluster.set_assignment(
+    version = as_storm(cluster).set_assignment(
         topology_id,
         Assignment(
             topology_id=topology_id,
@@ -52,7 +53,7 @@ def publish(cluster: StormClusterState, topology_id: str, port: int = 6900) -> N
             timestamp_ms=1,
         ),
     )
-    cluster.activate_storm(
+    as_storm(cluster).activate_storm(
         topology_id,
         StormBase(
             name=topology_id.split("-")[0],
@@ -94,7 +95,7 @@ def test_everything_with_its_versions(zk_cluster: StormClusterState) -> None:
     assert view.topology_named("wc") is topology
     assert view.used_ports() == {"sup-1": {6900}}
     # A plan made from the view lands, once.
-    zk_cluster.raise_assignments_version(zk_cluster.fenced(0), view.assignments_version).commit()
+    zk_cluster.fenced(0).set(paths.ASSIGNMENTS, b"", view.assignments_version).commit()
 
 
 def test_a_topology_without_its_parts(zk_cluster: StormClusterState) -> None:
@@ -157,7 +158,7 @@ def test_a_large_assignment_in_the_view(zk_cluster: StormClusterState) -> None:
         task_start_secs={"1-4000": 1},
         timestamp_ms=1,
     )
-    zk_cluster.set_assignment("wc-1-1", large)
+    as_storm(zk_cluster).set_assignment("wc-1-1", large)
     assert zk_cluster.load_view().topologies["wc-1-1"].assignment == large
 
 
@@ -172,7 +173,7 @@ def test_views_while_topologies_come_and_go(zk_cluster: StormClusterState, other
             try:
                 publish(other, f"t-{number}-1", 6900 + number % 3)
                 other.supervisor_heartbeat(f"s{number % 3}", supervisor(number))
-                other.remove_storm(f"t-{number}-1")
+                as_storm(other).remove_storm(f"t-{number}-1")
                 other.state.delete_node(paths.supervisor(f"s{number % 3}"))
             except BaseException as error:
                 failures.append(error)
@@ -207,8 +208,8 @@ def test_what_wakes_the_reader_of_a_view(zk_cluster: StormClusterState, other: S
     beats = TaskBeats(topology_id="wc-1-1", topology_master=3, dead="1")
     node = WorkerNode(pid=2, token="w2", version=0, tasks="1-3", started_ms=1, status="running")
     changes = {
-        "beats": lambda: other.write_beats("wc-1-1", beats),
-        "base": lambda: other.update_storm("wc-1-1", {"workers": 7}),
+        "beats": lambda: other.write_beats("wc-1-1", beats, assignment_version=0),
+        "base": lambda: as_storm(other).update_storm("wc-1-1", {"workers": 7}),
         "worker": lambda: other.remove_worker_node("wc-1-1", "sup-1", 6900),
         "worker back": lambda: other.write_worker_node("wc-1-1", "sup-1", 6900, node, assignment_version=0),
         "assignment": lambda: publish(other, "wc-1-1"),

@@ -14,6 +14,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.worker_nodes import parse_worker_name
+from storm_rigs.storm_client import as_storm
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(60)]
 
@@ -59,9 +60,9 @@ def test_it_needs_the_assignments_version(zk_cluster: StormClusterState) -> None
         write(zk_cluster, node(), 0)
     assert absent.value.path == paths.assignment("t")
     assert zk_cluster.state.get_children(paths.WORKERS) == [], "an unknown topology gets no folder"
-    zk_cluster.set_assignment("t", assignment(1))
+    as_storm(zk_cluster).set_assignment("t", assignment(1))
     write(zk_cluster, node(), 0)
-    zk_cluster.set_assignment("t", assignment(2))
+    as_storm(zk_cluster).set_assignment("t", assignment(2))
     with pytest.raises(Conflict) as moved:
         write(zk_cluster, node("late"), 0)
     assert moved.value.path == paths.assignment("t")
@@ -71,7 +72,7 @@ def test_it_needs_the_assignments_version(zk_cluster: StormClusterState) -> None
 
 
 def test_an_unchanged_node_is_not_written(zk_cluster: StormClusterState) -> None:
-    zk_cluster.set_assignment("t", assignment(1))
+    as_storm(zk_cluster).set_assignment("t", assignment(1))
     path = paths.worker("t", *SLOT)
     write(zk_cluster, node(), 0)
     write(zk_cluster, node(), 0)
@@ -83,7 +84,7 @@ def test_an_unchanged_node_is_not_written(zk_cluster: StormClusterState) -> None
 def test_the_successor_replaces_the_node_of_a_killed_worker(
     zk_cluster: StormClusterState, other: StormClusterState
 ) -> None:
-    zk_cluster.set_assignment("t", assignment(1))
+    as_storm(zk_cluster).set_assignment("t", assignment(1))
     write(zk_cluster, node("old"), 0)
     write(other, node("new"), 0)
     path = paths.worker("t", *SLOT)
@@ -99,7 +100,7 @@ def test_the_successor_replaces_the_node_of_a_killed_worker(
 def test_an_expired_worker_is_absent_and_may_return(
     zk_cluster: StormClusterState, other: StormClusterState, zk_expire: Callable[[ZkSession], None]
 ) -> None:
-    zk_cluster.set_assignment("t", assignment(1))
+    as_storm(zk_cluster).set_assignment("t", assignment(1))
     write(zk_cluster, node(), 0)
     held = zk_cluster.session.session_id
     zk_expire(zk_cluster.session)
@@ -111,7 +112,7 @@ def test_an_expired_worker_is_absent_and_may_return(
 
 
 def test_a_waiting_successor_is_woken(zk_cluster: StormClusterState, other: StormClusterState) -> None:
-    zk_cluster.set_assignment("t", assignment(1))
+    as_storm(zk_cluster).set_assignment("t", assignment(1))
 
     def changes(make: Callable[[], object], expected: dict[tuple[str, int], WorkerNode]) -> None:
         event = threading.Event()
@@ -132,7 +133,7 @@ def test_a_damaged_record_is_no_absent_worker(zk_cluster: StormClusterState) -> 
 
 
 def test_racing_processes_of_one_slot(zk_cluster: StormClusterState, other: StormClusterState) -> None:
-    zk_cluster.set_assignment("t", assignment(1))
+    as_storm(zk_cluster).set_assignment("t", assignment(1))
     lost: list[Conflict] = []
 
     def claim(cluster: StormClusterState, token: str) -> None:

@@ -131,4 +131,4 @@ def rescale(table: TaskTable, executors: Mapping[str, int], fixed: Collection[st
         else:
             ids = ids[:wanted]
         components[component_id] = part.model_copy(update={"tasks": encode_ranges(ids)})
-    return TaskTable(components=components)
+    return table.model_copy(update={"components": components})

@@ -128,7 +128,7 @@ def next_move(
     if mark.failed is not None:
         return None
     if run.running:
-        return Move(address, "upgraded", GrayWorker(boot_id=boot_id, started=run.started))
+        return Move(address, "upgraded", mark.model_copy(update={"boot_id": boot_id, "started": run.started}))
     if boot_now - run.started <= launch_secs:
         return None
     reason = f"the tasks of {address} did not run within {launch_secs:g} s of its start with the new code"

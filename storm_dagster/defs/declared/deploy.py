@@ -107,7 +107,8 @@ def alone(
     finally:
         # Without ZooKeeper the session ends, and the node with it.
         with suppress(StormDagsterError):
-            cluster.state.delete_node(path)
+            if cluster.state.owned(path):
+                cluster.state.delete_node(path)
 
 
 def _stored_conf(blobs: BlobStore, code_dir: str) -> dict[str, Any]:

@@ -104,14 +104,14 @@ class BlobRegistry:
             sequence = decision.sequence
             if now.record is not None and sequence <= now.record.sequence:
                 sequence = now.record.sequence + 1
-            record = encode_record(BlobRecord(sequence=sequence, sha256=meta.sha256))
+            raw = encode_record(BlobRecord(sequence=sequence, sha256=meta.sha256).keep_unknown(now.record))
             transaction = self._state.transaction().check(paths.EPOCH, epoch)
             if not self._state.exists(paths.blob(meta.key)):
                 transaction.create(paths.blob(meta.key))
             if now.version is None:
-                transaction.create(paths.blob_max_sequence(meta.key), record)
+                transaction.create(paths.blob_max_sequence(meta.key), raw)
             else:
-                transaction.set(paths.blob_max_sequence(meta.key), record, now.version)
+                transaction.set(paths.blob_max_sequence(meta.key), raw, now.version)
             for holder in now.holders:
                 if split_holder(holder)[0] == self.me:
                     transaction.delete(paths.blob(meta.key, holder))

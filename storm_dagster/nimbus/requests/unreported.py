@@ -45,6 +45,8 @@ class LeaderOutbox:
 
     def __init__(self) -> None:
         self._events: list[UnreportedEvent] = []
+        self._record = _UnreportedEvents()
+        """The record as it was taken over, with the fields of a newer release."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -53,13 +55,13 @@ class LeaderOutbox:
     def take_over(self, ctx: OperationsContext) -> None:
         """Begin as the leader, with what former leaders did not report; a damaged record counts as empty."""
         raw = ctx.cluster.state.get_data(paths.UNREPORTED)
-        events: tuple[UnreportedEvent, ...] = ()
+        record = _UnreportedEvents()
         try:
-            events = decode_record(_UnreportedEvents, raw, paths.UNREPORTED).events if raw else ()
+            record = decode_record(_UnreportedEvents, raw, paths.UNREPORTED) if raw else record
         except Corrupt as error:
             _log.error("what former leaders did cannot be reported to Dagster: %s", error.message)
         with self._lock:
-            self._events = list(events)
+            self._record, self._events = record, list(record.events)
 
     def add(
         self,
@@ -79,7 +81,7 @@ class LeaderOutbox:
             self._store(ctx)
 
     def _store(self, ctx: OperationsContext) -> None:
-        record = encode_record(_UnreportedEvents.model_validate({"deeds": tuple(self._events)}))
+        record = encode_record(self._record.model_copy(update={"events": tuple(self._events)}))
         try:
             # Only the leader writes it, and the epoch shows who that is: any version.
             fenced_transaction(ctx, ctx.current_epoch()).set(paths.UNREPORTED, record, -1).commit()

@@ -46,14 +46,15 @@ def change_blacklist(
     def attempt(_: ClusterView) -> tuple[str, ...]:
         found = ctx.cluster.state.get_data_with_version(paths.BLACKLIST)
         raw, version = (found[0], found[1].version) if found is not None else (b"", -1)
-        before = set(decode_record(Blacklist, raw, paths.BLACKLIST).hosts) if raw else set()
+        stored = decode_record(Blacklist, raw, paths.BLACKLIST) if raw else Blacklist()
+        before = set(stored.hosts)
         after = (before | adding) - removing
         if len(after) > _MOST_HOSTS:
             raise InvalidRequest(
                 f"the blacklist would hold {len(after)} hosts, {_MOST_HOSTS} are allowed: remove some"
             )
         if after != before:
-            record = Blacklist(hosts=tuple(sorted(after)))
+            record = stored.model_copy(update={"hosts": tuple(sorted(after))})
             transaction = fenced_transaction(ctx, epoch).set(paths.BLACKLIST, encode_record(record), version)
             commit(ctx, transaction, "blacklist")
             ctx.log.info("blacklist: %s", ", ".join(sorted(after)) or "empty")

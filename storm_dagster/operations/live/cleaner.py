@@ -27,6 +27,7 @@ from storm_dagster.operations.transactions import (
     fenced_transaction,
     retry_on_conflict,
 )
+from storm_dagster.zk.shards import delete_ops
 
 __all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "read_tokens", "take_inventory"]
 
@@ -324,7 +325,7 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
 
             def unassign(view: ClusterView) -> None:
                 transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
-                if ctx.cluster.delete_assignment_ops(transaction, topology_id):
+                if delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id)):
                     commit(ctx, transaction, "clean.assignment")
 
             retry_on_conflict(ctx, f"cleaning {path}", unassign)

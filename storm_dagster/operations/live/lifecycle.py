@@ -36,6 +36,7 @@ from storm_dagster.operations.upgrade import (
     gray_upgrade,
     roll_back,
 )
+from storm_dagster.zk.shards import delete_ops
 
 __all__ = [
     "DoneAction",
@@ -159,7 +160,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
         if ctx.cluster.state.exists(paths.assignment(topology_id)):
             transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
             transaction.check(paths.topology(topology_id), topology.base_at.version)
-            ctx.cluster.delete_assignment_ops(transaction, topology_id)
+            delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id))
             commit(ctx, transaction, "unassign")
         return topology
 

@@ -49,7 +49,8 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         topology = topology_by_name(view, name)
         path = paths.log_levels(topology.id)
         found = ctx.cluster.state.get_data_with_version(path)
-        before = decode_record(KeptLevels, found[0], path).loggers if found is not None else {}
+        stored = decode_record(KeptLevels, found[0], path) if found is not None else KeptLevels()
+        before = stored.loggers
         now_ms = int(time.time() * 1000)
         after = {logger: kept for logger, kept in before.items() if level_in_force(kept, now_ms) is not None}
         for logger, change in changes.items():
@@ -63,7 +64,7 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
             )
         if after == before:
             return
-        record = encode_record(KeptLevels(loggers=after))
+        record = encode_record(stored.model_copy(update={"loggers": after}))
         transaction = fenced_transaction(ctx, epoch).check(
             paths.topology(topology.id), topology.base_at.version
         )

@@ -236,7 +236,7 @@ def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: 
                 f"{source}.tasks.{name}: component {name!r} has no id here: give at least one"
             )
         components[name] = part.model_copy(update={"tasks": encode_ranges(ids)})
-    return TaskTable(components=components)
+    return table.model_copy(update={"components": components})
 
 
 def _executors(table: TaskTable, wanted: Mapping[str, int], source: str) -> dict[str, int]:

@@ -281,10 +281,10 @@ class ClusterSync:
         if beats is None:
             return
         timeout = float(self.conf.get("nimbus.task.timeout.secs") or 30)
+        self.cluster.write_beats(self.spec.topology_id, beats, assignment_version=self._view[1])
         self._next_beat = now + min(10.0, timeout / 3)
-        self.cluster.write_beats(self.spec.topology_id, beats)
         if self._view[2].status in _RUNNING:
-            self._metric_ids.drive(self.loop.metric_names())
+            self._metric_ids.drive(self.loop.metric_names(), self._view[1])
 
     def _advance_upgrade(self) -> None:
         """Pick the next batch of a gray upgrade, in the topology master."""
@@ -302,12 +302,14 @@ class MetricIdsDriver:
         self._cluster = cluster
         self._known: frozenset[str] | None = None
 
-    def drive(self, names: list[str]) -> None:
+    def drive(self, names: list[str], assignment_version: int) -> None:
         """Register new names; without any, nothing is read or written."""
         wanted = names[:_MOST_NAMES]
         if self._known is not None and (self._known.issuperset(wanted) or len(self._known) >= _MOST_NAMES):
             return
-        record = self._cluster.register_metrics(self._topology_id, self._rate, wanted)
+        record = self._cluster.register_metrics(
+            self._topology_id, self._rate, wanted, assignment_version=assignment_version
+        )
         if record is None:
             return
         if self._known is None:

@@ -1,0 +1,102 @@
+"""Steps of two releases in one cluster; each release runs them in a process of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from storm_dagster.operations.live.deeds import Deed, load_deeds, store_deeds
+
+from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.operations.live.blacklist import change_blacklist
+from storm_dagster.operations.live.lifecycle import activate, deactivate
+from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
+from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.zk.cluster_state import ClusterState
+from storm_dagster.zk.storm_cluster_state import StormClusterState
+
+__all__ = ["build", "change", "documents", "in_other_release", "seen"]
+
+_WORLD = Path(__file__).parents[2] / "operations" / "conftest.py"
+_CONF = {"topology.workers": 3, "topology.master.single.worker": True}
+_opened: dict[str, Any] = {}
+
+
+def in_other_release(step: str, conf: dict[str, Any], blobs: str) -> Any:
+    """Run a step of this module on the cluster of the conf; its session stays until the process ends."""
+    if "world" not in _opened:
+        spec = importlib.util.spec_from_file_location("operations_world", _WORLD)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        _opened["module"] = module
+        # A dataclass looks for its module by name.
+        __import__("sys").modules["operations_world"] = module
+        spec.loader.exec_module(module)
+        cluster = StormClusterState.open(conf, create_root=True)
+        _opened["world"] = module.World(cluster, LocalBlobStore(Path(blobs)), conf)
+    return globals()[step](_opened["world"])
+
+
+def build(world: Any) -> None:
+    """A leader, two supervisors and a topology with everything that it leaves in ZooKeeper."""
+    world.lead()
+    for supervisor in ("s1", "s2"):
+        world.supervisor(supervisor)
+    topology_id = world.submit("wc", conf=_CONF)
+    world.run_workers(topology_id)
+    world.cluster.register_metrics(topology_id, 0.1, ["count:words"], assignment_version=0)
+    world.cluster.report_error(topology_id, 1, "trace", component="split", host="s1", port=6900, time=1)
+    change_blacklist(world.context(), add=["h9"])
+    keep_log_levels(world.context(), "wc", {"a": level_change("a", "DEBUG", 0, None)})
+    store_deeds(world.context(), [Deed(asset=("a",), partition="wc", description="d")])
+
+
+def change(world: Any) -> None:
+    """Change all that the leader and the topology master read and write again."""
+    ctx = world.context()
+    (topology,) = world.cluster.load_view().topologies.values()
+    world.cluster.register_metrics(
+        topology.id, 0.1, ["count:words", "count:lines"], assignment_version=topology.assignment_at.version
+    )
+    change_blacklist(ctx, add=["h8"])
+    keep_log_levels(ctx, "wc", {"b": level_change("b", "INFO", 0, None)})
+    store_deeds(ctx, [*load_deeds(ctx), Deed(asset=("a",), partition="wc", description="e")])
+    deactivate(ctx, "wc")
+    activate(ctx, "wc")
+    rebalance(ctx, "wc", executors={"split": 4}, wait_secs=0)
+
+
+def seen(world: Any) -> dict[str, Any]:
+    """The cluster as this process's release reads it."""
+    view = world.cluster.load_view()
+    return {
+        "corrupt": view.corrupt,
+        "supervisors": {key: list(info.ports) for key, info in sorted(view.supervisors.items())},
+        "hosts": sorted(view.blacklist),
+        "deeds": [deed.description for deed in load_deeds(world.context())],
+        "topologies": {
+            topology.base.name: {
+                "status": topology.base.status,
+                "executors": topology.base.executors,
+                "tasks": topology.tasks.components["split"].tasks,
+                "assigned": sorted(topology.assignment.task_slots()),
+                "workers": len(topology.live_workers),
+                "errors": [error.error for error in world.cluster.errors_by_component(topology.id)["split"]],
+                "loggers": sorted(world.cluster.read_log_levels(topology.id).loggers),
+            }
+            for topology in view.topologies.values()
+        },
+    }
+
+
+def documents(state: ClusterState, path: str = "") -> dict[str, dict[str, Any]]:
+    """Path -> content of every node below ``path`` that holds a JSON map."""
+    found: dict[str, dict[str, Any]] = {}
+    raw = state.get_data(path or "/")
+    if raw is not None and raw.startswith(b"{"):
+        found[path] = json.loads(raw)
+    for name in state.find_children(path or "/") or ():
+        found.update(documents(state, f"{path}/{name}"))
+    return found
