@@ -102,6 +102,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     imported is shown as such.
     """
 
+    # Defaults are values: Dagster 1.12 takes no factories. pydantic copies them for each instance.
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     name: str = Field(description="Name of the topology.", examples=["word-count"])
@@ -110,9 +111,9 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         "'archive.zip::module[:Name]'.",
         examples=["word_count.py:WordCount"],
     )
-    args: list[str] = Field(default_factory=list, description="Arguments of a target that is a callable.")
+    args: list[str] = Field(default=[], description="Arguments of a target that is a callable.")
     conf: dict[str, Any] = Field(
-        default_factory=dict,
+        default={},
         description="Topology conf that overrides the topology's own.",
         examples=[{"topology.max.spout.pending": 1000}],
     )
@@ -120,7 +121,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         default=None, ge=1, description="Worker processes. Empty: topology.workers of the conf."
     )
     parallelism: dict[str, int] = Field(
-        default_factory=dict,
+        default={},
         description="Component -> executors, where the topology's own numbers are not wanted.",
         examples=[{"count": 4}],
     )
@@ -131,18 +132,18 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         "(some workers first), both by themselves; or nothing until somebody launches deploy_NAME.",
     )
     gray: GrayAttributes = Field(
-        default_factory=GrayAttributes, description="Batches of a gray upgrade.", examples=[{"number": 1}]
+        default=GrayAttributes(), description="Batches of a gray upgrade.", examples=[{"number": 1}]
     )
     schedule: ScheduleAttributes = Field(
-        default_factory=ScheduleAttributes,
+        default=ScheduleAttributes(),
         description="Cron expressions.",
         examples=[{"deploy": "*/10 * * * *"}],
     )
     alerts: TopologyAlerts = Field(
-        default_factory=TopologyAlerts, description="Limits, each a check.", examples=[{"complete_ms": 500.0}]
+        default=TopologyAlerts(), description="Limits, each a check.", examples=[{"complete_ms": 500.0}]
     )
     freshness: FreshnessAttributes = Field(
-        default_factory=FreshnessAttributes,
+        default=FreshnessAttributes(),
         description="Freshness of the asset.",
         examples=[{"fail_minutes": 20}],
     )
@@ -151,18 +152,16 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
     )
     conf_dir: str | None = Field(default=None, description="Folder whose storm.yaml names the cluster.")
     key_prefix: list[str] = Field(
-        default_factory=lambda: ["topologies"],
+        default=["topologies"],
         description="Prefix of the keys of all assets of the topology.",
     )
     group: str = Field(default="topologies", description="Group of the assets.")
     description: str | None = Field(default=None, description="What the topology does.")
-    owners: list[str] = Field(default_factory=lambda: [OWNER], description="Owners of the assets.")
-    tags: dict[str, str] = Field(default_factory=dict, description="Tags of the assets.")
-    kinds: list[str] = Field(
-        default_factory=lambda: ["storm", "python"], description="Kinds of the topology's asset."
-    )
+    owners: list[str] = Field(default=[OWNER], description="Owners of the assets.")
+    tags: dict[str, str] = Field(default={}, description="Tags of the assets.")
+    kinds: list[str] = Field(default=["storm", "python"], description="Kinds of the topology's asset.")
     deps: list[str] = Field(
-        default_factory=list,
+        default=[],
         description="Keys of the assets that the topology reads.",
         examples=[["lake/prices"]],
     )

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from storm_dagster.operations.live.deeds import Deed, load_deeds, store_deeds
-
 from storm_dagster.blobstore.local import LocalBlobStore
+from storm_dagster.model import paths
+from storm_dagster.nimbus.requests.unreported import LeaderOutbox
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.lifecycle import activate, deactivate
 from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
@@ -50,7 +50,7 @@ def build(world: Any) -> None:
     world.cluster.report_error(topology_id, 1, "trace", component="split", host="s1", port=6900, time=1)
     change_blacklist(world.context(), add=["h9"])
     keep_log_levels(world.context(), "wc", {"a": level_change("a", "DEBUG", 0, None)})
-    store_deeds(world.context(), [Deed(asset=("a",), partition="wc", description="d")])
+    LeaderOutbox().add(world.context(), "wc", "d")
 
 
 def change(world: Any) -> None:
@@ -62,7 +62,9 @@ def change(world: Any) -> None:
     )
     change_blacklist(ctx, add=["h8"])
     keep_log_levels(ctx, "wc", {"b": level_change("b", "INFO", 0, None)})
-    store_deeds(ctx, [*load_deeds(ctx), Deed(asset=("a",), partition="wc", description="e")])
+    outbox = LeaderOutbox()
+    outbox.take_over(ctx)
+    outbox.add(ctx, "wc", "e")
     deactivate(ctx, "wc")
     activate(ctx, "wc")
     rebalance(ctx, "wc", executors={"split": 4}, wait_secs=0)
@@ -75,7 +77,10 @@ def seen(world: Any) -> dict[str, Any]:
         "corrupt": view.corrupt,
         "supervisors": {key: list(info.ports) for key, info in sorted(view.supervisors.items())},
         "hosts": sorted(view.blacklist),
-        "deeds": [deed.description for deed in load_deeds(world.context())],
+        "deeds": [
+            event["description"]
+            for event in json.loads(world.cluster.state.get_data(paths.UNREPORTED))["deeds"]
+        ],
         "topologies": {
             topology.base.name: {
                 "status": topology.base.status,
