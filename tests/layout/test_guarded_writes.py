@@ -49,7 +49,7 @@ GUARDED: dict[str, dict[str, str]] = {
     "defs/healing/heartbeat_sensor.py": {
         "_Watch.hold.claim_ephemeral_node": SESSION,
         "_Watch.hold.delete_node": SESSION,
-        "_Watch.tell.set_data": SESSION,
+        "_Watch.publish_alarm.set_data": SESSION,
     },
     "nimbus/blobs/registry.py": {
         "BlobRegistry.register_written.transaction": EPOCH,
@@ -58,7 +58,7 @@ GUARDED: dict[str, dict[str, str]] = {
         "BlobRegistry.register_held.delete_node": SESSION,
         "BlobRegistry.unregister.delete_node": SESSION,
     },
-    "nimbus/daemon.py": {"_initialise.mkdirs": EMPTY},
+    "nimbus/daemon.py": {"_initialize.mkdirs": EMPTY},
     "spark/pinned.py": {
         "ClusterSessionIds.replace.transaction": OWN_VERSION,
         "ClusterSessionIds.replace.set_data": OWN_VERSION,

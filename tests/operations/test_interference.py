@@ -14,6 +14,7 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 
 pytestmark = pytest.mark.zookeeper
 
@@ -124,6 +125,8 @@ class CountingCluster:
     def __init__(self, cluster: Any) -> None:
         self._cluster = cluster
         self.state = CountingState(cluster.state)
+
+    fenced = StormClusterState.fenced  # over the state above
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)

@@ -10,6 +10,7 @@ import pytest
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.transaction import Transaction
 
 pytestmark = pytest.mark.zookeeper
@@ -48,6 +49,8 @@ class LosingCluster:
     def __init__(self, cluster: Any, number: int, landed: bool) -> None:
         self._cluster = cluster
         self.state = LosingState(cluster.state, number, landed)
+
+    fenced = StormClusterState.fenced  # over the state above
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cluster, name)
