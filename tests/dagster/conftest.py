@@ -137,7 +137,9 @@ class DagsterWorld:
         """The heartbeat sensor's cursor, leading to another memory."""
         document = json.loads(cursor)
         raw = json.dumps(memory).encode()
-        name = store_memory(self.cluster, "heartbeat_sensor", raw, document["memory"], epoch=-1)
+        name = store_memory(
+            self.cluster, "heartbeat_sensor", raw, document["memory"], epoch=self.cluster.load_view().epoch
+        )
         return json.dumps({**document, "memory": name})
 
     def materializations(self, key: dg.AssetKey) -> list[dg.AssetMaterialization]:
