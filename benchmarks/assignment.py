@@ -107,10 +107,7 @@ def lost_supervisor(topologies: int, supervisors: int) -> PlacementBatch:
                     "event": "monitor",
                     "old": placed[topology.name],
                     "dead": tuple(
-                        task
-                        for worker in placed[topology.name]
-                        if worker.node == lost
-                        for task in worker.tasks
+                        task for worker in placed[topology.name] if worker.node == lost for task in worker.tasks
                     ),
                 }
             )
@@ -136,12 +133,8 @@ CASES = (
     AssignmentCase("one topology of 100 tasks, 4 workers", lambda: many_topologies(1, 10), 11),
     AssignmentCase("100 topologies of 100 tasks", lambda: many_topologies(100, 100), 7),
     AssignmentCase("1,000 topologies of 100 tasks", lambda: many_topologies(1_000, 1_000), 5),
-    AssignmentCase(
-        "one topology of 100,000 tasks, 4,000 workers", lambda: one_topology(100_000, 4_000, 1_000), 5
-    ),
-    AssignmentCase(
-        "one lost supervisor of 1,000, at 100,000 tasks", lambda: lost_supervisor(1_000, 1_000), 7, 100_000
-    ),
+    AssignmentCase("one topology of 100,000 tasks, 4,000 workers", lambda: one_topology(100_000, 4_000, 1_000), 5),
+    AssignmentCase("one lost supervisor of 1,000, at 100,000 tasks", lambda: lost_supervisor(1_000, 1_000), 7, 100_000),
 )
 LARGE = (AssignmentCase("10,000 topologies of 100 tasks", lambda: many_topologies(10_000, 10_000), 3),)
 
@@ -227,11 +220,7 @@ def row(
         faults.append("the local planner placed otherwise")
     failed = sum(placement.status == "failed" for placement in local.placements)
     tasks = tasks_of(batch)
-    name = (
-        case.name
-        + (f" ({failed} do not fit)" if failed else "")
-        + (f" BROKEN: {faults[0]}" if faults else "")
-    )
+    name = case.name + (f" ({failed} do not fit)" if failed else "") + (f" BROKEN: {faults[0]}" if faults else "")
     cells = [
         name,
         f"{tasks:,}" if case.of_tasks is None else f"{tasks:,} of {case.of_tasks:,}",

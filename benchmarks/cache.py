@@ -44,9 +44,7 @@ def _records(number: int) -> dict[str, Any]:
     nodes = {f"s{(number + k) % 100}": 6900 + (number + k) // 100 for k in range(WORKERS)}
     share = [list(range(1 + k, TASKS + 1, WORKERS)) for k in range(WORKERS)]
     workers = tuple(
-        WorkerSlot.model_validate(
-            {"node": node, "host": node, "port": port, "tasks": ",".join(map(str, tasks))}
-        )
+        WorkerSlot.model_validate({"node": node, "host": node, "port": port, "tasks": ",".join(map(str, tasks))})
         for (node, port), tasks in zip(nodes.items(), share, strict=True)
     )
     live = {

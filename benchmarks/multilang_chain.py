@@ -145,9 +145,7 @@ class MultilangChain:
                     item = queue.popleft()
                     number += 1
                     tup_id, values = item if isinstance(item, tuple) else (str(number), item)
-                    shell.send(
-                        {"id": tup_id, "comp": component, "stream": "default", "task": 1, "tuple": values}
-                    )
+                    shell.send({"id": tup_id, "comp": component, "stream": "default", "task": 1, "tuple": values})
                     sent += 1
                 if sent:
                     shell.flush()

@@ -20,9 +20,7 @@ class ShellSentenceSpout(Spout):
 
     def next_tuple(self) -> None:
         self.count += 1
-        self.emit(
-            [" ".join(self.random.choices(VOCABULARY, k=10))], tup_id=str(self.count), need_task_ids=False
-        )
+        self.emit([" ".join(self.random.choices(VOCABULARY, k=10))], tup_id=str(self.count), need_task_ids=False)
 
 
 class ShellSplitBolt(Bolt):

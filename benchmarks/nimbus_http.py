@@ -179,9 +179,7 @@ def _log_row(http: httpx.Client, home: Path, samples: int) -> Row:
     with log.open("wb") as stream:
         stream.truncate(LOG_BYTES)
     newest = _median_ms(_get(http, "/logview", cmd="showLog", log="big.log"), samples)
-    middle = _median_ms(
-        _get(http, "/logview", cmd="showLog", log="big.log", pos=str(LOG_BYTES // 2)), samples
-    )
+    middle = _median_ms(_get(http, "/logview", cmd="showLog", log="big.log", pos=str(LOG_BYTES // 2)), samples)
     return "page of a 10 GB log: newest, middle", "-", f"{newest:.1f} ms, {middle:.1f} ms"
 
 

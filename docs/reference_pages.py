@@ -60,10 +60,7 @@ def _verb(command: click.Command, context: click.Context, level: str) -> list[st
     if options:
         lines += rows(
             ["option", "means"],
-            (
-                ("`" + ", ".join([*item.opts, *item.secondary_opts]) + "`", cell(item.help or ""))
-                for item in options
-            ),
+            (("`" + ", ".join([*item.opts, *item.secondary_opts]) + "`", cell(item.help or "")) for item in options),
         )
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):
@@ -150,9 +147,7 @@ def dagster_page() -> list[str]:
     ticking = [*repository.sensor_defs, *repository.schedule_defs]
     lines += rows(["name", "what"], ((f"`{item.name}`", cell(item.description or "")) for item in ticking))
     lines += ["## Asset checks", ""]
-    keys = (
-        sorted(repository.asset_graph.asset_check_keys, key=str) if hasattr(repository, "asset_graph") else []
-    )
+    keys = sorted(repository.asset_graph.asset_check_keys, key=str) if hasattr(repository, "asset_graph") else []
     lines += rows(["asset", "check"], ((f"`{k.asset_key.to_user_string()}`", f"`{k.name}`") for k in keys))
     lines += ["## In your own code location", "", "All of it is importable from `storm_dagster`.", ""]
     for name in sorted(set(storm_dagster.__all__) - set(storm_dagster.api.__all__) - {"__version__"}):
@@ -179,9 +174,7 @@ def records_page() -> list[str]:
     ]
     for name in sorted(records.__all__):
         model = getattr(records, name)
-        if not (
-            isinstance(model, type) and issubclass(model, records.Record) and model is not records.Record
-        ):
+        if not (isinstance(model, type) and issubclass(model, records.Record) and model is not records.Record):
             continue
         lines += [f"## {name}", "", " ".join((model.__doc__ or "").split()), ""]
         lines += rows(

@@ -62,9 +62,7 @@ class Demo:
                 said = f"{error['type']}: {error['message']}"
             except (ValueError, KeyError, TypeError):
                 said = done.stdout[-1000:]
-            raise DemoFailure(
-                f"storm-dagster {verb} {' '.join(args)} failed with exit code {done.returncode}: {said}"
-            )
+            raise DemoFailure(f"storm-dagster {verb} {' '.join(args)} failed with exit code {done.returncode}: {said}")
         return json.loads(done.stdout)
 
     def show(self, name: str) -> dict[str, Any]:
@@ -96,9 +94,7 @@ def submit_wordcount(demo: Demo) -> None:
     """Submit through Dagster: describe, pack, upload, six assets, all tasks running."""
     lines = list(wordcount.read_lines(FILES, LIMIT))
     size = sum(len(line.encode("utf-8")) for _, line in lines)
-    demo.say(
-        f"the input: {len(lines)} lines, {size / 1e6:.2f} MB, of the source text of Python's own standard library"
-    )
+    demo.say(f"the input: {len(lines)} lines, {size / 1e6:.2f} MB, of the source text of Python's own standard library")
     demo.say(f"submitting {NAME} on {WORKERS} workers")
     done = demo.cli(
         "submit", str(HERE / "wordcount.py"), "--name", NAME,
@@ -132,13 +128,9 @@ def progress(demo: Demo) -> tuple[int, int]:
 def kill_one_worker(demo: Demo, document: dict[str, Any]) -> dict[str, Any]:
     """``kill -9`` a worker that counts; returns what ``show`` said of it."""
     counting = {task["id"] for task in document["tasks"] if task["component"] == "count"}
-    victim = next(
-        worker for worker in document["workers"] if counting & set(worker["tasks"]) and worker["pid"]
-    )
+    victim = next(worker for worker in document["workers"] if counting & set(worker["tasks"]) and worker["pid"])
     os.kill(victim["pid"], signal.SIGKILL)
-    demo.say(
-        f"kill -9 {victim['pid']}: the worker on {victim['host']}:{victim['port']}, tasks {victim['tasks']}"
-    )
+    demo.say(f"kill -9 {victim['pid']}: the worker on {victim['host']}:{victim['port']}, tasks {victim['tasks']}")
     return victim
 
 
@@ -195,9 +187,7 @@ def run_wordcount(demo: Demo, timeout: float = 240.0) -> None:
         time.sleep(0.2)
     check(victim is not None, "all lines were counted before a worker could be killed: raise wordcount.limit")
     check(len(executed) >= WORKERS, f"only {len(executed)} worker processes executed tuples: {executed}")
-    demo.say(
-        f"all {total} lines are acked; {len(executed)} worker processes took part (pid: tuples): {executed}"
-    )
+    demo.say(f"all {total} lines are acked; {len(executed)} worker processes took part (pid: tuples): {executed}")
     document = wait_for_stats(demo, total)
     errors = [error for error in document["errors"] if not is_of_the_kill(error, victim)]
     failed = sum((task.get("stats") or {}).get("failed") or 0 for task in document["tasks"])
@@ -221,11 +211,7 @@ def compare_counts(demo: Demo) -> None:
     expected: Counter[str] = Counter()
     for _, line in wordcount.read_lines(FILES, LIMIT):
         expected.update(wordcount.words_of(line))
-    wrong = {
-        word: (counted[word], expected[word])
-        for word in counted | expected
-        if counted[word] != expected[word]
-    }
+    wrong = {word: (counted[word], expected[word]) for word in counted | expected if counted[word] != expected[word]}
     check(
         not wrong,
         f"{len(wrong)} words were counted wrongly (counted, expected): {dict(list(wrong.items())[:5])}",
@@ -298,9 +284,7 @@ def check_spark_pipeline(demo: Demo, timeout: float = 180.0) -> None:
         written == expected,
         f"the Parquet says {written.most_common(3)}, it must be {expected.most_common(3)}",
     )
-    demo.say(
-        f"{len(parts)} Parquet files by micro-batches on the cluster's Spark: equal to the independent count"
-    )
+    demo.say(f"{len(parts)} Parquet files by micro-batches on the cluster's Spark: equal to the independent count")
     for word, times in written.most_common(5):
         print(f"    {word:<16}{times:>8}")
 
@@ -355,9 +339,7 @@ def main() -> int:
         demo.say("interrupted")
         code = 130
     if keep:
-        demo.say(
-            f"the cluster stays up: storm-dagster status --home {home}; storm-dagster stop --home {home}"
-        )
+        demo.say(f"the cluster stays up: storm-dagster status --home {home}; storm-dagster stop --home {home}")
         return code
     try:
         ended = demo.cli("stop")

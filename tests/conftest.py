@@ -29,9 +29,7 @@ os.environ.setdefault("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1")
 # random, keeps what failed in .hypothesis, and prints how to repeat it. Neither measures time: the machine is busy.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("suite", derandomize=True, database=None, max_examples=50, **UNTIMED)
-settings.register_profile(
-    "fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "1000")), print_blob=True, **UNTIMED
-)
+settings.register_profile("fuzz", max_examples=int(os.environ.get("FUZZ_EXAMPLES", "1000")), print_blob=True, **UNTIMED)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 
 

@@ -99,9 +99,7 @@ class TopologyBuilder:
     to_spec = build
 
 
-def build_spec(
-    specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any], title: str
-) -> TopologySpec:
+def build_spec(specs: Mapping[str, Spec], *, name: str, config: Mapping[str, Any], title: str) -> TopologySpec:
     """Build and check the topology of these components.
 
     Checked here: ids, at least one spout, that inputs, their streams and their fields exist, importable code, JSON

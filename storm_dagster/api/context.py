@@ -101,9 +101,7 @@ class TopologyContext:
         if self._state is None:
             if self._state_dir is None:
                 raise InvalidRequest("this task has no state folder: set topology.state.dir")
-            self._state = TaskState.open(
-                self._state_dir, self.topology_name, self.component, self.task_id, self._owns
-            )
+            self._state = TaskState.open(self._state_dir, self.topology_name, self.component, self.task_id, self._owns)
         return self._state
 
     def restrict(self, owns: Callable[[], bool]) -> None:
@@ -137,9 +135,7 @@ class TopologyContext:
             found: dict[str, dict[str, list[str]]] = {}
             for item in part.inputs if part else ():
                 if not item.component.startswith("__"):
-                    found.setdefault(item.component, {})[item.stream] = self.source_fields(
-                        item.component, item.stream
-                    )
+                    found.setdefault(item.component, {})[item.stream] = self.source_fields(item.component, item.stream)
             return found
         raise KeyError(key)
 

@@ -59,9 +59,7 @@ class Join:
         names = [name for _, _, name in self.fields]
         twice = [name for name in names if names.count(name) > 1]
         if twice:
-            raise InvalidTopology(
-                f"two selected fields are called {twice[0]!r}: rename one with ' as other_name'"
-            )
+            raise InvalidTopology(f"two selected fields are called {twice[0]!r}: rename one with ' as other_name'")
         return self
 
 
@@ -158,9 +156,7 @@ class JoinBolt(WindowedBolt):
         for tup in window:
             tuples.setdefault(self._stream(tup.component, tup.stream), []).append(tup)
         first, *rest = self._parts
-        rows: list[dict[str, Tuple | None]] = [
-            {first["stream"]: tup} for tup in tuples.get(first["stream"], [])
-        ]
+        rows: list[dict[str, Tuple | None]] = [{first["stream"]: tup} for tup in tuples.get(first["stream"], [])]
         keys = {part["stream"]: part["key"] for part in self._parts}
         for part in rest:
             stream, other = part["stream"], part["with"]

@@ -41,9 +41,7 @@ class _Shell(Component):
         if tail is not None:
             words.append(tail)
         if not words or not all(isinstance(word, str) and word for word in words):
-            raise InvalidTopology(
-                f"{cls.__name__}.spec needs a command, such as command='python', script='count.py'"
-            )
+            raise InvalidTopology(f"{cls.__name__}.spec needs a command, such as command='python', script='count.py'")
         return Spec(
             kind=cls._kind(),
             shell=tuple(words),

@@ -63,9 +63,7 @@ def make_deliver(
             connections.append(connection)
             connection.send_bytes(hello)
             if not connection.poll(60):
-                raise TimeoutError(
-                    "the worker of this SparkSpout does not answer; the batch will be repeated"
-                )
+                raise TimeoutError("the worker of this SparkSpout does not answer; the batch will be repeated")
             return json_.loads(connection.recv_bytes(65536))
 
         try:
@@ -117,9 +115,7 @@ def make_deliver(
             last_answer.update((connection, now) for connection, _ in answers)
             # A live worker sends a keepalive every two seconds.
             if now - min(last_answer.values()) > 60:
-                raise TimeoutError(
-                    "a worker of this SparkSpout has been silent for 60 s; the batch will be repeated"
-                )
+                raise TimeoutError("a worker of this SparkSpout has been silent for 60 s; the batch will be repeated")
             found = [connection for connection, answer in answers if answer == wanted]
             if found:
                 return found
@@ -187,11 +183,7 @@ class BatchEndpoint:
     def ack(self, row_id: str) -> None:
         """Ack a row. Rows of a canceled batch are ignored."""
         with self._condition:
-            if (
-                self._batch is not None
-                and self._batch.pending.pop(row_id, None) is not None
-                and self._batch.complete
-            ):
+            if self._batch is not None and self._batch.pending.pop(row_id, None) is not None and self._batch.complete:
                 self._condition.notify_all()
 
     def fail(self, row_id: str) -> None:
@@ -252,9 +244,7 @@ class BatchEndpoint:
             self.batches_done += 1
             _log.info("micro-batch %s of Spark is acked: %d rows", hello.get("batch"), batch.count)
         except (OSError, EOFError, ValueError, AuthenticationError, _BatchCanceled) as error:
-            _log.warning(
-                "a connection of Spark ended before its batch was acked: %s", error or type(error).__name__
-            )
+            _log.warning("a connection of Spark ended before its batch was acked: %s", error or type(error).__name__)
         finally:
             connection.close()
             with self._condition:

@@ -151,11 +151,7 @@ def missing_connector(error: BaseException, version: str) -> str | None:
     if found is None:
         return None
     name = found[1]
-    package = (
-        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}"
-        if name == "kafka"
-        else "GROUP:ARTIFACT:VERSION"
-    )
+    package = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}" if name == "kafka" else "GROUP:ARTIFACT:VERSION"
     return (
         f"Spark has no data source {name!r}: add its connector where Spark starts, spark.jars.packages: {package} "
         "(in storm.yaml for the embedded server, in topology.spark.conf with spark.master, spark-submit --packages for a "

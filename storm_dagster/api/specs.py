@@ -124,9 +124,7 @@ class Spec:
             if isinstance(source, Spec):
                 component = names.get(id(source))
                 if component is None:
-                    raise InvalidTopology(
-                        f"{owner} reads from {source!r}, which is not part of this topology"
-                    )
+                    raise InvalidTopology(f"{owner} reads from {source!r}, which is not part of this topology")
             elif isinstance(source, str):
                 component = source
             else:

@@ -114,9 +114,7 @@ class TaskState:
                     "INSERT INTO state VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                     [(key, _encode(value)) for key, value in (values or {}).items()],
                 )
-                self._db.executemany(
-                    "INSERT OR IGNORE INTO applied VALUES (?)", [(str(id),) for id in applied]
-                )
+                self._db.executemany("INSERT OR IGNORE INTO applied VALUES (?)", [(str(id),) for id in applied])
                 self._db.executemany("DELETE FROM applied WHERE id = ?", [(str(id),) for id in forget])
                 if self._owns is not None and not self._owns():
                     raise Unavailable(

@@ -59,9 +59,7 @@ class Stream:
         ``list``, ``dict``, ``datetime``, ``object`` for anything): values of typed streams are checked when
         they are emitted."""
         if isinstance(fields, str):
-            raise InvalidTopology(
-                f"stream {name!r}: fields must be a list of names, got the string {fields!r}"
-            )
+            raise InvalidTopology(f"stream {name!r}: fields must be a list of names, got the string {fields!r}")
         self.fields: tuple[str, ...] = tuple(fields)
         self.types: tuple[str, ...] | tuple[()] = (
             tuple(_type_name(kind, name) for kind in fields.values()) if isinstance(fields, Mapping) else ()
@@ -84,9 +82,7 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, StreamS
     if outputs is None:
         return {}
     if isinstance(outputs, str):
-        raise InvalidTopology(
-            f"{owner}: outputs must be a list of names or streams, got the text {outputs!r}"
-        )
+        raise InvalidTopology(f"{owner}: outputs must be a list of names or streams, got the text {outputs!r}")
     given: list[Any] = [Stream(outputs)] if isinstance(outputs, Mapping) else list(outputs)
     streams = [item for item in given if isinstance(item, Stream)]
     if given and not streams:
@@ -146,9 +142,7 @@ class Grouping:
         try:
             json.dumps(args)
         except (TypeError, ValueError):
-            raise InvalidTopology(
-                f"arguments of a custom grouping must be JSON values, got {args!r:.80}"
-            ) from None
+            raise InvalidTopology(f"arguments of a custom grouping must be JSON values, got {args!r:.80}") from None
         return GroupingSpec(type="custom", object=code_name(function, "custom grouping"), args=args)
 
 

@@ -45,9 +45,7 @@ class Window:
     def tumbling(*, count: int | None = None, secs: float | None = None) -> Window:
         """Consecutive windows: every tuple is in exactly one."""
         unit, length = _count_or_ms("the length of a tumbling window", count, secs)
-        return Window(
-            {f"{_PREFIX}window.length.{unit}": length, f"{_PREFIX}window.sliding.interval.{unit}": length}
-        )
+        return Window({f"{_PREFIX}window.length.{unit}": length, f"{_PREFIX}window.sliding.interval.{unit}": length})
 
     @staticmethod
     def sliding(

@@ -75,9 +75,7 @@ class NimbusBlobClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def put(
-        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
-    ) -> BlobMeta:
+    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
         """Store at the leader; acknowledged only after the minimum replication."""
         check_blob_key(key)
         with tempfile.SpooledTemporaryFile(max_size=_SPOOL) as spool:
@@ -102,9 +100,7 @@ class NimbusBlobClient:
         try:
             response = self._repeat(
                 f"storing blob {key!r}",
-                lambda base: self._http.put(
-                    _url(base, key), params={"sha256": sha256}, content=b"", headers=headers
-                ),
+                lambda base: self._http.put(_url(base, key), params={"sha256": sha256}, content=b"", headers=headers),
                 key=key,
             )
         except KeyNotFound:
@@ -147,9 +143,7 @@ class NimbusBlobClient:
 
     def meta(self, key: str) -> BlobMeta:
         check_blob_key(key)
-        response = self._repeat(
-            f"looking for blob {key!r}", lambda base: self._http.head(_url(base, key)), key=key
-        )
+        response = self._repeat(f"looking for blob {key!r}", lambda base: self._http.head(_url(base, key)), key=key)
         return BlobMeta(key, int(response.headers["Content-Length"]), response.headers["X-Content-SHA256"])
 
     def exists(self, key: str) -> bool:

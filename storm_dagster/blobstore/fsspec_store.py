@@ -47,9 +47,7 @@ class FsspecBlobStore:
         try:
             fs, root = fsspec.core.url_to_fs(url, **options)
         except (ValueError, ImportError) as error:
-            raise InvalidRequest(
-                f"blobstore.dir {url!r} cannot be opened ({error}): check the URL"
-            ) from error
+            raise InvalidRequest(f"blobstore.dir {url!r} cannot be opened ({error}): check the URL") from error
         self._fs: Any = fs
         self._root = str(root).rstrip("/")
         with self._remote("preparing"):
@@ -59,9 +57,7 @@ class FsspecBlobStore:
     def __repr__(self) -> str:
         return f"FsspecBlobStore({self.url!r})"
 
-    def put(
-        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
-    ) -> BlobMeta:
+    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
         """Create or replace ``key``; the key's document is written last."""
         path = self._key_path(key)
         digest = hashlib.sha256()
@@ -193,15 +189,9 @@ class FsspecBlobStore:
         """Remove temporary files, and contents without a key, that are older than that; returns their number."""
         horizon = time.time() - older_than_secs
         with self._remote("cleaning"):
-            old = [
-                name for name in self._names("tmp") if self._written(f"{self._root}/tmp/{name}") <= horizon
-            ]
+            old = [name for name in self._names("tmp") if self._written(f"{self._root}/tmp/{name}") <= horizon]
             doomed = [f"{self._root}/tmp/{name}" for name in old]
-            aged = {
-                name
-                for name in self._names("objects")
-                if self._written(f"{self._root}/objects/{name}") <= horizon
-            }
+            aged = {name for name in self._names("objects") if self._written(f"{self._root}/objects/{name}") <= horizon}
         if aged:
             # The keys are read after the contents: what is named meanwhile is kept.
             used = {self.meta(key).sha256 for key in self.keys()}
@@ -254,9 +244,7 @@ class FsspecBlobStore:
             self._fs.pipe_file(path, raw)
 
     def _content_lost(self, meta: BlobMeta) -> Corrupt:
-        return Corrupt(
-            f"blob {meta.key!r} names content {meta.sha256} that is not at {self.url}: store the blob again"
-        )
+        return Corrupt(f"blob {meta.key!r} names content {meta.sha256} that is not at {self.url}: store the blob again")
 
     def _key_path(self, key: str) -> str:
         return f"{self._root}/keys/{quote(check_blob_key(key), safe='')}"

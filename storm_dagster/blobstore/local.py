@@ -133,9 +133,7 @@ class LocalBlobStore:
         """Begin an upload; the caller ends it with ``commit`` or ``abort``."""
         return BlobWriter(self, check_blob_key(key))
 
-    def put(
-        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
-    ) -> BlobMeta:
+    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
         """Create or replace ``key`` atomically (see the protocol)."""
         writer = self.writer(key)
         try:
@@ -319,9 +317,7 @@ class LocalBlobStore:
             return None
         try:
             document = json.loads(raw)
-            return BlobMeta(
-                check_blob_key(document["key"]), int(document["size"]), check_sha256(document["sha256"])
-            )
+            return BlobMeta(check_blob_key(document["key"]), int(document["size"]), check_sha256(document["sha256"]))
         except (ValueError, KeyError, TypeError, InvalidRequest):
             raise Corrupt(
                 f"{path} does not describe a blob: it was damaged; remove the file and store the blob again"
@@ -367,9 +363,7 @@ class LocalBlobStore:
 
 
 def _disk_error(key: str, error: OSError) -> Unavailable:
-    return Unavailable(
-        f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk"
-    )
+    return Unavailable(f"blob {key!r} cannot be stored ({error.strerror}): free space on the blob store's disk")
 
 
 def _sync_folder(folder: Path) -> None:

@@ -40,9 +40,7 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
         ("ZooKeeper", f"{cluster.zookeeper}{cluster.zookeeper_root}"),
         (
             "Spark",
-            f"{cluster.spark.remote}{', starting' * cluster.spark.starting}"
-            if cluster.spark
-            else "spark.master",
+            f"{cluster.spark.remote}{', starting' * cluster.spark.starting}" if cluster.spark else "spark.master",
         ),
         ("HOME", str(invocation.home)),
     ]
@@ -103,9 +101,7 @@ def dev(
     home = invocation.home
     conf = load_cluster_conf(invocation.conf_dir or home, invocation.overrides)
     if conf["storm.cluster.mode"] != "distributed":
-        raise InvalidRequest(
-            "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
-        )
+        raise InvalidRequest("storm.cluster.mode is local: daemons run only in distributed mode; remove the key")
     is_child = REPORT_FD in os.environ
     refuse_live_home(home)
     options = DevOptions(supervisors, slots, nimbuses, ports, timeout, int(zookeepers), warm_runs)
@@ -123,9 +119,7 @@ def dev(
         if invocation.json:
             print_json(document)
         else:
-            click.echo(
-                f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots in {home}"
-            )
+            click.echo(f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots in {home}")
         return
     home.mkdir(parents=True, exist_ok=True)
     if detach and not is_child:
@@ -149,9 +143,7 @@ def dev(
         zookeepers=int(zookeepers),
         home=home,
     )
-    plan = ClusterPlan(
-        home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides
-    )
+    plan = ClusterPlan(home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides)
     if is_child:
         run_child(plan)
     else:
@@ -208,9 +200,7 @@ def stop(invocation: Invocation) -> None:
     if invocation.json:
         print_json({"home": str(home), "ended": len(before), "seconds": seconds})
     else:
-        click.echo(
-            f"ended {len(before)} processes, {seconds:.1f} s" if before else f"no cluster runs in {home}"
-        )
+        click.echo(f"ended {len(before)} processes, {seconds:.1f} s" if before else f"no cluster runs in {home}")
 
 
 @verb("status")

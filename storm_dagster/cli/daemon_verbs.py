@@ -34,16 +34,12 @@ def _daemon_conf(invocation: Invocation) -> ClusterConf:
     for warning in conf.warnings:
         log.warning("%s", warning)
     if conf["storm.cluster.mode"] != "distributed":
-        raise InvalidRequest(
-            "storm.cluster.mode is local: daemons run only in distributed mode; remove the key"
-        )
+        raise InvalidRequest("storm.cluster.mode is local: daemons run only in distributed mode; remove the key")
     return conf
 
 
 def _home(invocation: Invocation, conf: ClusterConf) -> Path:
-    home = (
-        Path(conf["storm.local.dir"]).expanduser().absolute() if conf["storm.local.dir"] else invocation.home
-    )
+    home = Path(conf["storm.local.dir"]).expanduser().absolute() if conf["storm.local.dir"] else invocation.home
     # What daemons and their children write is for this user alone: specs, logs and blobs may hold secrets.
     os.umask(0o077)
     make_private(home)
@@ -215,9 +211,7 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     """
     home = invocation.home
     if not os.environ.get("DAGSTER_HOME"):
-        raise InvalidRequest(
-            "DAGSTER_HOME is not set: name the folder of the dagster.yaml whose runs start here"
-        )
+        raise InvalidRequest("DAGSTER_HOME is not set: name the folder of the dagster.yaml whose runs start here")
     os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)

@@ -147,16 +147,12 @@ def _held_ports(invocation: Invocation) -> set[int]:
         return held
     for row in seen.get("nimbuses", ()):
         held |= {
-            int(port)
-            for each in (row.get("port"), row.get("http"))
-            if (port := str(each).rpartition(":")[2]).isdigit()
+            int(port) for each in (row.get("port"), row.get("http")) if (port := str(each).rpartition(":")[2]).isdigit()
         }
     held |= {port for row in seen.get("supervisors", ()) for port in row["ports"]}
     # Placed by the cluster's conf; their own checks test whether they respond.
     urls = [*conf["storm.zookeeper.servers"], conf.get("spark.remote"), conf.get("dagster.graphql.url")]
-    return held | {
-        port for url in urls if url and (port := urlsplit(url if "://" in url else f"//{url}").port)
-    }
+    return held | {port for url in urls if url and (port := urlsplit(url if "://" in url else f"//{url}").port)}
 
 
 def _zookeeper(invocation: Invocation) -> Iterator[HealthResult]:
@@ -297,9 +293,7 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float) -> int:
     findings: list[dict[str, Any]] = []
     with Steps("checking", quiet=invocation.json) as steps:
         for name, check in _CHECKS.items():
-            if name in _BY_CONF and any(
-                row["check"] == "conf" and row["state"] == "broken" for row in findings
-            ):
+            if name in _BY_CONF and any(row["check"] == "conf" and row["state"] == "broken" for row in findings):
                 continue
             steps.begin(name)
             try:
@@ -308,8 +302,7 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float) -> int:
                 found = [("broken", error.message, "fix what it names")]
             steps.done(name)
             findings += [
-                {"check": name, "state": state, "found": what, "mend": remedy or None}
-                for state, what, remedy in found
+                {"check": name, "state": state, "found": what, "mend": remedy or None} for state, what, remedy in found
             ]
     broken = [finding for finding in findings if finding["state"] == "broken"]
     if invocation.json:

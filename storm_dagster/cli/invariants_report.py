@@ -74,9 +74,7 @@ def report_invariants(invocation: Invocation, stable_secs: float) -> int:
             for part in found
         ]
         if not seen.violations:
-            what = (
-                f"{len(RULES)} rules hold for {len(seen.view.topologies)} topologies, {seen.snapshots} looks"
-            )
+            what = f"{len(RULES)} rules hold for {len(seen.view.topologies)} topologies, {seen.snapshots} looks"
             rows.append(("I1-I8", "ok", what, ""))
         if seen.garbage:
             rows.append(("I3", "ok", f"{len(seen.garbage)} left-overs wait for the cleaner", ""))

@@ -59,9 +59,7 @@ class SupervisorLog:
 
     def _page(self, **query: Any) -> bytes:
         try:
-            answer = self._http.get(
-                f"{self._base}/logview", params={"cmd": "showLog", "log": self._log, **query}
-            )
+            answer = self._http.get(f"{self._base}/logview", params={"cmd": "showLog", "log": self._log, **query})
             answer.raise_for_status()
         except httpx.HTTPError as error:
             raise OSError(f"{self._base} did not answer: {error}") from error

@@ -135,9 +135,7 @@ def _log_row(row: dict[str, Any], count: int) -> dict[str, Any]:
 
 @verb("tail")
 @click.option("-n", "count", type=click.IntRange(0), default=10, show_default=True, help="Lines of each.")
-@click.option(
-    "-f/-F", "--follow/--no-follow", default=True, help="Go on with what is appended. [default: yes]"
-)
+@click.option("-f/-F", "--follow/--no-follow", default=True, help="Go on with what is appended. [default: yes]")
 def tail(invocation: Invocation, count: int, follow: bool) -> None:
     """Follow the logs of all daemons of a local cluster."""
     folder = invocation.home / "logs"
@@ -145,9 +143,7 @@ def tail(invocation: Invocation, count: int, follow: bool) -> None:
     if not paths:
         raise InvalidRequest(f"{folder} holds no logs: start a cluster with `storm-dagster dev`")
     if invocation.json:
-        print_json(
-            {"logs": [{"log": str(path), "lines": last_lines(FileLog(path), count)} for path in paths]}
-        )
+        print_json({"logs": [{"log": str(path), "lines": last_lines(FileLog(path), count)} for path in paths]})
         return
     sources: dict[str, LogSource] = {f"{path.name:<28} ": FileLog(path) for path in paths}
     if follow:

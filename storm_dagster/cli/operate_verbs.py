@@ -98,13 +98,9 @@ def _users_key(nimbus: NimbusClient, key: str, doing: str) -> str:
             "use `storm-dagster update` or `kill`"
         )
     if topology_id is not None and doing == "stored":
-        raise InvalidRequest(
-            f"blob {key!r} would look like a topology's, and be cleaned away: use another key"
-        )
+        raise InvalidRequest(f"blob {key!r} would look like a topology's, and be cleaned away: use another key")
     if key.startswith(("staging.", "staging-of.", "upload.")):
-        raise InvalidRequest(
-            f"blob {key!r} belongs to a submission and cannot be {doing}: the cleaner removes it"
-        )
+        raise InvalidRequest(f"blob {key!r} belongs to a submission and cannot be {doing}: the cleaner removes it")
     return key
 
 
@@ -117,16 +113,12 @@ def blob_list(invocation: Invocation, prefix: str) -> None:
     if invocation.json:
         print_json({"blobs": blobs})
         return
-    print_table(
-        "", ["key", "bytes", "sha256"], [(blob["key"], blob["size"], blob["sha256"][:16]) for blob in blobs]
-    )
+    print_table("", ["key", "bytes", "sha256"], [(blob["key"], blob["size"], blob["sha256"][:16]) for blob in blobs])
 
 
 @verb("cat")
 @click.argument("key")
-@click.option(
-    "-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file instead."
-)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file instead.")
 def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
     """Write the verified content of blob KEY to standard output."""
     check_blob_key(key)
@@ -205,8 +197,6 @@ def _group(name: str, text: str, *commands: click.Command) -> click.Group:
 
 
 COMMANDS: dict[str, click.Command] = {
-    "blacklist": _group(
-        "blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list
-    ),
+    "blacklist": _group("blacklist", "Hosts that get no new work.", blacklist_add, blacklist_remove, blacklist_list),
     "blob": _group("blob", "Blobs of the cluster.", blob_list, blob_cat, blob_put, blob_delete),
 }

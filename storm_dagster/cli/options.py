@@ -104,9 +104,7 @@ def _is_zookeeper(server: str, default_port: int) -> bool:
     return server_answers(host if colon else server, int(port) if colon else default_port, _PROBE_SECS)
 
 
-def verb(
-    name: str, *, changes: bool = False, **settings: Any
-) -> Callable[[Callable[..., Any]], click.Command]:
+def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """A click command whose function takes an :class:`Invocation` first.
 
     ``changes`` adds ``--dry-run`` and ``--wait/--no-wait``.
@@ -143,9 +141,7 @@ def verb(
                 metavar="DIR",
                 help="State folder of a local cluster. [default: STORM_DAGSTER_HOME, else ./.storm-dagster]",
             ),
-            click.option(
-                "--conf-dir", metavar="DIR", help="Folder of storm.yaml; its nimbus.seeds name the cluster."
-            ),
+            click.option("--conf-dir", metavar="DIR", help="Folder of storm.yaml; its nimbus.seeds name the cluster."),
             click.option(
                 "-c", "cluster_pairs", metavar="KEY=VALUE", multiple=True, help="Cluster conf; VALUE is YAML."
             ),

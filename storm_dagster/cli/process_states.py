@@ -43,10 +43,7 @@ def healing_sensor(home: Path, armed: bool) -> tuple[Literal["ok", "warning"], s
     """State of the healing sensor; right after ``dev`` it is not expected to be armed yet."""
     if armed:
         return "ok", "healing sensor armed"
-    if any(
-        each.role == "dev" and each.alive() and uptime(each) < _FIRST_TICK_SECS
-        for each in RunFile.read_all(home)
-    ):
+    if any(each.role == "dev" and each.alive() and uptime(each) < _FIRST_TICK_SECS for each in RunFile.read_all(home)):
         return "ok", "the healing sensor is starting; the leader heals by itself meanwhile"
     return "warning", "no healing sensor is armed: the leader heals by itself, more slowly"
 

@@ -190,13 +190,9 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
 @click.argument("name")
 @click.argument("component")
 @click.argument("key", required=False)
-@click.option(
-    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Entries at most."
-)
+@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Entries at most.")
 @click.option("--after", metavar="TASK:N", help="Go on where an earlier page ended.")
-def state(
-    invocation: Invocation, name: str, component: str, key: str | None, limit: int, after: str | None
-) -> None:
+def state(invocation: Invocation, name: str, component: str, key: str | None, limit: int, after: str | None) -> None:
     """Keyed state of stateful bolt COMPONENT of topology NAME, as its tasks have it now; only KEY, if given.
 
     KEY is text, or JSON for keys that are numbers or lists.

@@ -114,9 +114,7 @@ def show(invocation: Invocation, name: str) -> None:
         print_table("metrics", ["task", "component", "metric", "value"], reported)
     for error in document.get("errors", [])[:10]:
         lines = str(error["error"]).strip().splitlines()
-        click.echo(
-            plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}"), err=True
-        )
+        click.echo(plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}"), err=True)
 
 
 def _answer(invocation: Invocation, document: dict[str, Any]) -> None:
@@ -136,9 +134,7 @@ def _show_plan(plan: dict[str, Any] | None) -> None:
     if plan is None:
         return
     added, removed = len(plan["tasks_added"]), len(plan["tasks_removed"])
-    click.echo(
-        f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added, {removed} are removed"
-    )
+    click.echo(f"plan: {plan['outcome']}, {plan['moved']} tasks move, {added} are added, {removed} are removed")
     print_table(
         "moves",
         ["task", "component", "from", "to", "why"],
@@ -254,9 +250,7 @@ def kill(invocation: Invocation, name: str, wait_secs: int | None) -> None:
 
     def await_effect(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
         steps.begin("removal")
-        wait_for_status(
-            nimbus, name, lambda document: document is None, deadline=deadline, what="its removal"
-        )
+        wait_for_status(nimbus, name, lambda document: document is None, deadline=deadline, what="its removal")
         steps.done("removal")
         return {"status": "KILLED"}
 

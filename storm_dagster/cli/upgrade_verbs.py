@@ -50,9 +50,7 @@ def _shown(value: Any) -> str:
 def _dry_run(invocation: Invocation, name: str, action: str, body: Mapping[str, Any] | None = None) -> None:
     """Show what would be done without new code."""
     with invocation.nimbus() as nimbus:
-        answer = nimbus.post(
-            f"/v1/topologies/{name}/{action}", {**(body or {}), "dry_run": True}, repeat=False
-        )
+        answer = nimbus.post(f"/v1/topologies/{name}/{action}", {**(body or {}), "dry_run": True}, repeat=False)
     _answer(invocation, Change(answer["id"], answer["name"], answer["status"], None), action)
 
 
@@ -82,12 +80,8 @@ def _code_options(function: Any) -> Any:
         click.option("--token", help="Client token: with the same token it is done once."),
         click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive."),
         click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
-        click.option(
-            "--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML."
-        ),
-        click.option(
-            "--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds."
-        ),
+        click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML."),
+        click.option("--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds."),
     ):
         call = option(call)
     return call
@@ -98,9 +92,7 @@ def _code_options(function: Any) -> Any:
 @click.argument("target")
 @click.argument("args", nargs=-1)
 @_code_options
-def update(
-    invocation: Invocation, name: str, target: str, args: tuple[str, ...], code: dict[str, Any]
-) -> None:
+def update(invocation: Invocation, name: str, target: str, args: tuple[str, ...], code: dict[str, Any]) -> None:
     """Run TARGET in the place of topology NAME (hot deploy); until it stands ready the old one is not touched."""
     with invocation.nimbus() as nimbus, Steps(f"updating {name}", quiet=invocation.json) as steps:
         done = update_topology(nimbus, name, target, args, progress=steps.on_step, **code)
@@ -133,9 +125,7 @@ def gray(
         _dry_run(invocation, name, "gray-upgrade", chosen.to_document())
         return
     with invocation.nimbus() as nimbus, Steps(f"upgrading {name}", quiet=invocation.json) as steps:
-        done = gray_upgrade(
-            nimbus, name, target, args, progress=steps.on_step, **chosen.to_document(), **code
-        )
+        done = gray_upgrade(nimbus, name, target, args, progress=steps.on_step, **chosen.to_document(), **code)
     _answer(invocation, done, "gray-upgrade" if invocation.dry_run else None)
 
 

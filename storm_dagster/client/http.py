@@ -35,12 +35,8 @@ def _remedy(seen: str) -> str:
     if _NO_LEADER in seen:
         return "one will lead in a few seconds, try again; `storm-dagster doctor` names the problem"
     if "Timeout" in seen:
-        return (
-            "it is there and does not answer, because it is frozen or overloaded: see `storm-dagster status`"
-        )
-    return (
-        "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
-    )
+        return "it is there and does not answer, because it is frozen or overloaded: see `storm-dagster status`"
+    return "start it with `storm-dagster dev`, or name it with --home, --conf-dir or -c nimbus.seeds=[host:port]"
 
 
 def seed_urls(conf: ClusterConf) -> list[str]:
@@ -52,9 +48,7 @@ def seed_urls(conf: ClusterConf) -> list[str]:
         else:
             host, colon, port = seed.rpartition(":")
             scheme = "https" if conf.get("storm.tls.cert") else "http"
-            urls.append(
-                f"{scheme}://{host}:{port}" if colon else f"{scheme}://{seed}:{conf['nimbus.http.port']}"
-            )
+            urls.append(f"{scheme}://{host}:{port}" if colon else f"{scheme}://{seed}:{conf['nimbus.http.port']}")
     return urls
 
 
@@ -153,10 +147,7 @@ class NimbusClient:
             named = document.get("leader_http")
             if isinstance(named, str) and named.rstrip("/") != url:
                 try:
-                    if (
-                        self._http.get(f"{named.rstrip('/')}/healthz", timeout=3.0).json().get("leader")
-                        is True
-                    ):
+                    if self._http.get(f"{named.rstrip('/')}/healthz", timeout=3.0).json().get("leader") is True:
                         return named.rstrip("/"), ""
                 except (httpx.HTTPError, ValueError, AttributeError):
                     pass

@@ -124,9 +124,7 @@ def submit_target(
     started = time.monotonic()
     if name is not None:
         check_topology_name(name)
-    uploaded = upload_target(
-        nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
-    )
+    uploaded = upload_target(nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress)
     return submit_uploaded(
         nimbus,
         uploaded,
@@ -147,9 +145,7 @@ def _program_archive(spec: TopologySpec, folder: Path, home: Path) -> Archive:
     if named:
         path = Path(named)
         if not path.is_file():
-            raise InvalidRequest(
-                f"{STORM_JAR}={named} does not exist: run the program as `storm-dagster jar`"
-            )
+            raise InvalidRequest(f"{STORM_JAR}={named} does not exist: run the program as `storm-dagster jar`")
         return Archive(path, hash_file(path), path.stat().st_size, 0)
     for _, _, component in spec.components():
         module = sys.modules.get((component.object.python or "").partition(":")[0].partition(".")[0])

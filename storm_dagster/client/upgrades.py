@@ -56,9 +56,7 @@ def _upload(
     requirements: Path | None,
     progress: Progress | None,
 ) -> str:
-    uploaded = upload_target(
-        nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress
-    )
+    uploaded = upload_target(nimbus, target, args, conf=conf, home=home, requirements=requirements, progress=progress)
     return uploaded.handle
 
 
@@ -70,9 +68,7 @@ def _ask(nimbus: NimbusClient, name: str, verb: str, body: Mapping[str, Any]) ->
     return answer
 
 
-def _change(
-    answer: Mapping[str, Any], name: str, started: float, document: Mapping[str, Any] | None
-) -> Change:
+def _change(answer: Mapping[str, Any], name: str, started: float, document: Mapping[str, Any] | None) -> Change:
     """``document``: the topology as it is now, when it was waited for."""
     now = document or {}
     return Change(
@@ -197,9 +193,7 @@ def roll_back(
     return _end(nimbus, name, "rollback", wait, timeout, progress)
 
 
-def _end(
-    nimbus: NimbusClient, name: str, verb: str, wait: bool, timeout: float, progress: Progress | None
-) -> Change:
+def _end(nimbus: NimbusClient, name: str, verb: str, wait: bool, timeout: float, progress: Progress | None) -> Change:
     started = time.monotonic()
     answer = _ask(nimbus, name, verb, {})
     document = None

@@ -77,9 +77,7 @@ def upload(
             ("topology", topology.to_json()),
         ):
             digest = hashlib.sha256(body).hexdigest()
-            nimbus.request(
-                "PUT", f"/v1/uploads/{handle}/{part}", content=body, headers={"X-Content-SHA256": digest}
-            )
+            nimbus.request("PUT", f"/v1/uploads/{handle}/{part}", content=body, headers={"X-Content-SHA256": digest})
         nimbus.post(f"/v1/uploads/{handle}/finish")
     except BaseException:
         try:
@@ -112,8 +110,6 @@ def upload_target(
         bundle = bundle_target(target, args, folder=Path(folder), home=home, requirements=requirements)
         on_step("describe", "SUCCESS")
         on_step("upload", "STARTED")
-        done = upload(
-            nimbus, archive=bundle.archive, conf=checked, topology=bundle.topology, name=bundle.name
-        )
+        done = upload(nimbus, archive=bundle.archive, conf=checked, topology=bundle.topology, name=bundle.name)
         on_step("upload", "SUCCESS")
         return done

@@ -89,9 +89,7 @@ def wait_for_tasks(
                 for task in tasks
                 if task.get("status") != "running"
             ]
-            errors = [
-                str(error.get("error", "")).strip().splitlines() for error in document.get("errors", [])
-            ]
+            errors = [str(error.get("error", "")).strip().splitlines() for error in document.get("errors", [])]
             newest = f"; newest error: {errors[0][-1]}" if errors and errors[0] else ""
             raise Unavailable(
                 f"topology {name!r}: {running} of {len(tasks)} tasks run, waiting for {', '.join(waiting[:8])}{newest}: "
@@ -120,8 +118,6 @@ def wait_for_status(
             return document
         if time.monotonic() >= deadline:
             status = document.get("status") if document else "gone"
-            raise Unavailable(
-                f"topology {name!r} is {status}, waited for {what}: it goes on; ask `list` later"
-            )
+            raise Unavailable(f"topology {name!r} is {status}, waited for {what}: it goes on; ask `list` later")
         time.sleep(pause)
         pause = min(pause * 1.2, 1.0)

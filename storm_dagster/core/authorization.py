@@ -66,9 +66,7 @@ def authorize(
     if operation in ("list", "submit"):
         allowed = _listed(caller, conf, "nimbus.users", "nimbus.groups")
     elif operation == "topology":
-        allowed = topology_conf is not None and _listed(
-            caller, topology_conf, "topology.users", "topology.groups"
-        )
+        allowed = topology_conf is not None and _listed(caller, topology_conf, "topology.users", "topology.groups")
     else:
         allowed = False
     if not allowed:

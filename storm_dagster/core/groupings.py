@@ -50,9 +50,7 @@ def stable_hash(key: Any) -> int:
         try:
             crc = zlib.crc32(_encode(_normal(key)), 1)
         except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidRequest(
-                f"a value of type {type(key).__name__} cannot be grouped by: {error}"
-            ) from None
+            raise InvalidRequest(f"a value of type {type(key).__name__} cannot be grouped by: {error}") from None
     # The low bits decide between few tasks, so that all bits must take part in them.
     mixed = (crc * 0x9E3779B1) & 0xFFFFFFFF
     return mixed ^ (mixed >> 15)

@@ -154,13 +154,7 @@ class Partitioning:
                     several.setdefault(key, []).append(value)
             for ids, mine in ((contents.ids, found.ids), (contents.old_ids, found.old_ids)):
                 mine.update(
-                    {
-                        name: number
-                        for name, number in ids.items()
-                        if not self.by_key or number % self.tasks == index
-                    }
+                    {name: number for name, number in ids.items() if not self.by_key or number % self.tasks == index}
                 )
-        found.values = {
-            key: values[0] if len(values) == 1 else merge(key, values) for key, values in several.items()
-        }
+        found.values = {key: values[0] if len(values) == 1 else merge(key, values) for key, values in several.items()}
         return found

@@ -57,9 +57,7 @@ def leader_decision(
         default=None,
     )
     if better is not None:
-        return LeaderDecision(
-            False, f"{me} misses {missing} blobs, {better[1]} misses only {better[0]} and shall lead"
-        )
+        return LeaderDecision(False, f"{me} misses {missing} blobs, {better[1]} misses only {better[0]} and shall lead")
     if vacant_secs < grace_secs:
         return LeaderDecision(
             False, f"{me} misses {missing} blobs and waits {grace_secs:g} s for a nimbus that has more"

@@ -95,9 +95,7 @@ def apply_event(base: StormBase, event: Event, *, delay_secs: int | None = None)
     """
     target = _TABLE[base.status].get(event)
     if target is None:
-        raise Conflict(
-            f"topology {base.name!r} is {base.status} and cannot be {_DOING[event]}: {_REMEDY[base.status]}"
-        )
+        raise Conflict(f"topology {base.name!r} is {base.status} and cannot be {_DOING[event]}: {_REMEDY[base.status]}")
     if target == "previous":
         target = base.previous_status or base.wanted_status
     changes: dict[str, object] = {"status": target}

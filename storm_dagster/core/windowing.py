@@ -94,9 +94,7 @@ def window_shape(conf: Mapping[str, Any], owner: str) -> WindowShape:
     )
 
 
-def _check_limits(
-    conf: Mapping[str, Any], owner: str, length: int | None, slide: int | None, span_ms: int
-) -> None:
+def _check_limits(conf: Mapping[str, Any], owner: str, length: int | None, slide: int | None, span_ms: int) -> None:
     timeout = float(conf.get("topology.message.timeout.secs") or 30)
     if span_ms > timeout * 1000:
         raise InvalidTopology(

@@ -59,16 +59,12 @@ def _resources(name: str, hint: Any) -> dict[str, type]:
 
 
 @functools.lru_cache(maxsize=128)
-def op_job(
-    names: DagsterNames, name: str, description: str, function: Callable[..., Any]
-) -> dg.JobDefinition:
+def op_job(names: DagsterNames, name: str, description: str, function: Callable[..., Any]) -> dg.JobDefinition:
     """The job ``name`` whose only op, ``name_op``, is ``function``; asked for twice, it is the same one.
 
     It runs in one process, whatever the executor of the project.
     """
-    op = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))(
-        bind(function, names)
-    )
+    op = dg.op(name=names.name(f"{name}_op"), description=description, out=dg.Out(dg.Nothing))(bind(function, names))
 
     @dg.job(name=names.name(name), description=description, executor_def=dg.in_process_executor)
     def job() -> None:

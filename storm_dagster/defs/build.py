@@ -137,9 +137,7 @@ def build_storm_defs(
         ),
         dg.define_asset_job(
             names.name(REBALANCE_JOB),
-            selection=dg.AssetSelection.assets(
-                shown[ASSIGNMENT], shown[PUBLISHED_ASSIGNMENT]
-            ).without_checks(),
+            selection=dg.AssetSelection.assets(shown[ASSIGNMENT], shown[PUBLISHED_ASSIGNMENT]).without_checks(),
             executor_def=dg.in_process_executor,
             description="Change the parallelism or spread of a running topology (its name is the partition), live.",
         ),
@@ -155,9 +153,7 @@ def build_storm_defs(
     )
     return dg.Definitions(
         assets=[
-            translation.of_definition(asset)
-            if isinstance(asset, dg.AssetsDefinition)
-            else translation.specs[asset.key]
+            translation.of_definition(asset) if isinstance(asset, dg.AssetsDefinition) else translation.specs[asset.key]
             for asset in assets
         ],
         asset_checks=[translation.of_definition(check) for check in build_checks(names)],
@@ -229,8 +225,7 @@ _CLUSTER_ASSETS: list[tuple[dg.AssetKey, list[dg.AssetKey], set[str], str]] = [
         TOPOLOGIES,
         [WORKERS],
         set(),
-        "The topologies that live now, with links to what they do. Observed on change and at most once "
-        "a minute.",
+        "The topologies that live now, with links to what they do. Observed on change and at most once a minute.",
     ),
     (NIMBUS, [], {"zookeeper"}, "Who leads the cluster, under which epoch, and which nimbuses follow."),
     (

@@ -29,9 +29,7 @@ _HANDLE: str = Field(
     default="",
     description="Set by the command line and the services: the upload session that holds the code.",
 )
-_ALLOW_DEGRADED: bool = Field(
-    default=False, description="Go on when the code has fewer copies than asked for."
-)
+_ALLOW_DEGRADED: bool = Field(default=False, description="Go on when the code has fewer copies than asked for.")
 _HOME: str | None = Field(
     default=None, description="State folder of the cluster. Empty: the one of this code location."
 )

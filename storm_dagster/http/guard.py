@@ -72,9 +72,7 @@ def _same_origin(origin: str, scheme: str, authority: str) -> bool:
 class Guard:
     """Refuses requests that another site makes a browser send, and counts all others."""
 
-    def __init__(
-        self, app: ASGIApp, *, hosts: frozenset[str], observe: Observe, routes: Iterable[Route]
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, hosts: frozenset[str], observe: Observe, routes: Iterable[Route]) -> None:
         self._app = app
         self._patterns = {route.endpoint: route.path for route in routes}
         self._hosts = hosts

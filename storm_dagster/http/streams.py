@@ -97,9 +97,7 @@ class StreamResponse(Response):
             await asyncio.wait_for(send(message), self._idle_secs)
 
         try:
-            await patiently(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
+            await patiently({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             left = self._length if self._body_wanted else 0
             await run_in_threadpool(self._stream.seek, self._first)
             while left > 0:

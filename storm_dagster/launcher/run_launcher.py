@@ -153,9 +153,7 @@ class WarmRunLauncher(dg.DefaultRunLauncher):
         while record.alive():
             if time.monotonic() >= deadline:
                 if record.signal(signal.SIGKILL):
-                    _report_canceled(
-                        instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s."
-                    )
+                    _report_canceled(instance, run_id, f"The run's process was killed after {GRACE_SECS:g} s.")
                 return
             time.sleep(0.1)
 

@@ -78,24 +78,16 @@ def check_value(key: str, value: Any) -> str | None:
 CONF_KEYS: dict[str, ConfKey] = {
     # -- cluster ----------------------------------------------------------------------------------------
     "storm.local.dir": ConfKey("path", "Folder of a daemon's local state; null: the cluster's HOME"),
-    "storm.cluster.mode": ConfKey(
-        "str", "Daemons run only in distributed mode", choices=("distributed", "local")
-    ),
+    "storm.cluster.mode": ConfKey("str", "Daemons run only in distributed mode", choices=("distributed", "local")),
     "storm.local.hostname": ConfKey("str", "Host name that this daemon announces and binds to"),
-    "storm.zookeeper.servers": ConfKey(
-        "list[str]", "Hosts of the ZooKeeper ensemble, each 'host' or 'host:port'"
-    ),
+    "storm.zookeeper.servers": ConfKey("list[str]", "Hosts of the ZooKeeper ensemble, each 'host' or 'host:port'"),
     "storm.zookeeper.port": ConfKey("int", "Port of servers that name none", 1, 65535),
     "storm.zookeeper.root": ConfKey("str", "Root node of the cluster's state"),
     "storm.zookeeper.session.timeout": ConfKey("int", "Session timeout asked for, milliseconds", 500),
-    "storm.zookeeper.connection.timeout": ConfKey(
-        "int", "Longest wait for a first connection, milliseconds", 100
-    ),
+    "storm.zookeeper.connection.timeout": ConfKey("int", "Longest wait for a first connection, milliseconds", 100),
     "storm.zookeeper.retry.times": ConfKey("int", "Retries of one read after a lost connection", 0),
     "storm.zookeeper.retry.interval": ConfKey("int", "First pause between retries, milliseconds", 1),
-    "storm.zookeeper.auth.scheme": ConfKey(
-        "str", "How clients prove themselves to ZooKeeper", choices=("digest",)
-    ),
+    "storm.zookeeper.auth.scheme": ConfKey("str", "How clients prove themselves to ZooKeeper", choices=("digest",)),
     "storm.zookeeper.auth.payload": ConfKey(
         "str", "'user:password' of the cluster in ZooKeeper; its nodes are then closed to all others. Secret"
     ),
@@ -107,9 +99,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     "storm.tls.ca": ConfKey("path", "PEM certificates of the authority that both sides trust"),
     "storm.zookeeper.tick.time": ConfKey("int", "tickTime of the embedded server, milliseconds", 100),
     "storm.cluster.state.store": ConfKey("str", "'module:factory' of another ClusterState; null: ZooKeeper"),
-    "storm.health.check.timeout.ms": ConfKey(
-        "int", "Longest run of one health check script, milliseconds", 1
-    ),
+    "storm.health.check.timeout.ms": ConfKey("int", "Longest run of one health check script, milliseconds", 1),
     "storm.log.level": ConfKey("str", "Log level of daemons", choices=("DEBUG", "INFO", "WARNING", "ERROR")),
     "storm.blobstore.inputstream.buffer.size.bytes": ConfKey("int", "Chunk of a blob download, bytes", 1024),
     "storm.blobstore.replication.factor": ConfKey("int", "Copies asked of a remote blob store", 1),
@@ -123,21 +113,15 @@ CONF_KEYS: dict[str, ConfKey] = {
     "nimbus.http.port": ConfKey("int", "HTTP port; 0: any free one", 0, 65535),
     "nimbus.task.timeout.secs": ConfKey("int", "Silence after which a task is dead, seconds", 1),
     "nimbus.task.launch.secs": ConfKey("int", "Time that a placed task has to report first, seconds", 1),
-    "nimbus.supervisor.timeout.secs": ConfKey(
-        "int", "Silence after which a supervisor gets no new work, seconds", 1
-    ),
+    "nimbus.supervisor.timeout.secs": ConfKey("int", "Silence after which a supervisor gets no new work, seconds", 1),
     "nimbus.monitor.freq.secs": ConfKey("int", "Pause of the leader's monitor loop, seconds", 1),
     "nimbus.monitor.backstop.secs": ConfKey(
         "int", "Absence of an armed sensor after which the leader heals, seconds", 1
     ),
-    "nimbus.mass.loss.percent": ConfKey(
-        "int", "Share of workers lost at once above which healing pauses", 1, 100
-    ),
+    "nimbus.mass.loss.percent": ConfKey("int", "Share of workers lost at once above which healing pauses", 1, 100),
     "nimbus.cleanup.inbox.freq.secs": ConfKey("int", "Pause between inbox cleanings, seconds", 1),
     "nimbus.inbox.jar.expiration.secs": ConfKey("int", "Age at which an inbox file is removed, seconds", 1),
-    "nimbus.file.copy.expiration.secs": ConfKey(
-        "int", "Idle time after which a transfer is dropped, seconds", 1
-    ),
+    "nimbus.file.copy.expiration.secs": ConfKey("int", "Idle time after which a transfer is dropped, seconds", 1),
     "nimbus.upload.max.bytes": ConfKey("int", "Largest archive that is accepted, bytes", 1),
     "nimbus.assignment.wait.secs": ConfKey("int", "Longest turn of a run that waits to publish, seconds", 1),
     "nimbus.cache.class": ConfKey("str", "'module:class' of another disk cache; null: SQLite"),
@@ -156,20 +140,12 @@ CONF_KEYS: dict[str, ConfKey] = {
     ),
     # -- supervisor -------------------------------------------------------------------------------------
     "supervisor.slots.ports": ConfKey("list[int]", "Worker ports of a supervisor"),
-    "supervisor.http.port": ConfKey(
-        "int", "HTTP port of a supervisor's log service; 0: any free one", 0, 65535
-    ),
-    "supervisor.heartbeat.frequency.secs": ConfKey(
-        "int", "Pause between a supervisor's heartbeats, seconds", 1
-    ),
-    "supervisor.monitor.frequency.secs": ConfKey(
-        "number", "Longest pause of a supervisor's loop, seconds", 0.05
-    ),
+    "supervisor.http.port": ConfKey("int", "HTTP port of a supervisor's log service; 0: any free one", 0, 65535),
+    "supervisor.heartbeat.frequency.secs": ConfKey("int", "Pause between a supervisor's heartbeats, seconds", 1),
+    "supervisor.monitor.frequency.secs": ConfKey("number", "Longest pause of a supervisor's loop, seconds", 0.05),
     "supervisor.worker.start.timeout.secs": ConfKey("int", "Time that a worker has to start, seconds", 1),
     "supervisor.worker.timeout.secs": ConfKey("int", "Silence after which a worker is replaced, seconds", 1),
-    "supervisor.worker.shutdown.sleep.secs": ConfKey(
-        "number", "Time between TERM and KILL of a worker, seconds", 0
-    ),
+    "supervisor.worker.shutdown.sleep.secs": ConfKey("number", "Time between TERM and KILL of a worker, seconds", 0),
     "supervisor.memory.capacity.mb": ConfKey("int", "Memory offered, MiB", 1),
     "supervisor.cpu.capacity": ConfKey("int", "CPU offered, percent points of one core", 1),
     "supervisor.blobstore.download.max_retries": ConfKey("int", "Tries of one download", 1),
@@ -183,15 +159,9 @@ CONF_KEYS: dict[str, ConfKey] = {
     "worker.cpu.slot.num": ConfKey("int", "CPU of a worker (a label)", 1),
     "worker.log.max.bytes": ConfKey("int", "Size at which a worker's log is rotated, bytes", 1024),
     "worker.log.backups": ConfKey("int", "Rotated logs kept for each worker", 0),
-    "worker.gc.threshold": ConfKey(
-        "int", "First gc threshold in workers (measured: default costs 3x in decoding)", 1
-    ),
-    "task.heartbeat.frequency.secs": ConfKey(
-        "number", "Pause between beats to the topology master, seconds", 0.1
-    ),
-    "task.refresh.poll.secs": ConfKey(
-        "number", "Longest age of a worker's view of its assignment, seconds", 0.1
-    ),
+    "worker.gc.threshold": ConfKey("int", "First gc threshold in workers (measured: default costs 3x in decoding)", 1),
+    "task.heartbeat.frequency.secs": ConfKey("number", "Pause between beats to the topology master, seconds", 0.1),
+    "task.refresh.poll.secs": ConfKey("number", "Longest age of a worker's view of its assignment, seconds", 0.1),
     "task.cleanup.timeout.sec": ConfKey("int", "Time that tasks have to end at a kill, seconds", 0),
     "task.on.differ.node": ConfKey("bool", "Component conf: its tasks run on different supervisors"),
     # -- topology ---------------------------------------------------------------------------------------
@@ -211,36 +181,22 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.rebalance.threshold": ConfKey(
         "number", "Least gain in balance of a scheduled rebalance: 0.1 is a tenth of the fair share", 0
     ),
-    "topology.scheduler.strategy": ConfKey(
-        "str", "Placement strategy", choices=("balanced", "even", "local")
-    ),
-    "topology.master.single.worker": ConfKey(
-        "bool", "Topology master alone in a worker; null: from 10 workers on"
-    ),
+    "topology.scheduler.strategy": ConfKey("str", "Placement strategy", choices=("balanced", "even", "local")),
+    "topology.master.single.worker": ConfKey("bool", "Topology master alone in a worker; null: from 10 workers on"),
     "topology.master.worker.memory.size": ConfKey("int", "Memory of the topology master's worker, bytes", 1),
     "topology.python": ConfKey("str", "Interpreter of the workers; null: the supervisor's"),
     "topology.environment": ConfKey("map", "Environment variables of the workers"),
-    "topology.spark.remote": ConfKey(
-        "str", "Spark Connect URL of Spark components; null: the cluster's Spark"
-    ),
+    "topology.spark.remote": ConfKey("str", "Spark Connect URL of Spark components; null: the cluster's Spark"),
     "topology.spark.conf": ConfKey("map", "Spark conf of Spark components"),
     "topology.metric.sample.rate": ConfKey("number", "Share of tuples whose latency is taken", 0, 1),
     "topology.error.throttle.interval.secs": ConfKey("int", "Window of error throttling, seconds", 1),
-    "topology.max.error.report.per.interval": ConfKey(
-        "int", "Errors that a task may report in that window", 1
-    ),
+    "topology.max.error.report.per.interval": ConfKey("int", "Errors that a task may report in that window", 1),
     "topology.shellbolt.max.pending": ConfKey("int", "Tuples that may wait for a shell bolt", 1),
-    "topology.subprocess.timeout.secs": ConfKey(
-        "int", "Silence after which a shell component is replaced, seconds", 1
-    ),
+    "topology.subprocess.timeout.secs": ConfKey("int", "Silence after which a shell component is replaced, seconds", 1),
     "topology.transfer.batch.size": ConfKey("int", "Most tuples in one frame between workers", 1),
-    "topology.executor.queue.size": ConfKey(
-        "int", "Tuples that may wait for one task before back pressure", 2
-    ),
+    "topology.executor.queue.size": ConfKey("int", "Tuples that may wait for one task before back pressure", 2),
     "topology.backpressure.enable": ConfKey("bool", "Slow spouts down when queues fill"),
-    "topology.state.dir": ConfKey(
-        "path", "Folder of state that components keep; null: below storm.local.dir"
-    ),
+    "topology.state.dir": ConfKey("path", "Folder of state that components keep; null: below storm.local.dir"),
     "topology.users": ConfKey("list[str]", "Users who may see and change the topology"),
     "topology.groups": ConfKey("list[str]", "Groups of such users"),
     "topology.state.shared": ConfKey(
@@ -254,12 +210,8 @@ CONF_KEYS: dict[str, ConfKey] = {
         "int", "How long a stateful bolt at least knows the ids that it has applied, seconds", 1
     ),
     "topology.bolts.window.length.count": ConfKey("int", "Component conf: window length, tuples", 1),
-    "topology.bolts.window.length.duration.ms": ConfKey(
-        "int", "Component conf: window length, milliseconds", 1
-    ),
-    "topology.bolts.window.sliding.interval.count": ConfKey(
-        "int", "Component conf: tuples between two windows", 1
-    ),
+    "topology.bolts.window.length.duration.ms": ConfKey("int", "Component conf: window length, milliseconds", 1),
+    "topology.bolts.window.sliding.interval.count": ConfKey("int", "Component conf: tuples between two windows", 1),
     "topology.bolts.window.sliding.interval.duration.ms": ConfKey(
         "int", "Component conf: time between two windows, milliseconds", 1
     ),
@@ -311,15 +263,11 @@ CONF_KEYS: dict[str, ConfKey] = {
     "container.heartbeat.timeout.seconds": ConfKey(
         "int", "Age of the container's newest beat at which nimbus ends, seconds", 1
     ),
-    "container.heartbeat.frequence": ConfKey(
-        "int", "Pause between beats of nimbus and container, seconds", 1
-    ),
+    "container.heartbeat.frequence": ConfKey("int", "Pause between beats of nimbus and container, seconds", 1),
     "cluster.name": ConfKey("str", "Name of the cluster, for people"),
     "spark.remote": ConfKey("str", "Spark Connect URL of the placement; null: embedded, or spark.master"),
     "spark.master": ConfKey("str", "Classic Spark master; null: Spark Connect"),
-    "spark.connect.port": ConfKey(
-        "int", "Port of the embedded Spark Connect server; 0: any free one", 0, 65535
-    ),
+    "spark.connect.port": ConfKey("int", "Port of the embedded Spark Connect server; 0: any free one", 0, 65535),
     "spark.driver.memory": ConfKey("str", "Heap of the embedded Spark server"),
     "dagster.graphql.url": ConfKey("str", "GraphQL URL of the Dagster webserver"),
     "dagster.graphql.headers": ConfKey(

@@ -21,9 +21,7 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
     :class:`InvalidRequest` when the id cannot name a folder.
     """
     if not _ID.fullmatch(id) or id == "id":
-        raise InvalidRequest(
-            f"{role} id {id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose another"
-        )
+        raise InvalidRequest(f"{role} id {id!r:.120} may hold 1 to 100 letters, digits and any of ._- : choose another")
     folder = home / role / id
     folder.mkdir(parents=True, exist_ok=True)
     stream = (folder / "lock").open("a+", encoding="utf-8")
@@ -38,9 +36,7 @@ def hold_folder(home: Path, role: str, id: str) -> IO[str]:
 def write_atomically(path: Path, text: str, *, mode: int = 0o666, sync: bool = False) -> None:
     """Replace a file: readers see the old or the new one, never a part. ``sync``: it outlives the machine, too."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(
-        os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8"
-    ) as stream:
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as stream:
         stream.write(text)
         if sync:
             stream.flush()

@@ -56,30 +56,22 @@ class DagsterEvent(msgspec.Struct, frozen=True, omit_defaults=True):
         what = f"{kind} of asset {key!r:.100}"
         parts = key.split("/") if isinstance(key, str) else [*key] if isinstance(key, list | tuple) else []
         if not parts or not all(isinstance(part, str) and part for part in parts):
-            raise InvalidRequest(
-                f"{what}: the key must be a string such as 'lake/clicks', or a list of its parts"
-            )
+            raise InvalidRequest(f"{what}: the key must be a string such as 'lake/clicks', or a list of its parts")
         values = {name: _scalar(value) for name, value in given.items() if value is not None}
         for name, value in {**values, "key": "/".join(parts)}.items():
             longest = _LONGEST.get(name)
             control = _LONE if name == "description" else _CONTROL
-            if longest and (
-                not isinstance(value, str) or not 0 < len(value) <= longest or control.search(value)
-            ):
+            if longest and (not isinstance(value, str) or not 0 < len(value) <= longest or control.search(value)):
                 raise InvalidRequest(
                     f"{what}: {name} must be a string of 1 to {longest} characters without control characters, got "
                     f"{value!r:.100} ({type(value).__name__})"
                 )
         if kind == "check" and not _CHECK.fullmatch(str(values.get("check"))):
-            raise InvalidRequest(
-                f"{what}: a check's name has letters, digits and _ only: {given.get('check')!r:.100}"
-            )
+            raise InvalidRequest(f"{what}: a check's name has letters, digits and _ only: {given.get('check')!r:.100}")
         if kind == "check" and not isinstance(values.get("passed"), bool):
             raise InvalidRequest(f"{what}: passed must be True or False, got {given.get('passed')!r:.100}")
         if values.get("severity", "ERROR") not in ("ERROR", "WARN"):
-            raise InvalidRequest(
-                f"{what}: severity must be 'ERROR' or 'WARN', got {values['severity']!r:.100}"
-            )
+            raise InvalidRequest(f"{what}: severity must be 'ERROR' or 'WARN', got {values['severity']!r:.100}")
         metadata = values.pop("metadata", {})
         if not isinstance(metadata, Mapping):
             raise InvalidRequest(f"{what}: metadata must be a map, got {metadata!r:.100}")

@@ -56,9 +56,7 @@ def cluster_addresses(cluster: ClusterFile) -> dict[str, Any]:
     return values
 
 
-def cluster_conf(
-    home: Path | None = None, conf_dir: Path | None = None, overrides: Conf | None = None
-) -> ClusterConf:
+def cluster_conf(home: Path | None = None, conf_dir: Path | None = None, overrides: Conf | None = None) -> ClusterConf:
     """The merged conf for a client of the cluster in ``home`` (default: ``STORM_DAGSTER_HOME``).
 
     With an explicit ``conf_dir`` the cluster is the one that its ``storm.yaml`` names, and

@@ -62,7 +62,5 @@ def lock_file(stream: IO[Any], *, wait: bool) -> None:
     try:
         import fcntl
     except ImportError:
-        raise InvalidRequest(
-            f"{stream.name} cannot be locked on {sys.platform}: use Linux or macOS"
-        ) from None
+        raise InvalidRequest(f"{stream.name} cannot be locked on {sys.platform}: use Linux or macOS") from None
     fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))

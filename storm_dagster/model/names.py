@@ -45,21 +45,13 @@ _BLOB_SUFFIXES = ("-stormjar.jar", "-stormconf.ser", "-stormcode.ser", "-placeme
 def check_topology_name(name: object) -> str:
     """``name`` itself when it may name a topology, else :class:`InvalidTopology` saying why not."""
     if not isinstance(name, str) or not name:
-        raise InvalidTopology(
-            "the topology has no name: give one with --name, of letters, digits, '-', '_' and '.'"
-        )
+        raise InvalidTopology("the topology has no name: give one with --name, of letters, digits, '-', '_' and '.'")
     if len(name) > 200:
-        raise InvalidTopology(
-            f"topology name {name[:20]!r}... has {len(name)} characters: shorten it to at most 200"
-        )
+        raise InvalidTopology(f"topology name {name[:20]!r}... has {len(name)} characters: shorten it to at most 200")
     if not _TOPOLOGY_NAME.fullmatch(name):
-        raise InvalidTopology(
-            f"topology name {name!r} may hold only letters, digits, '-', '_' and '.': rename it"
-        )
+        raise InvalidTopology(f"topology name {name!r} may hold only letters, digits, '-', '_' and '.': rename it")
     if name.isdigit() or name.lower() == "null" or name in (".", ".."):
-        raise InvalidTopology(
-            f"topology name {name!r} is reserved (digits only, 'null', '.' and '..' are): rename it"
-        )
+        raise InvalidTopology(f"topology name {name!r} is reserved (digits only, 'null', '.' and '..' are): rename it")
     return name
 
 
@@ -70,9 +62,7 @@ def check_component_id(component_id: object, what: str = "component") -> str:
             f"{what} id {component_id!r} may hold 1 to 200 letters, digits and any of -_/.$<>()#: : rename it"
         )
     if component_id.startswith("__"):
-        raise InvalidTopology(
-            f"{what} id {component_id!r} starts with '__', which belongs to the system: rename it"
-        )
+        raise InvalidTopology(f"{what} id {component_id!r} starts with '__', which belongs to the system: rename it")
     return component_id
 
 

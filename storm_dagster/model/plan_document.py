@@ -129,10 +129,7 @@ def _faults(document: PlanDocument) -> Iterator[Fault]:
         yield "topologies", "there is none: give at least one"
     yield from _supervisor_faults(document.supervisors)
     yield from _repeated(
-        (
-            (topology.name, place("topologies", index, "name"))
-            for index, topology in enumerate(document.topologies)
-        ),
+        ((topology.name, place("topologies", index, "name")) for index, topology in enumerate(document.topologies)),
         "topology {} is listed twice",
     )
     for index, topology in enumerate(document.topologies):
@@ -197,9 +194,7 @@ def _topology_faults(topology: PlanTopology) -> Iterator[Fault]:
         yield "spouts", "the topology has no task: give a component a parallelism of at least 1"
     slots = ((f"{old.node}:{old.port}", place("old", number)) for number, old in enumerate(topology.old))
     yield from _repeated(slots, "slot {} is listed twice")
-    held = (
-        (task, place("old", number, "tasks")) for number, old in enumerate(topology.old) for task in old.tasks
-    )
+    held = ((task, place("old", number, "tasks")) for number, old in enumerate(topology.old) for task in old.tasks)
     yield from _repeated(held, "task {} is listed twice")
     ids = ((task, place("tasks", component)) for component, given in topology.tasks.items() for task in given)
     yield from _repeated(ids, "id {} is given twice")

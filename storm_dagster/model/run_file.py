@@ -52,9 +52,7 @@ class RunFile(BaseModel, ExactProcess):
         ticks = start_ticks(pid)
         if ticks is None:
             raise ProcessLookupError(f"process {pid} ({role} {id}) does not exist")
-        record = RunFile(
-            role=role, id=id, pid=pid, start_ticks=ticks, boot_id=boot_id(), ports=dict(ports or {})
-        )
+        record = RunFile(role=role, id=id, pid=pid, start_ticks=ticks, boot_id=boot_id(), ports=dict(ports or {}))
         target = RunFile.path_of(home, role, id)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, record.model_dump_json() + "\n")

@@ -65,9 +65,7 @@ def read_private_file(path: Path, what: str) -> str:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(
-            f"{what} {path} cannot be read ({error}): name a file of this user's own"
-        ) from None
+        raise InvalidRequest(f"{what} {path} cannot be read ({error}): name a file of this user's own") from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise InvalidRequest(f"{what} {path} can be read or written by other users: chmod 600 {path}")
     return text

@@ -136,16 +136,12 @@ def _serve(conf: ClusterConf, home: Path, nimbus_id: str, stop: threading.Event,
         thread.start()
     container = container_heartbeat(conf, folder)
     if container is not None:
-        threading.Thread(
-            target=container.run, args=(ended, stop), name="nimbus-container", daemon=True
-        ).start()
+        threading.Thread(target=container.run, args=(ended, stop), name="nimbus-container", daemon=True).start()
     stack.callback(sync_wake.set)
     stack.callback(ended.set)
     # Resigning first makes another nimbus lead at once, while this one is still putting its things away.
     stack.callback(_resign, leadership, nimbus)
-    tls = (
-        security.server_context(client_certificate=security.http_needs_certificate) if security.tls else None
-    )
+    tls = security.server_context(client_certificate=security.http_needs_certificate) if security.tls else None
     service = HttpService(build_app(nimbus, reader, submissions), listener, tls=tls)
     stack.callback(service.stop)
     service.start()

@@ -64,9 +64,7 @@ def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
     # ZooKeeper's numbers have ten digits, so that names sort as they do.
     names = sorted(state.find_children(paths.ACTIONS) or ())
     found = []
-    for name, stored in zip(
-        names, state.get_many([f"{paths.ACTIONS}/{name}" for name in names]), strict=True
-    ):
+    for name, stored in zip(names, state.get_many([f"{paths.ACTIONS}/{name}" for name in names]), strict=True):
         if stored is None:
             continue
         try:

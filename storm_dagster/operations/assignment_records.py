@@ -35,9 +35,7 @@ def read_backup(ctx: OperationsContext, name: str) -> tuple[Assignment | None, V
     return (None, None) if found is None else (decode_record(Assignment, found[0], path), found[1])
 
 
-def append_backup(
-    ctx: OperationsContext, transaction: Transaction, name: str, assignment: Assignment
-) -> None:
+def append_backup(ctx: OperationsContext, transaction: Transaction, name: str, assignment: Assignment) -> None:
     """Append what keeps the assignment under the topology's name; it survives a kill."""
     path = paths.assignment_backup(name)
     found = ctx.cluster.state.get_data_with_version(path)

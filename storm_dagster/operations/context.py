@@ -134,9 +134,7 @@ def topology_by_name(view: ClusterView, name: str) -> TopologyView:
         if damage is not None:
             raise Corrupt(f"topology {name!r} has a damaged record, nothing is decided about it: {damage}")
         running = ", ".join(sorted(part.base.name for part in view.topologies.values())) or "none"
-        raise NotAlive(
-            f"topology {name!r} is not alive (alive: {running}): check the name with `storm-dagster list`"
-        )
+        raise NotAlive(f"topology {name!r} is not alive (alive: {running}): check the name with `storm-dagster list`")
     return topology
 
 

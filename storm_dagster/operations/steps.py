@@ -50,9 +50,7 @@ class Operation:
 
 def shared_steps(name: str, *parts: str | Operation) -> Operation:
     """Steps that several operations share; an operation among ``parts`` means its steps, each once."""
-    steps = dict.fromkeys(
-        step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,))
-    )
+    steps = dict.fromkeys(step for each in parts for step in (each.steps if isinstance(each, Operation) else (each,)))
     return Operation(name, tuple(steps))
 
 

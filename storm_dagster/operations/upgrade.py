@@ -190,9 +190,7 @@ def roll_back(ctx: OperationsContext, name: str, reason: str | None = None) -> U
     return _execute(ctx, name, UpgradeEvent("roll_back", reason))
 
 
-def roll_back_if_upgraded(
-    ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]
-) -> UpgradeResult | None:
+def roll_back_if_upgraded(ctx: OperationsContext, topology_id: str, causes: Iterable[Cause]) -> UpgradeResult | None:
     """Roll the upgrade back when a worker that it took was judged dead; ``None`` when there is none."""
     topology = ctx.cluster.load_view().topologies.get(topology_id)
     if topology is None or topology.base.status != "UPGRADING" or topology.assignment is None:
@@ -286,9 +284,7 @@ def _load(ctx: OperationsContext, view: ClusterView, name: str) -> tuple[Topolog
     return topology, UpgradeSnapshot(state, topology.assignment, topology.tasks)
 
 
-def _execute(
-    ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int | None = None
-) -> UpgradeResult:
+def _execute(ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int | None = None) -> UpgradeResult:
     """Apply the event to a fresh snapshot, again after every lost race; ``epoch``: that of the writes."""
     fence = ctx.current_epoch() if epoch is None else epoch
     sent: list[UpgradeTransition] = []
@@ -352,9 +348,7 @@ def _ended(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeRe
     """The end of the upgrade of which ``last`` was seen last."""
     topology = ctx.cluster.load_view().topologies.get(last.topology_id)
     if topology is None:
-        raise NotAlive(
-            f"topology {last.name!r} was killed while it was {'rolled back' if back else 'upgraded'}"
-        )
+        raise NotAlive(f"topology {last.name!r} was killed while it was {'rolled back' if back else 'upgraded'}")
     status, record = topology.base.status, last.state.record if last.state is not None else None
     if back:
         workers = dict.fromkeys(last.workers, "former")
@@ -366,9 +360,7 @@ def _ended(ctx: OperationsContext, last: UpgradeResult, back: bool) -> UpgradeRe
         raise InvalidTopology(
             f"the upgrade of {last.name!r} was rolled back, the former code runs again: {last.reason}"
         )
-    raise Conflict(
-        f"the upgrade of {last.name!r} was rolled back by somebody else: the former code runs again"
-    )
+    raise Conflict(f"the upgrade of {last.name!r} was rolled back by somebody else: the former code runs again")
 
 
 def _next_number(ctx: OperationsContext, epoch: int) -> int:

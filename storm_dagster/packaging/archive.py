@@ -110,9 +110,7 @@ def _walk(folder: Path, root: Path, rules: IgnoreRules | None, skip: frozenset[P
         try:
             entries = sorted(os.scandir(here), key=lambda entry: entry.name)
         except PermissionError as error:
-            raise InvalidTopology(
-                f"folder {here} cannot be read ({error.strerror}): name it in .gitignore"
-            ) from None
+            raise InvalidTopology(f"folder {here} cannot be read ({error.strerror}): name it in .gitignore") from None
         for entry in entries:
             name, path = entry.name, Path(entry.path)
             if rules is not None and name.startswith("."):

@@ -26,9 +26,7 @@ class Bundle:
     archive: Archive
 
 
-def _archive_of(
-    found: Description, unpacked: Path, vendored: Path | None, home: Path | None, out: Path
-) -> Archive:
+def _archive_of(found: Description, unpacked: Path, vendored: Path | None, home: Path | None, out: Path) -> Archive:
     path = found.target.path
     if found.target.kind == "archive" and path is not None:
         if vendored is None and not path.name.lower().endswith(".tar.gz"):
@@ -41,9 +39,7 @@ def _archive_of(
         }
         return build_archive(out, files, vendored=vendored)
     leave_out = [home] if home is not None else []
-    return build_archive(
-        out, collect_files(found.root, found.include, leave_out=leave_out), vendored=vendored
-    )
+    return build_archive(out, collect_files(found.root, found.include, leave_out=leave_out), vendored=vendored)
 
 
 def vendor_requirements(file: Path, into: Path, *, timeout: float = 600.0) -> None:
@@ -56,9 +52,7 @@ def vendor_requirements(file: Path, into: Path, *, timeout: float = 600.0) -> No
     if not file.is_file():
         raise InvalidRequest(f"--requirements {file}: there is no such file")
     if importlib.util.find_spec("pip") is None:
-        raise Unavailable(
-            f"--requirements needs pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip"
-        )
+        raise Unavailable(f"--requirements needs pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip")
     command = [
         sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--no-compile",
         "--quiet", "--target", str(into), "--requirement", str(file.absolute()),
@@ -69,9 +63,7 @@ def vendor_requirements(file: Path, into: Path, *, timeout: float = 600.0) -> No
             cwd=file.absolute().parent, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise Unavailable(
-            f"pip did not finish {file} within {timeout:g} s: try again, or vendor by hand"
-        ) from None
+        raise Unavailable(f"pip did not finish {file} within {timeout:g} s: try again, or vendor by hand") from None
     if done.returncode != 0:
         words = done.stdout.decode("utf-8", "replace").strip()[-1500:]
         raise InvalidTopology(f"pip cannot install {file}: {words}")

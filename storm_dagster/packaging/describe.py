@@ -57,9 +57,7 @@ def _import(module: str, root: str, expected: str | None) -> ModuleType:
             f'({_where(error, root)}): put such code under if __name__ == "__main__"'
         ) from None
     except BaseException as error:
-        raise InvalidTopology(
-            f"module {module!r} cannot be imported: {_text(error)} ({_where(error, root)})"
-        ) from None
+        raise InvalidTopology(f"module {module!r} cannot be imported: {_text(error)} ({_where(error, root)})") from None
     if expected is not None:
         found = getattr(loaded, "__file__", None)
         if found is None or not os.path.exists(found) or not os.path.samefile(found, expected):
@@ -123,9 +121,7 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
                     "TopologyBuilder or a TopologySpec"
                 )
         elif spec is not None and args:
-            raise InvalidTopology(
-                f"{name} is a topology and takes no arguments, {len(args)} were given after --"
-            )
+            raise InvalidTopology(f"{name} is a topology and takes no arguments, {len(args)} were given after --")
     except StormDagsterError:
         raise
     except SystemExit as error:

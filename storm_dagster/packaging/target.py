@@ -41,17 +41,13 @@ def _attribute(text: str, target: str) -> str | None:
     if not text:
         return None
     if not _ATTRIBUTE.fullmatch(text):
-        raise InvalidRequest(
-            f"target {target!r}: {text!r} is no Python name: write {target.split(':')[0]}:Name"
-        )
+        raise InvalidRequest(f"target {target!r}: {text!r} is no Python name: write {target.split(':')[0]}:Name")
     return text
 
 
 def _existing(path: Path, target: str) -> Path:
     if path.is_dir():
-        raise InvalidRequest(
-            f"target {target!r}: {path} is a folder: name the file in it that holds the topology"
-        )
+        raise InvalidRequest(f"target {target!r}: {path} is a folder: name the file in it that holds the topology")
     if not path.is_file():
         raise InvalidRequest(f"target {target!r}: file {path} does not exist (looked in {Path.cwd()})")
     return path.absolute()
@@ -68,9 +64,7 @@ def parse_target(text: str) -> Target:
             )
         module, _, name = rest.partition(":")
         if not _MODULE.fullmatch(module):
-            raise InvalidRequest(
-                f"target {text!r}: {module!r} is no module name: write {archive}::module:Name"
-            )
+            raise InvalidRequest(f"target {text!r}: {module!r} is no module name: write {archive}::module:Name")
         return Target("archive", module, _attribute(name, text), _existing(Path(archive), text))
     if text.lower().endswith(ARCHIVE_SUFFIXES):
         raise InvalidRequest(f"target {text!r} names no module in the archive: write {text}::module[:Name]")
@@ -78,9 +72,7 @@ def parse_target(text: str) -> Target:
     if head.endswith(".py"):
         path = _existing(Path(head), text)
         if "." in path.stem:
-            raise InvalidRequest(
-                f"target {text!r}: {path.name} cannot be imported: rename it without the inner dot"
-            )
+            raise InvalidRequest(f"target {text!r}: {path.name} cannot be imported: rename it without the inner dot")
         return Target("file", path.stem, _attribute(name, text), path)
     module, _, name = text.partition(":")
     if not _MODULE.fullmatch(module):

@@ -72,9 +72,7 @@ def archive_kind(path: Path) -> Literal["zip", "tar.gz"]:
         return "zip"
     if magic[:2] == b"\x1f\x8b":
         return "tar.gz"
-    raise InvalidTopology(
-        f"archive {path.name} is neither zip (zip, jar, whl) nor tar.gz: pack it as one of those"
-    )
+    raise InvalidTopology(f"archive {path.name} is neither zip (zip, jar, whl) nor tar.gz: pack it as one of those")
 
 
 def unpack_archive(path: Path, target: Path, limits: UnpackLimits | None = None) -> UnpackResult:
@@ -221,9 +219,7 @@ def _zip_entries(path: Path, limits: UnpackLimits, names: _Names) -> Iterator[_E
                 raise names.refuse(info.filename, "is encrypted")
             kind = stat.S_IFMT(mode)
             if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise names.refuse(
-                    info.filename, f"is {_kind_name(kind)}, only files and folders may be packed"
-                )
+                raise names.refuse(info.filename, f"is {_kind_name(kind)}, only files and folders may be packed")
             if kind == stat.S_IFDIR and not folder:
                 raise names.refuse(info.filename, "is a folder by its mode and a file by its name")
             yield _Entry(info.filename, bool(mode & 0o111), None if folder else archive.open(info))

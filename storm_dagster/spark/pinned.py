@@ -52,9 +52,7 @@ class ClusterSessionIds:
         try:
             return str(uuid.UUID(raw.decode("ascii"))), at.version
         except (UnicodeDecodeError, ValueError):
-            raise Corrupt(
-                f"{self._path} holds no session id: delete the node, a new one is written"
-            ) from None
+            raise Corrupt(f"{self._path} holds no session id: delete the node, a new one is written") from None
 
     def replace(self, session_id: str, version: int | None) -> bool:
         data = session_id.encode("ascii")

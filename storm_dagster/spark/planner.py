@@ -205,9 +205,7 @@ def plan_on_cluster(
         return planner(batch)
     if master:
         where = {"spark.master": str(master)}
-        return ClassicPlanner(lambda: open_session(where) if open_session else open_classic(str(master)))(
-            batch
-        )
+        return ClassicPlanner(lambda: open_session(where) if open_session else open_classic(str(master)))(batch)
     raise Unavailable(
         "the cluster's conf names no Spark: set spark.remote (sc://host:port) or spark.master, "
         "or run storm-dagster dev, which starts one"
@@ -219,9 +217,7 @@ def local_planner() -> ClassicPlanner:
     return ClassicPlanner(lambda: open_classic("local[*]"))
 
 
-def planner_for(
-    conf: ClusterConf | Conf, session_id: str | None = None
-) -> Callable[[PlacementBatch], PlacementResult]:
+def planner_for(conf: ClusterConf | Conf, session_id: str | None = None) -> Callable[[PlacementBatch], PlacementResult]:
     """The planner of ``plan``: the cluster's Spark when there is one, else one in this process.
 
     ``session_id`` is the cluster's pinned session, which it joins and never replaces. Without it, what-if
@@ -246,9 +242,7 @@ def package_archive() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="storm-dagster-spark-"))
     target = folder / "package.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(
-            [root / "__init__.py", *(root / "model").rglob("*.py"), *(root / "spark").rglob("*.py")]
-        ):
+        for path in sorted([root / "__init__.py", *(root / "model").rglob("*.py"), *(root / "spark").rglob("*.py")]):
             name = str(path.relative_to(root.parent))
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), path.read_bytes())
     digest = hashlib.sha256(target.read_bytes()).hexdigest()[:16]

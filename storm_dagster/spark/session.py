@@ -181,9 +181,7 @@ def within(seconds: float, what: str, function: Callable[[], T]) -> T:
     thread.start()
     thread.join(seconds)
     if not outcome:
-        raise Unavailable(
-            f"{what} did not answer within {seconds:g} s: see the Spark server's log, try again"
-        )
+        raise Unavailable(f"{what} did not answer within {seconds:g} s: see the Spark server's log, try again")
     result, error = outcome[0]
     if error is not None:
         raise error

@@ -252,9 +252,7 @@ class ClusterLink:
         path = paths.supervisor(self._id)
         missing = not cluster.state.owned(path)
         changed = self._beat is None or info.model_copy(update={"count": self._beat.count}) != self._beat
-        due = self._beat_at is None or now - self._beat_at >= float(
-            self._conf["supervisor.heartbeat.frequency.secs"]
-        )
+        due = self._beat_at is None or now - self._beat_at >= float(self._conf["supervisor.heartbeat.frequency.secs"])
         # Without a completed pass, no heartbeat: a hung loop must not look alive.
         if passes == self._beat_passes or not (missing or changed or due):
             return
@@ -262,9 +260,7 @@ class ClusterLink:
         self._beat, self._beat_at, self._beat_passes = info, now, passes
         self._count += 1
 
-    def _write_report(
-        self, cluster: StormClusterState, topology_id: str, port: int, text: str, when: int
-    ) -> None:
+    def _write_report(self, cluster: StormClusterState, topology_id: str, port: int, text: str, when: int) -> None:
         assignment = self._assignments.get(topology_id)
         if assignment is None:
             return
@@ -273,9 +269,7 @@ class ClusterLink:
             (0,),
         )
         try:
-            cluster.report_error(
-                topology_id, tasks[0], text, component=SYSTEM, host=self._host, port=port, time=when
-            )
+            cluster.report_error(topology_id, tasks[0], text, component=SYSTEM, host=self._host, port=port, time=when)
         except Unavailable:
             raise
         except StormDagsterError as error:

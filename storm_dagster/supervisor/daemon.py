@@ -82,9 +82,7 @@ class Supervisor:
         self._file = LocalStateFile(self._folder / "localstate")
         before = self._file.read()
         self._housekeeper = Housekeeper(self._file)
-        self._upgrades = Upgrades(
-            supervisor_id, self._runs, boot_clock, float(conf["nimbus.task.launch.secs"])
-        )
+        self._upgrades = Upgrades(supervisor_id, self._runs, boot_clock, float(conf["nimbus.task.launch.secs"]))
         self._link = ClusterLink(
             conf,
             supervisor_id,
@@ -149,9 +147,7 @@ class Supervisor:
             work = Work(wanted.topology_id, wanted.code_dir)
             self.table.restore(wanted.port, work, ran=wanted.ran, crashes=wanted.crashes)
         for worker in sorted(found.values(), key=lambda each: (each.port, each.process.start_ticks)):
-            _log.info(
-                "worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid
-            )
+            _log.info("worker %s in slot %d runs already, pid %d", worker.worker_id, worker.port, worker.process.pid)
             self.table.adopt(worker, now)
         remove_stale_folders(self._home, self.id, found)
 

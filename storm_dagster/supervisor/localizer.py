@@ -245,9 +245,7 @@ class Localizer:
                 for chunk in response.iter_raw(self._chunk):
                     size += len(chunk)
                     if size > most:
-                        raise InvalidTopology(
-                            f"{url} is larger than {most} bytes: raise nimbus.upload.max.bytes"
-                        )
+                        raise InvalidTopology(f"{url} is larger than {most} bytes: raise nimbus.upload.max.bytes")
                     digest.update(chunk)
                     sink.write(chunk)
                     if self._stop.is_set():

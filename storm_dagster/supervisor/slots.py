@@ -282,9 +282,7 @@ class SlotTable:
             waiting.add(port)
             if len(waiting) > 1:
                 return
-        threading.Thread(
-            target=self._fetch_in_thread, args=(code_dir,), name=f"fetch-{code_dir}", daemon=True
-        ).start()
+        threading.Thread(target=self._fetch_in_thread, args=(code_dir,), name=f"fetch-{code_dir}", daemon=True).start()
 
     def _fetch_in_thread(self, code_dir: str) -> None:
         event: Event
@@ -310,9 +308,7 @@ class SlotTable:
         try:
             code = self._localizer.local(work.code_dir)
             if code is None:
-                raise Corrupt(
-                    f"code {work.code_dir} is not complete on this disk any more: it is fetched again"
-                )
+                raise Corrupt(f"code {work.code_dir} is not complete on this disk any more: it is fetched again")
             started = self._starter.launch(port, work, code)
         except Corrupt as error:
             self.post(port, LaunchFailed(_text(error), code_missing=True))
@@ -320,9 +316,7 @@ class SlotTable:
             self.post(port, LaunchFailed(_text(error)))
         else:
             worker = Worker(started.worker_id, work)
-            self._register(
-                LiveWorker(port, worker, started.process, started.heartbeat_path, started.log_path)
-            )
+            self._register(LiveWorker(port, worker, started.process, started.heartbeat_path, started.log_path))
             self.post(port, Launched(worker))
             # After Launched, so that its exit event cannot come first.
             self._watch.add(worker.id, started.process)

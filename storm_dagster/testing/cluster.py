@@ -47,9 +47,7 @@ class CommandResult:
         try:
             error: StormDagsterError = error_from_document(json.loads(self.out))
         except ValueError:
-            error = StormDagsterError(
-                f"exit code {self.code}: {self.err.strip()[-2000:] or self.out[-2000:]}"
-            )
+            error = StormDagsterError(f"exit code {self.code}: {self.err.strip()[-2000:] or self.out[-2000:]}")
         raise error
 
 
@@ -155,9 +153,7 @@ class LocalCluster:
         return NimbusClient.of_cluster(self.conf, self.home, patience=patience)
 
     # -- requests -----------------------------------------------------------------------------------------
-    def cli(
-        self, verb: str, *args: str, cwd: Path | None = None, check: bool = True, timeout: float = 330.0
-    ) -> Any:
+    def cli(self, verb: str, *args: str, cwd: Path | None = None, check: bool = True, timeout: float = 330.0) -> Any:
         """Run a verb and return its JSON document, or raise its typed error; without ``check``, a CommandResult."""
         # Right after the verb: what follows a `--` belongs to the target.
         done = run_cli(verb, "--json", *args, home=self.home, cwd=cwd, timeout=timeout)
@@ -181,9 +177,7 @@ class LocalCluster:
             tasks = document["tasks"]
             return document if tasks and all(task["status"] == "running" for task in tasks) else None
 
-        found = eventually(
-            running, timeout, f"all tasks of {name} running", ignore=(StormDagsterError,), interval=0.1
-        )
+        found = eventually(running, timeout, f"all tasks of {name} running", ignore=(StormDagsterError,), interval=0.1)
         assert found is not None
         return found
 
@@ -191,9 +185,7 @@ class LocalCluster:
     def processes(self, role: str | None = None) -> list[RunFile]:
         """The live processes that its run files name."""
         return [
-            record
-            for record in RunFile.read_all(self.home)
-            if record.alive() and (role is None or record.role == role)
+            record for record in RunFile.read_all(self.home) if record.alive() and (role is None or record.role == role)
         ]
 
     def kill(self, role: str, id: str | None = None, number: int = signal.SIGKILL) -> RunFile:

@@ -57,9 +57,7 @@ class CachedReads(ZooKeeperClusterState):
     It has watches of its own, so that events of its nodes do not issue callbacks of the other. Thread-safe.
     """
 
-    def __init__(
-        self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES
-    ) -> None:
+    def __init__(self, state: ZooKeeperClusterState, disk: DiskCache | None, most_bytes: int = _MOST_BYTES) -> None:
         super().__init__(state.session)
         self._disk = disk
         self._most_bytes = most_bytes
@@ -174,9 +172,7 @@ class CachedReads(ZooKeeperClusterState):
     def _fetch(self, wanted: list[str], sure: dict[str, int]) -> dict[str, _Value]:
         """From disk what is still true there, the rest from ZooKeeper with a watch."""
         kept = self._from_disk(wanted)
-        proven: dict[str, _Value] = {
-            path: value for path, value in kept.items() if sure.get(path) == value[1].mzxid
-        }
+        proven: dict[str, _Value] = {path: value for path, value in kept.items() if sure.get(path) == value[1].mzxid}
         doubtful = [path for path in kept if path not in proven]
         for path, stat in zip(doubtful, self._stats(doubtful), strict=True):
             if stat == kept[path][1]:

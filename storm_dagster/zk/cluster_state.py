@@ -115,9 +115,7 @@ class ZooKeeperClusterState(ClusterState):
 
     def _stat(self, path: str, watch: bool = False) -> ZnodeStat | None:
         full, watcher = self.session.full(path), self._watch(watch)
-        return self.session.call(
-            lambda c: c.exists_async(full, watch=watcher), f"a read of {path}", read=True
-        )
+        return self.session.call(lambda c: c.exists_async(full, watch=watcher), f"a read of {path}", read=True)
 
     def get_data(self, path: str, watch: bool = False) -> bytes | None:
         found = self.get_data_with_version(path, watch)
@@ -176,9 +174,7 @@ class ZooKeeperClusterState(ClusterState):
 
         return [None if answer is None else sorted(answer) for answer in self._read_many(many, begin, watch)]
 
-    def _read_many(
-        self, many: Sequence[str], begin: Callable[[str], Callable[[Any], Any]], watch: bool
-    ) -> list[Any]:
+    def _read_many(self, many: Sequence[str], begin: Callable[[str], Callable[[Any], Any]], watch: bool) -> list[Any]:
         """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch."""
         fulls = [self.session.full(path) for path in many]
         answers: list[Any] = [None] * len(fulls)
@@ -298,13 +294,9 @@ class ZooKeeperClusterState(ClusterState):
     def _set(self, path: str, data: bytes, version: int) -> ZnodeStat:
         full = self.session.full(path)
         try:
-            return self.session.call(
-                lambda client: client.set_async(full, data, version=version), f"a write of {path}"
-            )
+            return self.session.call(lambda client: client.set_async(full, data, version=version), f"a write of {path}")
         except BadVersionError:
-            raise conflict(
-                f"{path} was changed meanwhile (version {version} was expected): read again", path
-            ) from None
+            raise conflict(f"{path} was changed meanwhile (version {version} was expected): read again", path) from None
         except NoNodeError:
             raise conflict(f"{path} does not exist any more: read again", path) from None
 

@@ -62,10 +62,7 @@ def ensemble_command(
             f"ZooKeeper member {id} is not one of the ensemble {sorted(m.id for m in members)}: give each an id of its own"
         )
     me = by_id[id]
-    peers = {
-        f"server.{member.id}": f"{member.host}:{member.peer}:{member.election}:participant"
-        for member in members
-    }
+    peers = {f"server.{member.id}": f"{member.host}:{member.peer}:{member.election}:participant" for member in members}
     command = zookeeper_command(
         data_dir,
         me.client,

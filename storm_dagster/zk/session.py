@@ -253,9 +253,7 @@ class ZkSession:
     def _await_connected(self) -> None:
         if not self._up.is_set() and not self._up.wait(max(1, self._retries) * self._interval):
             self._guard()
-            raise Unavailable(
-                f"the connection to ZooKeeper at {self.hosts} is down: it is being restored, try again"
-            )
+            raise Unavailable(f"the connection to ZooKeeper at {self.hosts} is down: it is being restored, try again")
 
     def _translated(self, error: BaseException, what: str) -> StormDagsterError | None:
         if isinstance(error, _LOST):
@@ -270,9 +268,7 @@ class ZkSession:
                 f"ZooKeeper refuses {what}: this client may not, check the ACL of the node and the credentials"
             )
         if isinstance(error, KazooException) and not isinstance(error, _ANSWERS):
-            return Conflict(
-                f"ZooKeeper refuses {what} ({type(error).__name__}): check the path and its parents"
-            )
+            return Conflict(f"ZooKeeper refuses {what} ({type(error).__name__}): check the path and its parents")
         return None
 
     @property
@@ -359,9 +355,7 @@ class ZkSession:
         threading.Thread(target=self._stop, args=(stopped,), name="zookeeper-close", daemon=True).start()
         if stopped.wait(deadline):
             return True
-        _log.error(
-            "ZooKeeper at %s did not end the session within %g s: dropping the link", self.hosts, deadline
-        )
+        _log.error("ZooKeeper at %s did not end the session within %g s: dropping the link", self.hosts, deadline)
         self.drop_link()
         stopped.wait(1.0)
         return False

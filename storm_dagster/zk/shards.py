@@ -40,9 +40,7 @@ class ShardHead(Record):
     """Hash of the whole record, hexadecimal."""
 
 
-def put_ops(
-    state: ClusterState, transaction: Transaction, path: str, raw: bytes, at: Versioned | None
-) -> None:
+def put_ops(state: ClusterState, transaction: Transaction, path: str, raw: bytes, at: Versioned | None) -> None:
     """Append operations to the transaction that write ``raw`` to ``path``.
 
     ``at`` is the version of the node as read, ``None`` when the record must not exist yet. The parts of a
@@ -85,12 +83,8 @@ def _write_parts(state: ClusterState, path: str, raw: bytes) -> bytes:
     generation = uuid.uuid4().hex
     count = -(-len(raw) // SHARD_BYTES)
     for number in range(count):
-        state.create_node(
-            f"{path}/{generation}-{number}", raw[number * SHARD_BYTES : (number + 1) * SHARD_BYTES]
-        )
-    head = ShardHead(
-        generation=generation, count=count, size=len(raw), sha256=hashlib.sha256(raw).hexdigest()
-    )
+        state.create_node(f"{path}/{generation}-{number}", raw[number * SHARD_BYTES : (number + 1) * SHARD_BYTES])
+    head = ShardHead(generation=generation, count=count, size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
     return encode_record(head)
 
 

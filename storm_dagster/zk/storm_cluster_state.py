@@ -172,9 +172,7 @@ class StormClusterState:
         """The session below: leases, ping. ``InvalidRequest`` when the state has none."""
         found = getattr(self.state, "session", None)
         if not isinstance(found, ZkSession):
-            raise InvalidRequest(
-                f"{type(self.state).__name__} is not on a ZooKeeper session: ask the state itself"
-            )
+            raise InvalidRequest(f"{type(self.state).__name__} is not on a ZooKeeper session: ask the state itself")
         return found
 
     def disconnect(self) -> None:
@@ -232,9 +230,7 @@ class StormClusterState:
             return None
         return decode_record(cls, found[0], path), found[1]
 
-    def assignment_info(
-        self, topology_id: str, callback: Callable[..., object] | None = None
-    ) -> Assignment | None:
+    def assignment_info(self, topology_id: str, callback: Callable[..., object] | None = None) -> Assignment | None:
         """``/assignments/<id>``: which slots run which tasks; ``None`` without one."""
         path = paths.assignment(topology_id)
         found = shards.read_sharded(self.state, path, self._callback(path, callback))
@@ -269,9 +265,7 @@ class StormClusterState:
         """Ids of the topologies below ``/assignments``, sorted."""
         return self.state.find_children(paths.ASSIGNMENTS, self._wake(paths.ASSIGNMENTS, wake)) or []
 
-    def read_assignment(
-        self, topology_id: str, wake: Wake | None = None
-    ) -> tuple[Assignment, Versioned] | None:
+    def read_assignment(self, topology_id: str, wake: Wake | None = None) -> tuple[Assignment, Versioned] | None:
         """The assignment and its version; ``None`` without one. ``wake`` also fires when it is removed."""
         path = paths.assignment(topology_id)
         found = shards.read_sharded(self.state, path, self._wake(path, wake))
@@ -294,9 +288,7 @@ class StormClusterState:
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
         """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
-        return gray_upgrades.read_upgrade(
-            self.state, topology_id, self._wake(paths.gray_upgrade(topology_id), wake)
-        )
+        return gray_upgrades.read_upgrade(self.state, topology_id, self._wake(paths.gray_upgrade(topology_id), wake))
 
     def upgrades_under_way(self) -> list[str]:
         """Ids of the topologies that have an upgrade record, sorted; two round trips, however many there are."""
@@ -337,9 +329,7 @@ class StormClusterState:
         """
         of = component or task_errors.component_of_task(self.state, topology_id, task)
         if of is None:
-            raise InvalidRequest(
-                f"topology {topology_id} has no task {task}: name the component of the error"
-            )
+            raise InvalidRequest(f"topology {topology_id} has no task {task}: name the component of the error")
         record = TaskError(task=task, host=host, port=port, time=time, error=error)
         task_errors.report_error(self.state, topology_id, of, record)
 

@@ -79,9 +79,7 @@ class StormOperations(StormClusterState):
         path, data = paths.topology(topology_id), encode_record(base)
         self._put(path, data, epoch)
 
-    def update_storm(
-        self, topology_id: str, elems: Mapping[str, Any], *, epoch: int | None = None
-    ) -> StormBase:
+    def update_storm(self, topology_id: str, elems: Mapping[str, Any], *, epoch: int | None = None) -> StormBase:
         """``/topology/<id>``: replace the fields that ``elems`` names, by compare and set.
 
         ``executors`` are merged per component: a new number wins, components not named keep theirs.
@@ -133,9 +131,7 @@ class StormOperations(StormClusterState):
                 continue
             break
         else:
-            raise conflict(
-                f"others write assignments all the time, {topology_id} was not removed", topology_id
-            )
+            raise conflict(f"others write assignments all the time, {topology_id} was not removed", topology_id)
         for path in (
             paths.tasks(topology_id),
             paths.taskbeats(topology_id),

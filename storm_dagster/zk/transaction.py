@@ -102,9 +102,7 @@ class Transaction:
         """Commit only if the node has that data version. A failing check of ``/epoch`` is ``Fenced``."""
         return self._add(_Operation("check", path, version=version))
 
-    def create(
-        self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False
-    ) -> Transaction:
+    def create(self, path: str, data: bytes = b"", ephemeral: bool = False, sequence: bool = False) -> Transaction:
         """Create the node, whose parent must exist and which must not.
 
         With ``sequence`` ZooKeeper appends a number that rises with every child of the parent, so that such
@@ -150,9 +148,7 @@ class Transaction:
         results: list[int | str | None] = []
         for operation, answer in zip(self._operations, answers, strict=True):
             if isinstance(answer, Exception):
-                raise conflict(
-                    f"{operation.path} could not be written: {type(answer).__name__}", operation.path
-                )
+                raise conflict(f"{operation.path} could not be written: {type(answer).__name__}", operation.path)
             if operation.kind == "set":
                 results.append(answer.version)
             elif operation.kind == "create":
@@ -168,9 +164,7 @@ class Transaction:
             if operation.kind == "check":
                 request.check(full, operation.version)
             elif operation.kind == "create":
-                request.create(
-                    full, operation.data, ephemeral=operation.ephemeral, sequence=operation.sequence
-                )
+                request.create(full, operation.data, ephemeral=operation.ephemeral, sequence=operation.sequence)
             elif operation.kind == "set":
                 request.set_data(full, operation.data, operation.version)
             else:

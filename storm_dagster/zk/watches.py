@@ -19,9 +19,7 @@ _log = logging.getLogger(__name__)
 Wake = Callable[[], object]
 """Called without arguments from ZooKeeper's thread; it may only set an event."""
 
-_SUBTREES = frozenset(
-    path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID, paths.HEALER, paths.NIMBUS_MASTER)
-)
+_SUBTREES = frozenset(path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID, paths.HEALER, paths.NIMBUS_MASTER))
 # A reader that passes a new function each time must not grow a slot without bound.
 _MOST_WAKES = 64
 

@@ -85,9 +85,7 @@ def test_the_selected_fields_are_declared_and_nested_ones_found() -> None:
         orders = Orders.spec()
         customers = Customers.spec()
         joined = JoinBolt.spec(
-            Join("orders", "item.owner")
-            .inner("customers", "id", "orders")
-            .select("item.name", "name as who"),
+            Join("orders", "item.owner").inner("customers", "id", "orders").select("item.name", "name as who"),
             Window.tumbling(count=2),
             inputs=[orders, customers],
         )

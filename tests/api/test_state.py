@@ -321,9 +321,7 @@ def test_long_logs_are_rewritten(tmp_path: Path) -> None:
     from storm_dagster.worker.tasks.state_log import StateLog
 
     def opened() -> StateLog:
-        return StateLog(
-            tmp_path, Partitioning(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True
-        )
+        return StateLog(tmp_path, Partitioning(1, True), 0, (0, 0), lambda key, values: values[0], lambda: True)
 
     log = opened()
     for number in range(60):

@@ -39,9 +39,7 @@ class Two(Bolt):
 class WordCount(Topology):
     config = {"topology.workers": 2}
     words = Words.spec(par=2)
-    count = Count.spec(
-        inputs={words: Grouping.fields("word")}, par=3, config={"my.key": 1}, args={"start": 5}
-    )
+    count = Count.spec(inputs={words: Grouping.fields("word")}, par=3, config={"my.key": 1}, args={"start": 5})
 
 
 def test_a_topology_class_becomes_its_document() -> None:

@@ -133,9 +133,7 @@ LEGAL_KEYS = st.text(string.ascii_letters + string.digits + "_ \t.:-", min_size=
 
 
 @given(LEGAL_KEYS)
-def test_every_legal_key_round_trips_inside_the_folder(
-    tmp_path_factory: pytest.TempPathFactory, key: str
-) -> None:
+def test_every_legal_key_round_trips_inside_the_folder(tmp_path_factory: pytest.TempPathFactory, key: str) -> None:
     base = tmp_path_factory.mktemp("s")
     store = LocalBlobStore(base / "blobs")
     store.put(key, b"x")

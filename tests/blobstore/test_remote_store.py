@@ -134,8 +134,7 @@ def test_two_writers_of_one_key_leave_one_whole_content(open_store: Callable[[],
     contents = [bytes([number]) * 100_000 for number in range(6)]
     stores = [open_store() for _ in contents]
     threads = [
-        threading.Thread(target=store.put, args=("k", content))
-        for store, content in zip(stores, contents, strict=True)
+        threading.Thread(target=store.put, args=("k", content)) for store, content in zip(stores, contents, strict=True)
     ]
     for thread in threads:
         thread.start()

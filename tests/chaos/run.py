@@ -29,9 +29,7 @@ from storm_rigs.chaos.workload import WordCount  # noqa: E402
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=None)
     parser.add_argument("--minutes", type=float, default=None)
     parser.add_argument("--seed", type=int, default=random.randrange(1_000_000))
@@ -69,9 +67,7 @@ def main() -> int:
         ):
             chaos_run = ChaosRun(cluster, workload, seed=options.seed, log=log, faults=faults)
             rounds = options.rounds if options.rounds or options.minutes else 1
-            report = chaos_run.run(
-                rounds=rounds, seconds=None if options.minutes is None else 60 * options.minutes
-            )
+            report = chaos_run.run(rounds=rounds, seconds=None if options.minutes is None else 60 * options.minutes)
         sound = not report.violations
         seconds = time.monotonic() - began
         if options.json:

@@ -64,9 +64,7 @@ def test_every_verb_has_help_and_the_common_options() -> None:
     for name in changing:
         command = cli.get_command(context, name)
         assert command is not None
-        assert {"--dry-run", "--wait"} <= {
-            option for parameter in command.params for option in parameter.opts
-        }
+        assert {"--dry-run", "--wait"} <= {option for parameter in command.params for option in parameter.opts}
 
 
 def test_progress_begins_with_what_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,9 +81,7 @@ def test_every_command_that_a_module_has_is_a_verb() -> None:
 
     modules = {module for module, _ in VERBS.values()}
     commands = {
-        (name, module)
-        for module in modules
-        for name in importlib.import_module(f"storm_dagster.cli.{module}").COMMANDS
+        (name, module) for module in modules for name in importlib.import_module(f"storm_dagster.cli.{module}").COMMANDS
     }
     assert commands == {(name, module) for name, (module, _) in VERBS.items()}
 
@@ -209,10 +205,7 @@ def test_doctor_says_how_to_get_java(tmp_path: Path) -> None:
     # The cluster of that conf has its Spark elsewhere, and a host without Java is fit for its clients.
     (tmp_path / "storm.yaml").write_text("spark.remote: sc://127.0.0.1:1\n", encoding="utf-8")
     services = ("doctor", "--json", "--conf-dir", str(tmp_path), *NOWHERE)
-    assert (
-        finding(run_cli(*services, home=tmp_path, env={"JAVA_HOME": str(tmp_path)}), "Java")["state"]
-        == "warning"
-    )
+    assert finding(run_cli(*services, home=tmp_path, env={"JAVA_HOME": str(tmp_path)}), "Java")["state"] == "warning"
 
 
 def test_dev_asks_for_java_before_anything_else(tmp_path: Path) -> None:
@@ -270,9 +263,7 @@ def test_status_of_a_conf_folder_says_whom_it_asked(tmp_path: Path) -> None:
 def test_submit_dry_run_touches_nothing(tmp_path: Path) -> None:
     text = "from storm_dagster.api import *\nclass S(Spout):\n    outputs=['x']\nclass T(Topology):\n    s = S.spec(par=3)\n"
     (tmp_path / "flow.py").write_text(text, encoding="utf-8")
-    done = run_cli(
-        "submit", "flow.py", "--name", "own", "--dry-run", "--json", home=tmp_path / "h", cwd=tmp_path
-    )
+    done = run_cli("submit", "flow.py", "--name", "own", "--dry-run", "--json", home=tmp_path / "h", cwd=tmp_path)
     document = done.check().document
     assert document["name"] == "own" and document["dry_run"] is True
     assert document["components"] == [{"id": "s", "type": "spout", "parallelism": 3}]
@@ -340,9 +331,7 @@ def test_common_options_stand_before_or_after_a_verb_of_a_thing(args: list[str])
     assert "'../x'" in failed(run_cli(*args), 2, "InvalidRequest")
 
 
-@pytest.mark.parametrize(
-    "args", [["blob", "--json"], ["blacklist", "add", "--json"], ["blob", "nosuch", "--json"]]
-)
+@pytest.mark.parametrize("args", [["blob", "--json"], ["blacklist", "add", "--json"], ["blob", "nosuch", "--json"]])
 def test_a_verb_of_a_thing_that_is_wrong_says_so(args: list[str]) -> None:
     failed(run_cli(*args), 2, "InvalidRequest")
 
@@ -356,9 +345,7 @@ def test_status_says_which_process_is_frozen_and_that_nobody_restarts_anything(t
 
             def status() -> tuple[dict[str, str], str]:
                 document = run_cli("status", "--json", *NOWHERE, home=home).check().document
-                return {row["role"]: row["state"] for row in document["processes"]}, "\n".join(
-                    document["advice"]
-                )
+                return {row["role"]: row["state"] for row in document["processes"]}, "\n".join(document["advice"])
 
             assert status() == ({"dev": "runs", "supervisor": "runs"}, "")
             os.kill(supervisor.pid, signal.SIGSTOP)

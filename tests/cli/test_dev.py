@@ -74,9 +74,7 @@ def test_ready_means_that_everything_answers(cluster: LocalCluster) -> None:
     modes = [server_mode(server.rpartition(":")[0], int(server.rpartition(":")[2])) for server in servers]
     assert sorted(map(str, modes)) == ["follower", "follower", "leader"]
     assert endpoints.dagster is not None
-    query = {
-        "query": "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"
-    }
+    query = {"query": "{ repositoriesOrError { ... on RepositoryConnection { nodes { location { name } } } } }"}
     answer = httpx.post(f"{endpoints.dagster.url}/graphql", json=query, trust_env=False).json()
     assert answer["data"]["repositoriesOrError"]["nodes"] == [{"location": {"name": "storm"}}]
     document = json.loads((cluster.home / "cluster.json").read_text())
@@ -114,9 +112,7 @@ def test_a_sensor_that_cannot_be_there_yet_is_no_trouble(cluster: LocalCluster) 
         ("dagster.graphql.url", "{url}/nothing", ["/nothing", "dagster.graphql.url is the webserver's address"]),
     ],
 )  # fmt: skip
-def test_doctor_names_what_is_wrong_with_dagster(
-    cluster: LocalCluster, key: str, value: str, said: list[str]
-) -> None:
+def test_doctor_names_what_is_wrong_with_dagster(cluster: LocalCluster, key: str, value: str, said: list[str]) -> None:
     assert cluster.endpoints.dagster is not None
     given = f"{key}={value.format(url=cluster.endpoints.dagster.url)}"
     done = cluster.cli("doctor", "-c", given, check=False)
@@ -129,9 +125,7 @@ def test_doctor_asks_whether_the_invariants_hold(cluster: LocalCluster) -> None:
     sound = cluster.cli("doctor", "--invariants", "--settle", "1")
     assert sound["ok"] and sound["violations"] == [] and sound["looks"] >= 2
     assert set(sound["rules"].values()) == {f"I{number}" for number in range(1, 9)}
-    base = StormBase(
-        name="ghost", launch_time_secs=0, status="ACTIVE", workers=1, executors={"a": 1}, token="nobody"
-    )
+    base = StormBase(name="ghost", launch_time_secs=0, status="ACTIVE", workers=1, executors={"a": 1}, token="nobody")
     path = paths.topology("ghost-1-1700000000")
     with StormClusterState.open(cluster.conf.values) as state:
         state.state.create_node(path, encode_record(base))
@@ -179,9 +173,7 @@ def test_a_daemon_that_dies_is_started_again_on_its_ports(cluster: LocalCluster)
     eventually(leads, 60, "a leader again")
     after = cluster.endpoints
     assert after.zookeeper == before.zookeeper and after.nimbuses[0].http == before.nimbuses[0].http
-    eventually(
-        lambda: cluster.endpoints.nimbuses[0].pid != before.nimbuses[0].pid, 10, "the new pid in the file"
-    )
+    eventually(lambda: cluster.endpoints.nimbuses[0].pid != before.nimbuses[0].pid, 10, "the new pid in the file")
 
 
 def test_stop_ends_what_a_killed_dev_left(cluster: LocalCluster) -> None:
@@ -204,12 +196,12 @@ def test_a_signal_ends_everything(tmp_path: Path, number: int) -> None:
     pid_file = tmp_path / "pid"
     out = tmp_path / "out"
     options = f"--json --ports auto --home {home} -c spark.remote={NO_SPARK['spark.remote']} --supervisors 1"
-    script = f"{sys.executable} -m storm_dagster dev {options} > {out} 2> {tmp_path / 'err'} & echo $! > {pid_file}; wait"
+    script = (
+        f"{sys.executable} -m storm_dagster dev {options} > {out} 2> {tmp_path / 'err'} & echo $! > {pid_file}; wait"
+    )
     shell = subprocess.Popen(["bash", "-c", script], start_new_session=True)
     try:
-        eventually(
-            lambda: out.exists() and out.read_text().rstrip().endswith("}"), 200, "the cluster", interval=0.2
-        )
+        eventually(lambda: out.exists() and out.read_text().rstrip().endswith("}"), 200, "the cluster", interval=0.2)
         assert json.loads(out.read_text())["supervisors"][0]["id"] == "s1"
         assert len(of_home(home)) >= 5
         os.kill(int(pid_file.read_text()), number)

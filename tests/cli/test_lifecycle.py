@@ -97,14 +97,10 @@ def test_everything_listens_on_loopback_only(cluster: LocalCluster) -> None:
         sockets |= {link.laddr.port: link.laddr.ip for link in links if link.status == psutil.CONN_LISTEN}
     ours = cluster.endpoints
     expected = {int(ours.zookeeper.rpartition(":")[2]), int(ours.nimbuses[0].thrift.rpartition(":")[2])}
-    expected |= {
-        int(url.rpartition(":")[2]) for url in (ours.nimbuses[0].http, ours.dagster.url, ours.spark.remote)
-    }
+    expected |= {int(url.rpartition(":")[2]) for url in (ours.nimbuses[0].http, ours.dagster.url, ours.spark.remote)}
     expected |= {worker["port"] for worker in cluster.show("wc")["workers"]}
     assert expected <= set(sockets)
-    assert {
-        port: ip for port, ip in sockets.items() if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")
-    } == {}
+    assert {port: ip for port, ip in sockets.items() if ip.removeprefix("::ffff:") not in ("127.0.0.1", "::1")} == {}
 
 
 def test_no_secret_is_seen_by_others(cluster: LocalCluster) -> None:
@@ -133,9 +129,7 @@ def test_no_secret_is_seen_by_others(cluster: LocalCluster) -> None:
 
 def test_strangers_on_the_same_machine_are_refused(cluster: LocalCluster) -> None:
     """Another user of the machine reaches loopback too, and knows neither secret nor token."""
-    assert (
-        httpx.get(f"{cluster.endpoints.nimbuses[0].http}/v1/topologies", trust_env=False).status_code == 401
-    )
+    assert httpx.get(f"{cluster.endpoints.nimbuses[0].http}/v1/topologies", trust_env=False).status_code == 401
     zookeeper = cluster.conf.with_values({"storm.zookeeper.auth.payload": None}, "stranger")
     with pytest.raises(InvalidRequest, match="credentials"):
         StormClusterState.open(zookeeper)

@@ -95,9 +95,7 @@ def running(home: Path) -> Iterator[Dagster]:
         dagster.stop()
 
 
-def test_every_acked_hour_is_in_dagster_whoever_dies(
-    tmp_path: Path, zookeeper_server: str, zk_root: str
-) -> None:
+def test_every_acked_hour_is_in_dagster_whoever_dies(tmp_path: Path, zookeeper_server: str, zk_root: str) -> None:
     """Each kill comes while events are under way; at every look, what is acked is stored."""
     lake = tmp_path / "lake"
     lake.mkdir()
@@ -138,9 +136,7 @@ def test_every_acked_hour_is_in_dagster_whoever_dies(
 
             unauthorized = {"events": []}
             path = f"{daemons.url(daemons.leader())}/v1/topologies/hours/events"
-            refused = httpx.post(
-                path, json=unauthorized, headers={"Authorization": "Bearer x"}, trust_env=False
-            )
+            refused = httpx.post(path, json=unauthorized, headers={"Authorization": "Bearer x"}, trust_env=False)
             assert refused.status_code == 401, "only live workers of the topology may report"
             known = {"Authorization": f"Bearer {token}"}
             assert httpx.post(path, json=unauthorized, headers=known, trust_env=False).json()["stored"] == []
@@ -154,9 +150,7 @@ def test_every_acked_hour_is_in_dagster_whoever_dies(
 
             dagster.stop()
             quiet = {one for one in acked() if one % 3}
-            eventually(
-                lambda: len({one for one in acked() if one % 3} - quiet) > 20, 60, "the stream goes on"
-            )
+            eventually(lambda: len({one for one in acked() if one % 3} - quiet) > 20, 60, "the stream goes on")
             waiting = set(range(max(acked()))) - acked()
             assert waiting and all(one % 3 == 0 for one in waiting), "only tuples with events wait"
             os.kill(pid, signal.SIGKILL)

@@ -78,9 +78,7 @@ class Shop:
             .resolve_job_def(job)
             .execute_in_process(
                 instance=self.instance,
-                tags={**request.tags, "dagster/sensor_name": "declared_topologies_sensor"}
-                if request
-                else None,
+                tags={**request.tags, "dagster/sensor_name": "declared_topologies_sensor"} if request else None,
                 asset_selection=request.asset_selection if request else None,
                 raise_on_error=False,
             )

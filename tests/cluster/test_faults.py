@@ -44,9 +44,7 @@ def submit(cluster: LocalCluster, name: str, *, rate: int = 500) -> dict[str, An
 
 
 def wait_for_some(cluster: LocalCluster, name: str, lines: int) -> None:
-    eventually(
-        lambda: WORDS.progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1
-    )
+    eventually(lambda: WORDS.progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1)
 
 
 def wait_for_all(cluster: LocalCluster, name: str) -> None:
@@ -75,9 +73,7 @@ def test_a_worker_killed_while_counting_costs_no_count(cluster: LocalCluster, ex
 
     def again() -> bool:
         now = cluster.show("worker")
-        same = next(
-            (w for w in now["workers"] if (w["node"], w["port"]) == (victim["node"], victim["port"])), None
-        )
+        same = next((w for w in now["workers"] if (w["node"], w["port"]) == (victim["node"], victim["port"])), None)
         return same is not None and same["pid"] not in (None, victim["pid"])
 
     eventually(again, 30, "the worker in its old slot", ignore=(StormDagsterError,), interval=0.1)
@@ -105,9 +101,7 @@ def test_a_supervisor_killed_alone_moves_nothing_and_adopts_its_workers(
 
 
 @pytest.mark.chaos
-def test_a_zookeeper_outage_pauses_and_restarts_nothing(
-    cluster: LocalCluster, expected: Counter[str]
-) -> None:
+def test_a_zookeeper_outage_pauses_and_restarts_nothing(cluster: LocalCluster, expected: Counter[str]) -> None:
     submit(cluster, "zookeeper")
     wait_for_some(cluster, "zookeeper", 200)
     shown = cluster.wait_running("zookeeper")
@@ -122,9 +116,7 @@ def test_a_zookeeper_outage_pauses_and_restarts_nothing(
         process.resume()
     wait_for_all(cluster, "zookeeper")
     assert WORDS.counts(cluster, "zookeeper") == expected
-    eventually(
-        lambda: pids(cluster.show("zookeeper")) == before, 60, "the same workers", ignore=(StormDagsterError,)
-    )
+    eventually(lambda: pids(cluster.show("zookeeper")) == before, 60, "the same workers", ignore=(StormDagsterError,))
     after = {task["id"]: (task["node"], task["port"]) for task in cluster.show("zookeeper")["tasks"]}
     assert after == placed, "nothing may move because ZooKeeper was away"
     cluster.cli("kill", "zookeeper", "-w", "0")

@@ -91,9 +91,7 @@ class AvailabilityWorld:
 
     def undisturbed(self) -> None:
         """The steady topology runs on, in the very same processes, and goes on counting."""
-        assert self.daemons.wait_running(self.steady) == self.workers, (
-            "no worker may have been restarted or moved"
-        )
+        assert self.daemons.wait_running(self.steady) == self.workers, "no worker may have been restarted or moved"
         before = self.acked()
         eventually(lambda: self.acked() > before, 60, "numbers on their way")
 
@@ -116,9 +114,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AvailabilityWorl
             )
         )
         links = {
-            nimbus: [
-                stack.enter_context(FaultProxy(member.host, member.client)) for member in zookeeper.members
-            ]
+            nimbus: [stack.enter_context(FaultProxy(member.host, member.client)) for member in zookeeper.members]
             for nimbus in ("n1", "n2", "n3")
         }
         daemons = stack.enter_context(
@@ -325,15 +321,11 @@ def test_what_a_frozen_leader_was_asked_does_not_land_when_it_wakes(world: Avail
     answers: list[httpx.Response] = []
 
     def ask(method: str, path: str, **more: Any) -> None:
-        answers.append(
-            httpx.request(method, f"{daemons.url(old)}{path}", timeout=120, trust_env=False, **more)
-        )
+        answers.append(httpx.request(method, f"{daemons.url(old)}{path}", timeout=120, trust_env=False, **more))
 
     asking = [
         threading.Thread(target=ask, args=("POST", "/v1/topologies/steady/deactivate"), kwargs={"json": {}}),
-        threading.Thread(
-            target=ask, args=("POST", "/v1/topologies/steady/kill"), kwargs={"json": {"wait_secs": 0}}
-        ),
+        threading.Thread(target=ask, args=("POST", "/v1/topologies/steady/kill"), kwargs={"json": {"wait_secs": 0}}),
         threading.Thread(
             target=ask,
             args=("PUT", "/v1/blobs/upload.late.archive"),
@@ -403,9 +395,7 @@ def test_without_a_quorum_reads_that_need_none_are_answered_and_writes_are_unava
                 ("POST", "/v1/topologies/steady/deactivate", {}),
                 ("PUT", "/v1/blobs/upload.k.archive", None),
             ):
-                refused = httpx.request(
-                    method, f"{daemons.url(leader)}{path}", json=body, timeout=60, trust_env=False
-                )
+                refused = httpx.request(method, f"{daemons.url(leader)}{path}", json=body, timeout=60, trust_env=False)
                 error = refused.json()["error"]
                 assert (refused.status_code, error["type"]) == (503, "Unavailable"), (path, refused.text)
             with pytest.raises(Unavailable):

@@ -69,9 +69,7 @@ class StockDagster:
             )  # fmt: skip
         try:
             # A webserver and its code location on a machine that runs other things too.
-            eventually(
-                self.shown, 240, "the stock Dagster", interval=1, ignore=(httpx.HTTPError, AssertionError)
-            )
+            eventually(self.shown, 240, "the stock Dagster", interval=1, ignore=(httpx.HTTPError, AssertionError))
         except BaseException:
             self.__exit__()
             raise
@@ -101,8 +99,7 @@ class StockDagster:
         return {
             "jobs": {job["name"]: True for job in found["jobs"]},
             "schedules": {
-                each["name"]: (each["cronSchedule"], each["scheduleState"]["status"])
-                for each in found["schedules"]
+                each["name"]: (each["cronSchedule"], each["scheduleState"]["status"]) for each in found["schedules"]
             },
             "sensors": {each["name"]: each["sensorState"]["status"] for each in found["sensors"]},
             "resources": {each["name"]: each["resourceType"] for each in found["allTopLevelResourceDetails"]},
@@ -135,9 +132,9 @@ class StockDagster:
             return run if run is not None and run.is_finished else None
 
         run = eventually(ended, 420, f"the end of {job}", interval=0.5)
-        assert run is not None and run.is_success, [
-            entry.user_message for entry in self.instance.all_logs(run_id)
-        ][-10:]
+        assert run is not None and run.is_success, [entry.user_message for entry in self.instance.all_logs(run_id)][
+            -10:
+        ]
         return self.events(run_id)
 
     def events(self, run_id: str) -> Counter[str]:
@@ -156,9 +153,7 @@ class StockDagster:
         report, began = self.made(dg.AssetKey("price_report")), time.time()
         done: dict[str, Any] = {job: self.run(job) for job in ("nightly", "prices_job")}
         done["daily_job"] = self.run("daily_job", **{"dagster/partition": "2024-01-02"})
-        eventually(
-            lambda: self.made(dg.AssetKey("price_report")) > report, 240, "the eager report", interval=1
-        )
+        eventually(lambda: self.made(dg.AssetKey("price_report")) > report, 240, "the eager report", interval=1)
 
         def ticked() -> list[dict[str, Any]]:
             return [t for t in self.ticks("tidy_schedule") if t["timestamp"] > began and t["runIds"]]
@@ -245,17 +240,13 @@ def test_a_stock_project_with_storm_and_without(
         (old,) = running_conf(cluster)
         project.add_storm(cluster.home, "\nVERSION = 2\n", **declared)
         stock.reload()
-        eventually(
-            lambda: stock.made(REPORT) == 2, 420, "the eager asset behind the changed topology", interval=1
-        )
+        eventually(lambda: stock.made(REPORT) == 2, 420, "the eager asset behind the changed topology", interval=1)
         (new,) = running_conf(cluster)
         assert new != old
 
         # Ended by hand, it stays ended: the deploy schedule ticks, and nothing is submitted.
         stock.run("kill_clicks")
-        eventually(
-            lambda: cluster.topologies() == [], 240, "the end", ignore=(StormDagsterError,), interval=1
-        )
+        eventually(lambda: cluster.topologies() == [], 240, "the end", ignore=(StormDagsterError,), interval=1)
         since = time.time()
 
         def skipped() -> list[dict[str, Any]]:

@@ -45,9 +45,7 @@ def commands(section: str) -> list[tuple[str, str]]:
     """(host, command) of a section's console blocks, in order; what root does is left out but for ``systemctl``."""
     (text,) = re.findall(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M)
     found = re.findall(r"^(\w+)@(\w+)\$ (.*)$", text, flags=re.M)
-    return [
-        (host, command) for user, host, command in found if user != "root" or command.startswith("systemctl ")
-    ]
+    return [(host, command) for user, host, command in found if user != "root" or command.startswith("systemctl ")]
 
 
 @pytest.fixture

@@ -54,9 +54,7 @@ def submit(cluster: LocalCluster, name: str, *, rate: int = 250) -> dict[str, An
 
 
 def some(cluster: LocalCluster, name: str, lines: int = 200) -> None:
-    eventually(
-        lambda: WORDS.progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1
-    )
+    eventually(lambda: WORDS.progress(cluster, name)[0] >= lines, 60, f"{lines} lines of {name}", interval=0.1)
 
 
 def exact(cluster: LocalCluster, name: str, expected: Counter[str]) -> None:
@@ -87,9 +85,7 @@ def ask_dagster(cluster: LocalCluster, query: str) -> Any:
 
 def heal_runs(cluster: LocalCluster) -> list[str]:
     """Run ids of all reassignments."""
-    query = (
-        '{ runsOrError(filter: {pipelineName: "reassign_topologies"}) { ... on Runs { results { runId } } } }'
-    )
+    query = '{ runsOrError(filter: {pipelineName: "reassign_topologies"}) { ... on Runs { results { runId } } } }'
     return [run["runId"] for run in ask_dagster(cluster, query)["runsOrError"]["results"]]
 
 
@@ -176,14 +172,10 @@ def test_blobs_and_the_blacklist_are_operated_by_verbs(cluster: LocalCluster, tm
 
 
 @pytest.mark.long  # forty of them, over Thrift, are in every run
-def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(
-    cluster: LocalCluster, tmp_path: Path
-) -> None:
+def test_of_a_hundred_clients_with_one_name_exactly_one_is_taken(cluster: LocalCluster, tmp_path: Path) -> None:
     bundle = bundle_target(str(SLOW), (), folder=tmp_path, home=cluster.home)
     with cluster.nimbus() as nimbus:
-        uploaded = upload(
-            nimbus, archive=bundle.archive, conf={"topology.workers": 1}, topology=bundle.topology
-        )
+        uploaded = upload(nimbus, archive=bundle.archive, conf={"topology.workers": 1}, topology=bundle.topology)
 
     def submit(number: int) -> str:
         request = {"name": "contested", "handle": uploaded.handle, "token": f"contested-{number}"}

@@ -201,9 +201,7 @@ def test_its_programs_count(cluster: LocalCluster, submitted: str) -> None:
     assert {pid for _, pid in found} <= pids and all(number % 1000 == 0 for number, _ in found)
 
 
-def test_every_answer_is_read_by_streamparse_s_types(
-    client: Any, cluster: LocalCluster, submitted: str
-) -> None:
+def test_every_answer_is_read_by_streamparse_s_types(client: Any, cluster: LocalCluster, submitted: str) -> None:
     info = client.getClusterInfo()
     topology = next(row for row in info.topologies if row.name == NAME)
     shown = cluster.show(NAME)
@@ -233,14 +231,10 @@ def test_every_answer_is_read_by_streamparse_s_types(
     spout = next(e for e in got.executors if e.component_id == "word_spout")
     assert spout.stats.specific.spout is not None and spout.stats.emitted[":all-time"]["default"] > 0
     assert got.errors["count_bolt"] == []
-    assert (
-        client.getTopologyInfoWithOpts(topology.id, storm.GetInfoOptions(num_err_choice=2)).id == topology.id
-    )
+    assert client.getTopologyInfoWithOpts(topology.id, storm.GetInfoOptions(num_err_choice=2)).id == topology.id
 
     page = client.getTopologyPageInfo(topology.id, ":all-time", False)
-    assert set(page.id_to_spout_agg_stats) == {"word_spout"} and set(page.id_to_bolt_agg_stats) == {
-        "count_bolt"
-    }
+    assert set(page.id_to_spout_agg_stats) == {"word_spout"} and set(page.id_to_bolt_agg_stats) == {"count_bolt"}
     assert page.id_to_bolt_agg_stats["count_bolt"].common_stats.num_executors == 2
     assert page.topology_stats.window_to_emitted[":all-time"] > 0
     assert json.loads(page.topology_conf)["topology.name"] == NAME
@@ -271,9 +265,7 @@ def test_every_answer_is_read_by_streamparse_s_types(
     assert client.isTopologyNameAllowed(NAME) is False
 
 
-def test_code_blobs_are_seen_and_protected(
-    client: Any, cluster: LocalCluster, project: Path, submitted: str
-) -> None:
+def test_code_blobs_are_seen_and_protected(client: Any, cluster: LocalCluster, project: Path, submitted: str) -> None:
     jar = f"{cluster.show(NAME)['id']}-stormjar.jar"
     assert jar in client.listBlobs("").keys
     assert client.getBlobReplication(jar) == len(cluster.endpoints.nimbuses)
@@ -286,9 +278,7 @@ def test_code_blobs_are_seen_and_protected(
             call()
 
 
-def test_names_that_are_taken_or_unknown(
-    client: Any, cluster: LocalCluster, project: Path, submitted: str
-) -> None:
+def test_names_that_are_taken_or_unknown(client: Any, cluster: LocalCluster, project: Path, submitted: str) -> None:
     location = upload(client, (project / "wordcount.jar").read_bytes())
     topology = client.getUserTopology(cluster.show(NAME)["id"])
     with pytest.raises(storm.AlreadyAliveException, match="alive already"):
@@ -343,9 +333,7 @@ def test_of_many_submissions_with_one_name_exactly_one_is_taken(
 def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submitted: str) -> None:
     topology_id = cluster.show(NAME)["id"]
     assert client.getLogConfig(topology_id).named_logger_level == {}
-    debug = storm.LogLevel(
-        action=storm.LogLevelAction.UPDATE, target_log_level="debug", reset_log_level_timeout_secs=3
-    )
+    debug = storm.LogLevel(action=storm.LogLevelAction.UPDATE, target_log_level="debug", reset_log_level_timeout_secs=3)
     warn = storm.LogLevel(action=storm.LogLevelAction.UPDATE, target_log_level="WARN")
     client.setLogConfig(topology_id, storm.LogConfig(named_logger_level={"my.logger": debug, "ROOT": warn}))
     now = client.getLogConfig(topology_id).named_logger_level
@@ -354,9 +342,7 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
         "ROOT": "WARN",
     }
     assert now["my.logger"].reset_log_level_timeout_epoch > 0 and now["ROOT"].reset_log_level
-    eventually(
-        lambda: set(client.getLogConfig(topology_id).named_logger_level) == {"ROOT"}, 30, "the end of DEBUG"
-    )
+    eventually(lambda: set(client.getLogConfig(topology_id).named_logger_level) == {"ROOT"}, 30, "the end of DEBUG")
     # A restarted worker has what was changed before it began.
     victim = cluster.show(NAME)["workers"][0]
     os.kill(victim["pid"], signal.SIGKILL)
@@ -369,9 +355,7 @@ def test_log_levels_of_running_workers(client: Any, cluster: LocalCluster, submi
     cluster.wait_running(NAME)
     with cluster.nimbus() as nimbus:
         results = nimbus.get(f"/api/v1/topology/{topology_id}/logconfig")
-    assert {name: level["target_level"] for name, level in results["namedLoggerLevels"].items()} == {
-        "ROOT": "WARN"
-    }
+    assert {name: level["target_level"] for name, level in results["namedLoggerLevels"].items()} == {"ROOT": "WARN"}
     assert client.getLogConfig(topology_id).named_logger_level["ROOT"].target_log_level == "WARN"
     back = storm.LogLevel(action=storm.LogLevelAction.REMOVE)
     client.setLogConfig(topology_id, storm.LogConfig(named_logger_level={"ROOT": back}))

@@ -83,9 +83,7 @@ def submit(cluster: LocalCluster, name: str, target: str, rate: int) -> dict[str
 
 
 def wait_for_some(cluster: LocalCluster, name: str, lines: int) -> None:
-    eventually(
-        lambda: WORDS.progress(cluster, name)[0] >= lines, 90, f"{lines} lines of {name}", interval=0.1
-    )
+    eventually(lambda: WORDS.progress(cluster, name)[0] >= lines, 90, f"{lines} lines of {name}", interval=0.1)
 
 
 def wait_for_all(cluster: LocalCluster, name: str) -> None:
@@ -146,9 +144,7 @@ def test_worker_by_worker_while_both_versions_count_and_the_leader_dies(
     now = versions(wait_until_stable(cluster, "gray", "UPGRADING"))
     (first,) = (address for address, version in now.items() if version != old)
     new = now[first]
-    assert first == min(
-        now, key=lambda address: (address.rpartition(":")[0], int(address.rpartition(":")[2]))
-    )
+    assert first == min(now, key=lambda address: (address.rpartition(":")[0], int(address.rpartition(":")[2])))
     assert answer["upgrade"]["workers"][first] == "upgraded"
 
     before = eventually(
@@ -214,9 +210,7 @@ def test_taken_back_by_itself_and_by_hand_then_replaced_at_once(
     broken.write_bytes(b"PK\x03\x04 but not for long")
     running = cluster.wait_running("back")
     with cluster.nimbus() as nimbus:
-        spec = TopologySpec.model_validate(
-            {"spouts": {"lines": {"object": {"python": "wordcount:LineSpout"}}}}
-        )
+        spec = TopologySpec.model_validate({"spouts": {"lines": {"object": {"python": "wordcount:LineSpout"}}}})
         archive = Archive(broken, hash_file(broken), broken.stat().st_size, 1)
         handle = upload(nimbus, archive=archive, conf={}, topology=spec).handle
         run_id = nimbus.post("/v1/topologies/back/update", {"handle": handle, "token": "broken"})["run_id"]

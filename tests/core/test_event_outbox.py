@@ -40,9 +40,7 @@ def test_an_event_is_sent_until_an_answer_names_it(outbox: EventOutbox[str]) -> 
     outcome = outbox.handle_response(ReportResponse(refused={two.id: "no such check"}), 3.0)
     assert outcome.ack == [] and len(outbox) == 0
     ((entry, reason),) = outcome.refused
-    assert (
-        entry.event == two and [holder for holder, _ in entry.holders] == ["b"] and reason == "no such check"
-    )
+    assert entry.event == two and [holder for holder, _ in entry.holders] == ["b"] and reason == "no such check"
 
 
 def test_pauses_grow_and_end_with_an_answer_without_trouble(outbox: EventOutbox[str]) -> None:
@@ -107,9 +105,7 @@ def test_a_closed_task_fails_its_tuples_and_keeps_what_nobody_would_report_again
 ACTIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 2), st.integers(0, 5)),
-        st.tuples(
-            st.just("send"), st.sampled_from(["stored", "lost", "partly", "trouble", "refused"]), st.just(0)
-        ),
+        st.tuples(st.just("send"), st.sampled_from(["stored", "lost", "partly", "trouble", "refused"]), st.just(0)),
         st.tuples(st.just("close"), st.integers(1, 2), st.just(0)),
         st.tuples(st.just("wait"), st.integers(1, 70), st.just(0)),
     ),

@@ -194,9 +194,7 @@ def test_each_worker_is_told_one_version() -> None:
     assert code_for(worker("b:6901"), assignment(), under_way) == ("wc-1-1", False)
     back = state("a:6901", upgrading=("a:6902",), rollback=True)
     assert {code_for(one, assignment(), back)[0] for one in assignment().workers} == {"wc-1-1"}
-    assert code_for(worker("a:6902"), assignment(), back)[1], (
-        "a worker with the new code must go for the former"
-    )
+    assert code_for(worker("a:6902"), assignment(), back)[1], "a worker with the new code must go for the former"
     # Afterwards the new code is for everybody's next start, and ends nobody's process.
     after = assignment(code_dir="wc-1-1.2")
     assert code_for(worker("b:6901"), after, UpgradeState(at=9)) == ("wc-1-1.2", False)
@@ -255,9 +253,7 @@ def test_what_an_upgrade_comes_to() -> None:
     late = comes_to(state("a:6901"), now=1000)
     assert late is not None and late.action == "expire" and "1 of 4" in late.reason
     broken = state("a:6901")
-    broken = UpgradeState(
-        broken.at, broken.record, {"a:6902": GrayWorker(failed="a:6902: boom")}, broken.upgraded
-    )
+    broken = UpgradeState(broken.at, broken.record, {"a:6902": GrayWorker(failed="a:6902: boom")}, broken.upgraded)
     failed = comes_to(broken, now=5000)
     assert failed == UpgradeEvent("roll_back", "a:6902: boom"), "also when its time is up"
     assert comes_to(state("a:6901", rollback=True)) is None
@@ -319,9 +315,7 @@ def test_each_event_has_one_transition(
     made = transition(base(status), snapshot(found), event)
     assert (made.outcome, made.base.status) == (outcome, then) and made.step is not None
     assert (made.record is None) == (then == "ACTIVE"), "the record lives as long as the upgrade"
-    assert (made.code_dir is not None) == (outcome in ("completed", "expired")), (
-        "only an end brings the new code"
-    )
+    assert (made.code_dir is not None) == (outcome in ("completed", "expired")), "only an end brings the new code"
 
 
 @pytest.mark.parametrize(
@@ -332,9 +326,7 @@ def test_each_event_has_one_transition(
         ("UPGRADING", state("a:6901"), UpgradeEvent("abandon")),
     ],
 )
-def test_an_event_that_is_overtaken_writes_nothing(
-    status: str, found: UpgradeState, event: UpgradeEvent
-) -> None:
+def test_an_event_that_is_overtaken_writes_nothing(status: str, found: UpgradeState, event: UpgradeEvent) -> None:
     assert transition(base(status), snapshot(found), event).step is None
 
 
@@ -408,9 +400,7 @@ def test_versions_run_side_by_side_only_with_the_same_wiring() -> None:
         check_compatible("wc", spec(), spec(inputs=[{"component": "lines", "grouping": grouping}]))
     with pytest.raises(InvalidTopology, match="streams of bolt 'count' differ"):
         check_compatible("wc", spec(), spec(outputs={"default": {"fields": ["word"]}}))
-    more = TopologySpec.model_validate(
-        {**SPEC, "spouts": {**SPEC["spouts"], "other": SPEC["spouts"]["lines"]}}
-    )
+    more = TopologySpec.model_validate({**SPEC, "spouts": {**SPEC["spouts"], "other": SPEC["spouts"]["lines"]}})
     with pytest.raises(InvalidTopology, match="has a new spout 'other'"):
         check_compatible("wc", spec(), more)
     with pytest.raises(InvalidTopology, match="has no spout 'other'"):

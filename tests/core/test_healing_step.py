@@ -29,8 +29,7 @@ NODES = ("s1", "s2", "s3", "s4")
 def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
     """A topology with one worker on each of four supervisors; of ``gone`` the worker, of ``lost`` both are absent."""
     slots = tuple(
-        WorkerSlot(node=node, host=f"h{node}", port=1, tasks=str(task))
-        for task, node in enumerate(NODES, start=1)
+        WorkerSlot(node=node, host=f"h{node}", port=1, tasks=str(task)) for task, node in enumerate(NODES, start=1)
     )
     topology = TopologyView(
         id="t-1-1",
@@ -49,9 +48,7 @@ def cluster(*lost: str, gone: tuple[str, ...] = ()) -> ClusterView:
         beats=None,
         beats_at=None,
         live_workers={
-            (slot.node, 1): WorkerNode(
-                pid=1, token="x", version=3, tasks=slot.tasks, started_ms=0, status="running"
-            )
+            (slot.node, 1): WorkerNode(pid=1, token="x", version=3, tasks=slot.tasks, started_ms=0, status="running")
             for slot in slots
             if slot.node not in (*lost, *gone)
         },
@@ -81,9 +78,7 @@ class Healer:
 
     def at(self, now: float, view: ClusterView) -> HealingStepResult[HealingState]:
         self.beats += 1
-        supervisors = {
-            node: info.model_copy(update={"count": self.beats}) for node, info in view.supervisors.items()
-        }
+        supervisors = {node: info.model_copy(update={"count": self.beats}) for node, info in view.supervisors.items()}
         view = replace(view, supervisors=supervisors)
         step = healing_step(view, self.state, now, self.settings, busy=lambda _: self.busy)
         assert healing_step(view, self.state, now, self.settings, busy=lambda _: self.busy) == step

@@ -43,9 +43,7 @@ def node(port: int, tasks: str, **more: Any) -> WorkerNode:
 
 
 def topology(**changes: Any) -> TopologyView:
-    base = StormBase(
-        name="wc", launch_time_secs=0, status="ACTIVE", workers=2, executors={"a": 2, "b": 2}, token="tok"
-    )
+    base = StormBase(name="wc", launch_time_secs=0, status="ACTIVE", workers=2, executors={"a": 2, "b": 2}, token="tok")
     made = TopologyView(
         id=ID,
         base=base,
@@ -72,9 +70,7 @@ def topology(**changes: Any) -> TopologyView:
 
 def view(*topologies: TopologyView, **changes: Any) -> ClusterView:
     supervisor = SupervisorInfo(host="h1", ports=(6900, 6901, 6902), started=0, count=1, version="t")
-    return replace(
-        ClusterView("c", 5, 7, {"s1": supervisor}, {each.id: each for each in topologies}), **changes
-    )
+    return replace(ClusterView("c", 5, 7, {"s1": supervisor}, {each.id: each for each in topologies}), **changes)
 
 
 def facts(*topologies: TopologyView, seen: ClusterView | None = None, **changes: Any) -> ClusterSnapshot:
@@ -214,10 +210,7 @@ def test_every_rule_and_every_invariant_has_a_case() -> None:
 
 def test_legal_states_break_nothing() -> None:
     # Without a slot, with a reason; a handover between two versions; a lost supervisor's worker that lives.
-    assert (
-        broken(facts(assigned(slot(6900, "1-2"), slot(6901, "3")), unschedulable={ID: frozenset({4})}))
-        == set()
-    )
+    assert broken(facts(assigned(slot(6900, "1-2"), slot(6901, "3")), unschedulable={ID: frozenset({4})})) == set()
     handover = {("s1", 6900): node(6900, "1-2"), ("s1", 6901): node(6901, "2-4", version=4)}
     assert broken(facts(topology(live_workers=handover))) == set()
     paused = {("s1", 6900): node(6900, "1-2", status="paused"), ("s1", 6901): node(6901, "2-4")}

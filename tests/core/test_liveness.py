@@ -56,24 +56,19 @@ def cluster(
 ) -> ClusterView:
     """One topology on ``slots``; workers in ``gone`` have no node, supervisors in ``lost`` neither."""
     nodes = sorted({node for node, _ in slots})
-    tasks = [
-        task for ranges in slots.values() for task in WorkerSlot(node="", host="", port=1, tasks=ranges).ids
-    ]
+    tasks = [task for ranges in slots.values() for task in WorkerSlot(node="", host="", port=1, tasks=ranges).ids]
     assignment = Assignment(
         topology_id="t-1-1",
         code_dir="t-1-1",
         node_host={node: f"h{node}" for node in nodes},
         workers=tuple(
-            WorkerSlot(node=node, host=f"h{node}", port=port, tasks=ranges)
-            for (node, port), ranges in slots.items()
+            WorkerSlot(node=node, host=f"h{node}", port=port, tasks=ranges) for (node, port), ranges in slots.items()
         ),
         task_start_secs=Assignment.pack_start_secs(dict.fromkeys(tasks, start)),
         timestamp_ms=0,
     )
     live = {
-        (node, port): WorkerNode(
-            pid=1, token="x", version=generation, tasks=ranges, started_ms=0, status="running"
-        )
+        (node, port): WorkerNode(pid=1, token="x", version=generation, tasks=ranges, started_ms=0, status="running")
         for (node, port), ranges in slots.items()
         if (node, port) not in gone
     }
@@ -406,8 +401,6 @@ class TestReassignment:
                 PlacedWorker(node="s1", host="hs1", port=2, tasks=(2, 4, 6)),
             ),
         )
-        new = assignment_of(
-            placement, topology_id="t-1-1", previous=old, now_secs=9, now_ms=9000, restarted=[3]
-        )
+        new = assignment_of(placement, topology_id="t-1-1", previous=old, now_secs=9, now_ms=9000, restarted=[3])
         assert new.start_secs() == {1: 0, 3: 9, 5: 0, 7: 9, 2: 9, 4: 9, 6: 9}
         assert new.node_host == {"s1": "hs1"}

@@ -28,9 +28,7 @@ from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.topology import TopologySpec
 
 
-def component(
-    parallelism: int = 1, *inputs: Any, fields: tuple[str, ...] = ("x",), **more: Any
-) -> dict[str, Any]:
+def component(parallelism: int = 1, *inputs: Any, fields: tuple[str, ...] = ("x",), **more: Any) -> dict[str, Any]:
     return {
         "object": {"python": "mod:Part"},
         "parallelism": parallelism,
@@ -70,16 +68,8 @@ class TestConf:
         assert (conf["topology.workers"], conf["own"]) == (3, 1)
 
     def test_null_ackers_are_one_and_zero_are_none(self) -> None:
-        assert (
-            normalize_conf({}, {"topology.acker.executors": None}, topology(), "i")[
-                "topology.acker.executors"
-            ]
-            == 1
-        )
-        assert (
-            normalize_conf({}, {"topology.acker.executors": 0}, topology(), "i")["topology.acker.executors"]
-            == 0
-        )
+        assert normalize_conf({}, {"topology.acker.executors": None}, topology(), "i")["topology.acker.executors"] == 1
+        assert normalize_conf({}, {"topology.acker.executors": 0}, topology(), "i")["topology.acker.executors"] == 0
 
     def test_normalising_twice_changes_nothing(self) -> None:
         once = normalize_conf(default_conf(), {"topology.workers": 3}, topology(), "wc-1-2")
@@ -289,9 +279,7 @@ class TestRescale:
         st.dictionaries(st.sampled_from("abcd"), st.integers(1, 9), min_size=1),
         st.dictionaries(st.sampled_from("abcd"), st.integers(1, 12)),
     )
-    def test_ids_stay_unique_and_others_never_change(
-        self, counts: dict[str, int], wanted: dict[str, int]
-    ) -> None:
+    def test_ids_stay_unique_and_others_never_change(self, counts: dict[str, int], wanted: dict[str, int]) -> None:
         before = table_of(**counts)
         after = rescale(before, wanted)
         ids = [task for part in after.components.values() for task in part.ids]

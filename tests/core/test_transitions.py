@@ -36,9 +36,7 @@ ALLOWED: dict[str, dict[str, str]] = {
 
 
 def base(status: Any = "ACTIVE", **more: Any) -> StormBase:
-    return StormBase(
-        name="wc", launch_time_secs=0, status=status, workers=1, executors={"a": 1}, token="t", **more
-    )
+    return StormBase(name="wc", launch_time_secs=0, status=status, workers=1, executors={"a": 1}, token="t", **more)
 
 
 @pytest.mark.parametrize("status", get_args(TopologyStatus))
@@ -96,8 +94,7 @@ def view(*bases: tuple[str, StormBase, int]) -> ClusterView:
         assignments_version=1,
         supervisors={},
         topologies={
-            topology_id: TopologyView(topology_id, part, Versioned(1, mzxid))
-            for topology_id, part, mzxid in bases
+            topology_id: TopologyView(topology_id, part, Versioned(1, mzxid)) for topology_id, part, mzxid in bases
         },
     )
 

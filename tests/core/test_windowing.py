@@ -13,15 +13,11 @@ from storm_dagster.model.errors import InvalidTopology
 
 END = 10**6
 
-STEPS = st.lists(
-    st.one_of(st.tuples(st.just("add"), st.integers(0, 60)), st.tuples(st.just("clock"), st.just(0)))
-)
+STEPS = st.lists(st.one_of(st.tuples(st.just("add"), st.integers(0, 60)), st.tuples(st.just("clock"), st.just(0))))
 SMALL = st.integers(1, 12)
 
 
-def run(
-    shape: WindowShape, steps: list[tuple[str, int]], key: Any = None
-) -> tuple[list[Any], list[Any], list[Any]]:
+def run(shape: WindowShape, steps: list[tuple[str, int]], key: Any = None) -> tuple[list[Any], list[Any], list[Any]]:
     """(panes, accepted (stamp, number), finished) of an event-time run that ends with everything flushed."""
     windows: Windows[tuple[int, int]] = Windows(shape)
     panes, accepted, finished = [], [], []
@@ -29,9 +25,7 @@ def run(
     def finish_panes() -> None:
         while (pane := windows.due()) is not None:
             assert windows.due() is pane
-            panes.append(
-                (pane.start_ms, pane.end_ms, list(pane.items), list(pane.new), list(pane.expired), pane.key)
-            )
+            panes.append((pane.start_ms, pane.end_ms, list(pane.items), list(pane.new), list(pane.expired), pane.key))
             windows.done()
         finished.extend(windows.take_finished())
 
@@ -76,13 +70,9 @@ def test_time_windows(steps: list[tuple[str, int]], length: int, slide: int, lag
 
 @given(STEPS, SMALL, SMALL)
 def test_counted_windows(steps: list[tuple[str, int]], length: int, slide: int) -> None:
-    panes, accepted, finished = run(
-        WindowShape(length_count=length, slide_count=slide, event_time=True), steps
-    )
+    panes, accepted, finished = run(WindowShape(length_count=length, slide_count=slide, event_time=True), steps)
     everything = accepted
-    expected = [
-        everything[max(0, until - length) : until] for until in range(slide, len(everything) + 1, slide)
-    ]
+    expected = [everything[max(0, until - length) : until] for until in range(slide, len(everything) + 1, slide)]
     assert [pane[2] for pane in panes] == expected
     check_flow(panes, finished, accepted)
 
@@ -99,9 +89,7 @@ def test_a_length_in_time_that_slides_by_count(steps: list[tuple[str, int]], len
 
 
 @given(STEPS, SMALL, SMALL)
-def test_a_length_in_tuples_that_slides_by_time(
-    steps: list[tuple[str, int]], length: int, slide: int
-) -> None:
+def test_a_length_in_tuples_that_slides_by_time(steps: list[tuple[str, int]], length: int, slide: int) -> None:
     panes, accepted, finished = run(WindowShape(length_count=length, slide_ms=slide, event_time=True), steps)
     expected = []
     used = 0
@@ -234,9 +222,7 @@ def test_a_window_that_fails_gives_its_tuples_back() -> None:
 def test_shapes_that_cannot_work_are_refused(conf: dict[str, Any], words: str) -> None:
     full = {f"topology.bolts.{key}": value for key, value in conf.items()}
     with pytest.raises(InvalidTopology, match=words):
-        window_shape(
-            full | {"topology.message.timeout.secs": 30, "topology.max.spout.pending": 100}, "bolt 'b'"
-        )
+        window_shape(full | {"topology.message.timeout.secs": 30, "topology.max.spout.pending": 100}, "bolt 'b'")
 
 
 def test_a_window_longer_than_the_message_timeout_is_refused_at_submission() -> None:
@@ -251,17 +237,13 @@ def test_a_window_longer_than_the_message_timeout_is_refused_at_submission() -> 
         TopologySpec,
     )
 
-    spout = ComponentSpec(
-        object=ComponentObject(python="m:S"), outputs={"default": StreamSpec(fields=("n",))}
-    )
+    spout = ComponentSpec(object=ComponentObject(python="m:S"), outputs={"default": StreamSpec(fields=("n",))})
     bolt = ComponentSpec(
         object=ComponentObject(python="m:B"),
         inputs=(InputSpec(component="s", grouping=GroupingSpec(type="shuffle")),),
         conf={"topology.bolts.window.length.duration.ms": 60_000},
     )
     spec = TopologySpec(name="t", spouts={"s": spout}, bolts={"b": bolt})
-    with pytest.raises(
-        InvalidTopology, match=r"bolt 'b': window length .* more than the message timeout of 30 s"
-    ):
+    with pytest.raises(InvalidTopology, match=r"bolt 'b': window length .* more than the message timeout of 30 s"):
         validate_topology(spec, default_conf())
     validate_topology(spec, {**default_conf(), "topology.message.timeout.secs": 90})

@@ -123,9 +123,7 @@ class DagsterWorld:
                 started_ms=0,
                 status="running",
             )
-            self.cluster.state.set_ephemeral_node(
-                paths.worker(topology.id, node, port), encode_record(record)
-            )
+            self.cluster.state.set_ephemeral_node(paths.worker(topology.id, node, port), encode_record(record))
 
     def stored_memory(self, cursor: str, sensor: str = "heartbeat_sensor") -> Any:
         """Memory of a sensor in ZooKeeper, by its cursor."""

@@ -83,9 +83,7 @@ def ticks() -> dict[str, str]:
                 resources = dict(defs.resources or {})
                 repository = defs.get_repository_def()
                 for sensor in repository.sensor_defs:
-                    with dg.build_sensor_context(
-                        instance=instance, definitions=defs, resources=resources
-                    ) as context:
+                    with dg.build_sensor_context(instance=instance, definitions=defs, resources=resources) as context:
                         found[sensor.name] = type(sensor.evaluate_tick(context)).__name__
                 for schedule in repository.schedule_defs:
                     with dg.build_schedule_context(

@@ -62,9 +62,7 @@ class Desk:
 
     def tick(self) -> list[str]:
         self.sent = []
-        with dg.build_sensor_context(
-            instance=self.instance, cursor=self.cursor, definitions=self.defs
-        ) as context:
+        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor, definitions=self.defs) as context:
             result = self.sensor(context)
         self.cursor = result.cursor
         assert len(self.cursor) < 2_000

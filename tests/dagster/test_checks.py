@@ -85,9 +85,7 @@ def test_a_task_in_two_slots_and_a_task_without_slot_are_found(world) -> None:
     view = world.cluster.load_view()
     topology = view.topology_named("wc")
     first, second = topology.assignment.workers
-    both = topology.assignment.model_copy(
-        update={"workers": (first, second.model_copy(update={"tasks": first.tasks}))}
-    )
+    both = topology.assignment.model_copy(update={"workers": (first, second.model_copy(update={"tasks": first.tasks}))})
     found = findings(broken(view, "wc", assignment=Assignment.model_validate(both)))
     assert set(found) == {"one_slot_per_task"}
     text = " ".join(found["one_slot_per_task"])
@@ -102,9 +100,7 @@ def test_a_slot_of_two_topologies_is_found(world) -> None:
     view = world.cluster.load_view()
     a, b = view.topology_named("a"), view.topology_named("b")
     slot = a.assignment.workers[0]
-    moved = b.assignment.workers[0].model_copy(
-        update={"node": slot.node, "host": slot.host, "port": slot.port}
-    )
+    moved = b.assignment.workers[0].model_copy(update={"node": slot.node, "host": slot.host, "port": slot.port})
     found = findings(broken(view, "b", assignment=b.assignment.model_copy(update={"workers": (moved,)})))
     assert set(found) == {"slots_not_shared"}
 

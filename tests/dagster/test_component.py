@@ -25,9 +25,7 @@ def load(attributes):
 
 
 def test_a_declared_topology_is_an_asset_a_job_and_a_check() -> None:
-    component, defs = load(
-        {"name": "word-count", "target": "wc.py:WordCount", "conf": {"topology.workers": 2}}
-    )
+    component, defs = load({"name": "word-count", "target": "wc.py:WordCount", "conf": {"topology.workers": 2}})
     assert isinstance(component, StormTopologyComponent)
     # The target does not exist: the topology is declared all the same, and says what is missing.
     (spec,) = defs.resolve_all_asset_specs()

@@ -125,9 +125,7 @@ def test_the_code_version_follows_code_and_conf_and_nothing_else(project: Projec
 
 
 @pytest.mark.parametrize(("declared", "own"), [(3, 3), (100, 0)])
-def test_topologies_share_one_sensor_and_many_share_their_jobs(
-    project: Project, declared: int, own: int
-) -> None:
+def test_topologies_share_one_sensor_and_many_share_their_jobs(project: Project, declared: int, own: int) -> None:
     for number in range(declared):
         project.declare(f"t{number}", name=f"t{number}", target="missing.py")
     defs = project.load()
@@ -219,9 +217,7 @@ def test_schedules_and_limits_only_when_asked_for(project: Project) -> None:
     project.declare()
     plain = project.load()
     assert not list(plain.schedules or [])
-    project.declare(
-        schedule={"deploy": "*/10 * * * *", "rebalance": "0 3 * * *"}, alerts={"complete_ms": 500}
-    )
+    project.declare(schedule={"deploy": "*/10 * * * *", "rebalance": "0 3 * * *"}, alerts={"complete_ms": 500})
     full = project.load()
     assert {item.name for item in full.schedules or []} == {"deploy_shop_schedule", "rebalance_shop_schedule"}
     checks = {key.name for check in full.asset_checks or [] for key in check.check_keys}

@@ -33,9 +33,7 @@ def ask(instance: dg.DagsterInstance, actual: Actual | None, later: float = 0.0)
     )
 
 
-def launched(
-    instance: dg.DagsterInstance, request: dg.RunRequest, status: dg.DagsterRunStatus, **tags: str
-) -> None:
+def launched(instance: dg.DagsterInstance, request: dg.RunRequest, status: dg.DagsterRunStatus, **tags: str) -> None:
     @dg.job(name="deploy_declared")
     def deploy_declared() -> None: ...
 

@@ -122,9 +122,7 @@ class Shop:
         declaration = Declaration("wc", f"{self.file}:Wc")
         described = describe_declared(declaration)
         common = {"group": "g", "owners": [], "tags": {}, "description": None, "kinds": ["storm"], "deps": []}
-        assets = topology_assets(
-            declaration, described, prefix=["topologies"], automation_condition=None, **common
-        )
+        assets = topology_assets(declaration, described, prefix=["topologies"], automation_condition=None, **common)
         first, *others = [asset.spec for asset in assets]
         home = str(self.world.home)
         BusyNimbus.busy[home] = Busy(self.world)
@@ -172,9 +170,7 @@ class Shop:
     def tick(self, secs: float = 30.0) -> tuple[list[Any], dg.SensorResult]:
         """Events and result of a tick."""
         self.now += secs
-        with dg.build_sensor_context(
-            instance=self.instance, cursor=self.cursor, definitions=self.defs
-        ) as context:
+        with dg.build_sensor_context(instance=self.instance, cursor=self.cursor, definitions=self.defs) as context:
             answer = self.defs.resolve_sensor_def("declared_topologies_sensor")(context)
         assert isinstance(answer, dg.SensorResult)
         self.cursor = answer.cursor
@@ -220,9 +216,7 @@ def test_assets_downstream_are_requested_for_a_new_version_and_never_to_keep_one
 
     def requested() -> int:
         nonlocal cursor
-        result = dg.evaluate_automation_conditions(
-            dg.Definitions.merge(mine, shop.defs), shop.instance, cursor=cursor
-        )
+        result = dg.evaluate_automation_conditions(dg.Definitions.merge(mine, shop.defs), shop.instance, cursor=cursor)
         cursor = result.cursor
         for asset in (report, counts):
             if result.get_num_requested(asset.key):
@@ -266,9 +260,7 @@ def test_a_day_of_a_busy_topology_of_300_tasks_is_less_than_a_megabyte(shop: Sho
         for path in (tmp_path / "a day").rglob("*.db"):
             with sqlite3.connect(path) as database:
                 if database.execute("select 1 from sqlite_master where name = 'event_logs'").fetchone():
-                    size, count = database.execute(
-                        "select total(length(event)), count(*) from event_logs"
-                    ).fetchone()
+                    size, count = database.execute("select total(length(event)), count(*) from event_logs").fetchone()
                     written, events = written + size, events + count
         assert events > 100
         assert written < 1_000_000, f"{events} events, {written} bytes"
@@ -291,9 +283,7 @@ def test_an_ended_topology_stays_ended_and_its_checks_fail(shop: Shop) -> None:
     assert "does not run" in str(shop.schedule("rebalance_wc_schedule").skip_message)
     # A run that a schedule had asked for before somebody ended the topology.
     job = shop.defs.resolve_job_def("deploy_declared")
-    late = job.execute_in_process(
-        instance=shop.instance, tags={"dagster/schedule_name": "deploy_wc_schedule"}
-    )
+    late = job.execute_in_process(instance=shop.instance, tags={"dagster/schedule_name": "deploy_wc_schedule"})
     assert late.success
     assert shop.world.topology("wc") is None
     checks = shop.checks(25 * 60.0)

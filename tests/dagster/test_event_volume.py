@@ -43,9 +43,7 @@ def cluster(tasks: int, topologies: int = 1, supervisors: int = 10, beat: int = 
         name = f"topology-{number:03d}"
         mine = [slots.pop() for _ in range(-(-each // 4))]
         workers = tuple(
-            WorkerSlot(
-                node=node, host=f"host-of-{node}", port=port, tasks=f"{4 * n + 1}-{min(4 * n + 4, each)}"
-            )
+            WorkerSlot(node=node, host=f"host-of-{node}", port=port, tasks=f"{4 * n + 1}-{min(4 * n + 4, each)}")
             for n, (node, port) in enumerate(mine)
         )
         found[f"{name}-1-1"] = TopologyView(
@@ -142,9 +140,7 @@ def test_a_healthy_day_of_300_tasks_is_what_is_seen_at_first() -> None:
     assert [event.asset_key for event in observations] == [SUPERVISORS, WORKERS, TOPOLOGIES]
     assert stored_bytes(events) < 100_000
     links = observations[2].metadata
-    assert (
-        links["metrics"].value == f"{HTTP}/metrics" and links["statistics"].value == f"{HTTP}/v1/topologies"
-    )
+    assert links["metrics"].value == f"{HTTP}/metrics" and links["statistics"].value == f"{HTTP}/v1/topologies"
 
 
 def test_a_day_with_a_crash_and_a_rebalance_every_hour_stays_below_a_megabyte() -> None:

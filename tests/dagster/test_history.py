@@ -81,9 +81,7 @@ def test_old_runs_of_ours_go_and_others_stay(sqlite, monkeypatch) -> None:
     assert left(sqlite) == here - {elsewhere}
     assert not left(sqlite) & set(gone)
     # What the topology's asset shows is as it was.
-    newest = sqlite.fetch_materializations(
-        dg.AssetRecordsFilter(STAGE, asset_partitions=["wc"]), limit=1
-    ).records
+    newest = sqlite.fetch_materializations(dg.AssetRecordsFilter(STAGE, asset_partitions=["wc"]), limit=1).records
     assert newest[0].run_id == shown
     # Another cluster's runs have other names.
     assert prune_runs(sqlite, DagsterNames("prod"), tomorrow()) == 0
@@ -91,14 +89,10 @@ def test_old_runs_of_ours_go_and_others_stay(sqlite, monkeypatch) -> None:
 
 def ticks(instance, name: str, location: str, days: list[int]):
     target = LoadableTargetOrigin(executable_path="python", module_name="m")
-    repository = RemoteRepositoryOrigin(
-        InProcessCodeLocationOrigin(target, location_name=location), "__repository__"
-    )
+    repository = RemoteRepositoryOrigin(InProcessCodeLocationOrigin(target, location_name=location), "__repository__")
     origin = RemoteInstigatorOrigin(repository, name)
     state = instance.add_instigator_state(
-        InstigatorState(
-            origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData(min_interval=30)
-        )
+        InstigatorState(origin, InstigatorType.SENSOR, InstigatorStatus.RUNNING, SensorInstigatorData(min_interval=30))
     )
     for age in days:
         instance.create_tick(

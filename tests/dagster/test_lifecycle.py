@@ -97,9 +97,7 @@ def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wr
 def test_rebalance_materializes_plan_and_assignment_of_the_partition(world) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
-    config = {
-        "ops": {"storm__assignment": {"config": {"workers": 3, "executors": {"count": 4}, "wait_secs": 0}}}
-    }
+    config = {"ops": {"storm__assignment": {"config": {"workers": 3, "executors": {"count": 4}, "wait_secs": 0}}}}
     result = world.run("rebalance_topology", partition="wc", config=config)
     assert result.success
     events = result.get_asset_materialization_events()

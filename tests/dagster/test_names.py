@@ -54,9 +54,7 @@ def project(**others: Any) -> dg.Definitions:
 
 def executors(defs: dg.Definitions) -> dict[str, str]:
     repository = defs.get_repository_def()
-    return {
-        name: repository.get_job(name).executor_def.name for name in ("nightly", "mine_job", "__ASSET_JOB")
-    }
+    return {name: repository.get_job(name).executor_def.name for name in ("nightly", "mine_job", "__ASSET_JOB")}
 
 
 def names_of(defs: dg.Definitions) -> dict[str, set[str]]:
@@ -66,9 +64,7 @@ def names_of(defs: dg.Definitions) -> dict[str, set[str]]:
     return {
         "assets": {spec.key.to_user_string() for spec in specs},
         "groups": {str(spec.group_name) for spec in specs},
-        "checks": {
-            f"{key.asset_key.to_user_string()}:{key.name}" for key in repository.asset_graph.asset_check_keys
-        },
+        "checks": {f"{key.asset_key.to_user_string()}:{key.name}" for key in repository.asset_graph.asset_check_keys},
         "jobs": {job.name for job in jobs},
         "ops": {node.name for job in jobs for node in job.nodes},
         "sensors": {sensor.name for sensor in repository.sensor_defs},

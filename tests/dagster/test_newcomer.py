@@ -85,9 +85,7 @@ def test_eager_assets_follow_their_own_dependencies_and_deploys(
         nonlocal cursor
         result = dg.evaluate_automation_conditions(defs, stock, cursor=cursor)
         cursor = result.cursor
-        keys = {
-            key for key, subset in ((r.key, r.true_subset) for r in result.results) if not subset.is_empty
-        }
+        keys = {key for key, subset in ((r.key, r.true_subset) for r in result.results) if not subset.is_empty}
         for key in keys:  # As the run that was asked for.
             stock.report_runless_asset_event(dg.AssetMaterialization(key))
         return {key.to_user_string() for key in keys}

@@ -45,9 +45,7 @@ def test_what_changes_is_observed_once_a_minute_at_most(world) -> None:
     assert world.submit("wc", conf={"topology.workers": 2}).success
     world.run_workers("wc")
     first = tick(world)
-    events = {
-        event.asset_key: event for event in first.asset_events if isinstance(event, dg.AssetObservation)
-    }
+    events = {event.asset_key: event for event in first.asset_events if isinstance(event, dg.AssetObservation)}
     assert events.keys() == {SUPERVISORS, WORKERS, TOPOLOGIES}
     assert events[WORKERS].metadata["running"].value == 2
     assert events[TOPOLOGIES].metadata["live"].value == 1

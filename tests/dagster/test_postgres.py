@@ -45,9 +45,7 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture
-def instance(
-    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[dg.DagsterInstance]:
+def instance(postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
     """Dagster with docker/dagster.yaml as it stands, but for the port."""
     (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(settings_for(postgres)))
     for key, value in postgres.environment.items():

@@ -142,9 +142,7 @@ def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(worl
 def test_the_attempt_rises_with_back_off_while_the_cause_persists(world) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
-    world.supervisor(
-        "s2", ports=tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2")
-    )
+    world.supervisor("s2", ports=tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2"))
     lose_host(world, "s1")  # Nowhere to go: every try fails.
     first = evaluate(world, "heartbeat_sensor", cursor)
     assert not launch(world, first.run_requests[0]).success
@@ -305,9 +303,7 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path) -> None:
                 assert isinstance(defs.resolve_sensor_def(name)(context), dg.SkipReason), name
         for name in ("rebalance_schedule", "inbox_cleanup_schedule", "metrics_rollup_schedule"):
             schedule = defs.resolve_schedule_def(name)
-            with dg.build_schedule_context(
-                instance=instance, resources=dict(defs.resources or {})
-            ) as context:
+            with dg.build_schedule_context(instance=instance, resources=dict(defs.resources or {})) as context:
                 data = schedule.evaluate_tick(context)
             assert data.skip_message, name
             assert not data.run_requests

@@ -47,9 +47,7 @@ def test_a_submission_is_planned_with_pyspark(world) -> None:
 
 def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_planner(world) -> None:
     spark = SparkResource(home=str(world.home), overrides={"spark.remote": "sc://127.0.0.1:9"})
-    world.defs = build_storm_defs(
-        home=str(world.home), blob_dir=str(world.home / "blobs"), resources={"spark": spark}
-    )
+    world.defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), resources={"spark": spark})
     result = world.submit("wc")
     assert not result.success
     (failed,) = [event for event in result.all_events if event.event_type_value == "STEP_FAILURE"]
@@ -128,8 +126,7 @@ def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session) -> Non
 def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(world, spark_remote: str, session) -> None:
     conf = world.home / "storm.yaml"
     conf.write_text(
-        conf.read_text(encoding="utf-8")
-        + f"spark.remote: {spark_remote}\ndagster.metrics.retention.hours: 2\n",
+        conf.read_text(encoding="utf-8") + f"spark.remote: {spark_remote}\ndagster.metrics.retention.hours: 2\n",
         encoding="utf-8",
     )
     world.defs = build_storm_defs(home=str(world.home), resource_prefix="")

@@ -113,9 +113,7 @@ def test_killed_in_a_stage_and_run_again_from_there(
         result = (
             dg.Definitions.merge(world.defs, dg.Definitions(jobs=[job]))
             .resolve_job_def("rest")
-            .execute_in_process(
-                instance=instance, partition_key="wc", tags={TOKEN_TAG: "t"}, raise_on_error=False
-            )
+            .execute_in_process(instance=instance, partition_key="wc", tags={TOKEN_TAG: "t"}, raise_on_error=False)
         )
     assert result.success
     (topology,) = world.cluster.load_view().topologies.values()

@@ -34,9 +34,7 @@ ELSEWHERE = RemoteRepositoryOrigin(
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
-def tick(
-    world: Any, name: str, cursor: str | None = None, tick_secs: float = 0.0, instance: Any = None
-) -> Any:
+def tick(world: Any, name: str, cursor: str | None = None, tick_secs: float = 0.0, instance: Any = None) -> Any:
     defs = world.defs
     if tick_secs:
         defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=tick_secs)

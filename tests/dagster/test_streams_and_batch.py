@@ -39,9 +39,7 @@ def land(lake: Path, day: str) -> None:
     """Files of the stream, with one duplicate view."""
     folder = lake / "clicks" / f"day={day}"
     folder.mkdir(parents=True)
-    rows = [
-        {"view": v, "user": 1, "page": p, "at": 0} for v, p in (("1", "/"), ("2", "/docs"), ("3", "/docs"))
-    ]
+    rows = [{"view": v, "user": 1, "page": p, "at": 0} for v, p in (("1", "/"), ("2", "/docs"), ("3", "/docs"))]
     for number, part in enumerate((rows, rows[:1])):
         pq.write_table(pa.Table.from_pylist(part), folder / f"part-{number}.parquet")
 

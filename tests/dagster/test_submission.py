@@ -14,9 +14,7 @@ from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES, TOKEN_TAG
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 WIDE = {
-    "spouts": {
-        "s": {"object": {"python": "wc:S"}, "parallelism": 30, "outputs": {"default": {"fields": ["x"]}}}
-    },
+    "spouts": {"s": {"object": {"python": "wc:S"}, "parallelism": 30, "outputs": {"default": {"fields": ["x"]}}}},
     "bolts": {},
 }
 

@@ -37,9 +37,7 @@ def observations(world: Any) -> list[tuple[str, dict[str, Any]]]:
     """(description, metadata) of what was observed at the topology, oldest first."""
     records = world.instance.fetch_observations(keys.ACTIVE_TOPOLOGY, limit=50).records
     found = [record.asset_observation for record in reversed(records) if record.asset_observation]
-    return [
-        (str(one.description), {key: value.value for key, value in one.metadata.items()}) for one in found
-    ]
+    return [(str(one.description), {key: value.value for key, value in one.metadata.items()}) for one in found]
 
 
 @contextmanager
@@ -79,9 +77,7 @@ def stand_ins(world: Any) -> UpgradeStandIns:
 def test_batch_by_batch_to_the_end(world: Any, stand_ins: UpgradeStandIns) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins):
-        first = world.run(
-            "gray_upgrade_topology", config=op("gray_upgrade_topology", handle=handle, number=1)
-        )
+        first = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", handle=handle, number=1))
         assert first.success
         assert world.topology("wc").base.status == "UPGRADING"
         rest = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", component="split"))
@@ -124,9 +120,7 @@ def test_rolled_back_by_hand(world: Any, stand_ins: UpgradeStandIns) -> None:
     assert observations(world)[-1][0] == "rollback: rolled back, ACTIVE"
 
 
-def test_rolled_back_by_itself_fails_the_run_that_waits_and_says_why(
-    world: Any, stand_ins: UpgradeStandIns
-) -> None:
+def test_rolled_back_by_itself_fails_the_run_that_waits_and_says_why(world: Any, stand_ins: UpgradeStandIns) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins, fail=True):
         config = op("gray_upgrade_topology", handle=handle, number=3, wait_secs=60)

@@ -49,8 +49,7 @@ class Visible(PathFinder):
 def main() -> None:
     requirements, program, *arguments = sys.argv[1:]
     Visible.names = {
-        module: {canonicalize_name(name) for name in names}
-        for module, names in packages_distributions().items()
+        module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()
     }
     Visible.listed = {*wanted(Path(requirements)), "storm-dagster"}
     for module in [name for name in sys.modules if name.partition(".")[0] in Visible.names]:

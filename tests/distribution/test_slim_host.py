@@ -165,9 +165,7 @@ class Slim(Topology):
 @pytest.mark.long
 @pytest.mark.zookeeper
 @pytest.mark.timeout(900)
-def test_a_slim_host_runs_the_tasks_of_a_topology(
-    tmp_path: Path, zookeeper_server: str, zk_root: str
-) -> None:
+def test_a_slim_host_runs_the_tasks_of_a_topology(tmp_path: Path, zookeeper_server: str, zk_root: str) -> None:
     """Installs from the package index (or pip's cache of it)."""
     measured = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "install_size.py"), "--only", "worker", "--json",

@@ -19,11 +19,7 @@ TESTS = Path(__file__).parent / "prometheus-alerts.test.yml"
 
 
 def rules() -> list[dict]:
-    return [
-        rule
-        for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
-        for rule in group["rules"]
-    ]
+    return [rule for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"] for rule in group["rules"]]
 
 
 def test_every_rule_is_over_metrics_of_nimbus_and_names_a_remedy() -> None:

@@ -103,9 +103,7 @@ class Reader:
 
         def again() -> bool:
             document = self.show(name)
-            slot = [
-                w for w in document["workers"] if (w["node"], w["port"]) == (killed["node"], killed["port"])
-            ]
+            slot = [w for w in document["workers"] if (w["node"], w["port"]) == (killed["node"], killed["port"])]
             return (
                 bool(slot)
                 and slot[0]["pid"] not in (None, killed["pid"])

@@ -58,9 +58,7 @@ def snippets_of(page: Path) -> list[Snippet]:
 
 
 ALL = [snippet for page in PAGES for snippet in snippets_of(page)]
-PYTHON_PAGES = [
-    page for page in PAGES if any(item.language == "python" and item.page == page for item in ALL)
-]
+PYTHON_PAGES = [page for page in PAGES if any(item.language == "python" and item.page == page for item in ALL)]
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.name)
@@ -123,9 +121,7 @@ def test_the_units_of_the_production_page_run_verbs() -> None:
     assert started == set(re.findall(r"systemctl stop storm@(\S+)", text))
 
 
-CONF_KEY = re.compile(
-    r"`((?:storm|nimbus|supervisor|worker|topology|spark|dagster)(?:\.[a-z_]+)+)(?:[:=][^`]*)?`"
-)
+CONF_KEY = re.compile(r"`((?:storm|nimbus|supervisor|worker|topology|spark|dagster)(?:\.[a-z_]+)+)(?:[:=][^`]*)?`")
 NO_CONF = {
     *("storm.yaml", "dagster.yaml", "spark.jars.packages"),
     "topology.metrics.reporters",

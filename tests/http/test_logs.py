@@ -22,9 +22,7 @@ def test_show_log_gives_the_size_and_the_end_of_the_file(served: Any) -> None:
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.content == b"0000000000000011\nfirst\nlast\n"
-    assert (
-        view(served, cmd="showLog", log="nimbus-n1.log", pos=6, size=4).content == b"0000000000000011\nlast"
-    )
+    assert view(served, cmd="showLog", log="nimbus-n1.log", pos=6, size=4).content == b"0000000000000011\nlast"
     assert view(served, cmd="showLog", log="nimbus-n1.log", pos=11).content == b"0000000000000011\n"
     assert view(served, cmd="download", log="nimbus-n1.log", pos=0, size=5).content == b"first"
     whole = view(served, cmd="download", log="nimbus-n1.log")
@@ -155,9 +153,7 @@ def test_directories_are_listed_as_in_jstorm(served: Any) -> None:
 
 def test_what_logs_say_runs_nothing_in_a_browser(served: Any) -> None:
     name = "<b>&\"'.log"
-    (served.logs / name).write_bytes(
-        b"<script>alert(1)</script>\x1b[31m\x00 \xe2\x80\xae \xff\xfe </pre><img src=x>\n"
-    )
+    (served.logs / name).write_bytes(b"<script>alert(1)</script>\x1b[31m\x00 \xe2\x80\xae \xff\xfe </pre><img src=x>\n")
     page = served.http.get("/api/v1/daemonlog", params={"file": name})
     assert page.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in page.headers["content-security-policy"]
@@ -204,9 +200,7 @@ def test_search_goes_both_ways_with_context_and_a_limit(served: Any) -> None:
     last = ask(key="Boom", max_match=1)
     assert [int(offset) for offset in last["match_results"]] == [content.rindex("Boom")]
     before = ask(key="Boom", max_match=1, offset=last["next_offset"])
-    assert [int(offset) for offset in before["match_results"]] == [
-        content.rindex("Boom", 0, content.rindex("Boom"))
-    ]
+    assert [int(offset) for offset in before["match_results"]] == [content.rindex("Boom", 0, content.rindex("Boom"))]
     assert ask(key="boom")["num_match"] == 0
     assert ask(key="boom", case_ignore="true")["num_match"] == 10
     everything = ask(key="Boom", max_match=1000, search_from="tail")

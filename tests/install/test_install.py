@@ -54,9 +54,7 @@ def test_what_uv_is_told_already_stays(installer: ModuleType) -> None:
         "extra-index-url": "https://a\nhttps://b",
         "cert": "/c.pem",
     }
-    told = installer.uv_variables(
-        options, {"UV_INDEX_URL": "https://uv.example", "SSL_CERT_FILE": "/mine.pem"}
-    )
+    told = installer.uv_variables(options, {"UV_INDEX_URL": "https://uv.example", "SSL_CERT_FILE": "/mine.pem"})
     assert told == {
         "UV_INDEX": "https://a https://b",
         "UV_INDEX_STRATEGY": "unsafe-best-match",
@@ -72,9 +70,7 @@ def test_an_option_that_uv_cannot_be_told_is_left_to_pip(installer: ModuleType, 
 @pytest.mark.parametrize(
     ("said", "new_enough"), [("uv 0.9.1", True), ("uv 1.0.0 (abc)", True), ("uv 0.8.22", False), ("?", False)]
 )
-def test_an_old_uv_on_path_is_not_used(
-    installer: ModuleType, tmp_path: Path, said: str, new_enough: bool
-) -> None:
+def test_an_old_uv_on_path_is_not_used(installer: ModuleType, tmp_path: Path, said: str, new_enough: bool) -> None:
     uv = tmp_path / "uv"
     uv.write_text(f"#!/bin/sh\necho '{said}'\n")
     uv.chmod(0o755)

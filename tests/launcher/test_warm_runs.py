@@ -60,9 +60,7 @@ def test_a_run_is_terminated_in_order(place: Any) -> None:
     assert not place.launcher.terminate(run_id)
 
 
-def test_a_run_that_does_not_heed_its_termination_is_killed(
-    place: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_does_not_heed_its_termination_is_killed(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.warm
     monkeypatch.setattr(run_launcher, "GRACE_SECS", 0.5)
     run_id = place.launch("deaf")
@@ -204,8 +202,7 @@ def test_a_location_that_starts_threads_is_not_forked(place: Any) -> None:
     before = file.read_text(encoding="utf-8")
     try:
         file.write_text(
-            before
-            + "\nimport threading\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
+            before + "\nimport threading\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n",
             encoding="utf-8",
         )
         place.start()

@@ -98,8 +98,7 @@ def test_a_file_does_not_carry_its_folder_in_its_name() -> None:
     carrying = [
         str(path.relative_to(PACKAGE))
         for path in FILES
-        if path.parent != PACKAGE
-        and {path.parent.name, path.parent.name.removesuffix("s")} & {path.stem.split("_")[0]}
+        if path.parent != PACKAGE and {path.parent.name, path.parent.name.removesuffix("s")} & {path.stem.split("_")[0]}
     ]
     assert not carrying
 
@@ -124,9 +123,7 @@ def test_core_is_pure() -> None:
         "multiprocessing",
     }
     for path in (PACKAGE / "core").rglob("*.py"):
-        assert not imports_of(path) & banned, (
-            f"{path.name} reaches for the world: {imports_of(path) & banned}"
-        )
+        assert not imports_of(path) & banned, f"{path.name} reaches for the world: {imports_of(path) & banned}"
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -134,9 +131,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
         "import sys, storm_dagster, storm_dagster.worker, storm_dagster.api;"
         "print([m for m in ('pyspark','pandas','dagster','numpy','pyarrow') if m in sys.modules])"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"
 
 

@@ -33,9 +33,7 @@ PATTERNS = {
     "an id in front": rf"^[a-zA-Z]*\"\"\"\s*{IDS}[:.,]|^#\s*(?:{IDS})(?:[:, ]|$)|^\s*\| {IDS} ",
 }
 """What is refused, by what it looks like; in words for people, so not in code."""
-TEST_NAME = re.compile(
-    r"def (test_(?!s3_|v\d)[a-z]\d{1,2}(?:_\w*)?|test_\w*_(?:design|hazard|seed|case)_\d\w*)\("
-)
+TEST_NAME = re.compile(r"def (test_(?!s3_|v\d)[a-z]\d{1,2}(?:_\w*)?|test_\w*_(?:design|hazard|seed|case)_\d\w*)\(")
 
 
 def prose_of(name: str, text: str) -> Iterator[tuple[int, str]]:
@@ -82,9 +80,7 @@ def files() -> dict[str, str]:
     if listed.returncode:
         pytest.skip("no git repository: nothing says which files belong to it")
     own = Path(__file__).relative_to(ROOT).as_posix()
-    names = [
-        name for name in listed.stdout.split("\0") if name.endswith(SUFFIXES) or Path(name).name in NAMES
-    ]
+    names = [name for name in listed.stdout.split("\0") if name.endswith(SUFFIXES) or Path(name).name in NAMES]
     paths = [ROOT / name for name in names if name != own]
     return {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths if path.is_file()}
 

@@ -94,11 +94,7 @@ def refused_names(name: str, text: str) -> list[str]:
 def documentation_of(text: str) -> Iterator[tuple[int, str]]:
     """(line number, line) of docstrings: strings that stand as statements."""
     for node in ast.walk(ast.parse(text)):
-        if (
-            isinstance(node, ast.Expr)
-            and isinstance(node.value, ast.Constant)
-            and type(node.value.value) is str
-        ):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and type(node.value.value) is str:
             for offset, line in enumerate(node.value.value.splitlines()):
                 yield node.lineno + offset, line
 

@@ -23,9 +23,7 @@ from storm_dagster.model.records import (
 )
 from storm_dagster.model.topology import decode_topology
 
-BASE = StormBase(
-    name="t", launch_time_secs=2_147_483_648, status="ACTIVE", workers=1, executors={"a": 1}, token="x"
-)
+BASE = StormBase(name="t", launch_time_secs=2_147_483_648, status="ACTIVE", workers=1, executors={"a": 1}, token="x")
 ASSIGNMENT = Assignment(
     topology_id="t-1-1", code_dir="t-1-1", node_host={"s1": "h1"}, timestamp_ms=1,
     workers=(WorkerSlot(node="s1", host="h1", port=6900, tasks="1-3"),),
@@ -77,9 +75,7 @@ def test_bytes_that_are_no_such_record_are_corrupt_and_named(raw: bytes) -> None
 
 
 def test_a_record_that_no_node_may_hold_is_refused_before_the_write() -> None:
-    large = StormBase.model_validate(
-        {**BASE.model_dump(), "executors": {f"component-{n}": 1 for n in range(40_000)}}
-    )
+    large = StormBase.model_validate({**BASE.model_dump(), "executors": {f"component-{n}": 1 for n in range(40_000)}})
     with pytest.raises(InvalidTopology, match="a ZooKeeper node may hold"):
         encode_record(large)
 
@@ -89,8 +85,7 @@ def test_errors_travel_as_documents() -> None:
     again = error_from_document(error.to_document())
     assert type(again) is InvalidTopology and again.message == error.message
     assert (
-        type(error_from_document({"error": {"type": "FromTheFuture", "message": "x"}})).__name__
-        == "StormDagsterError"
+        type(error_from_document({"error": {"type": "FromTheFuture", "message": "x"}})).__name__ == "StormDagsterError"
     )
     assert "no error document" in error_from_document("<html>").message
 

@@ -71,9 +71,7 @@ def operations(zk_conf: dict[str, object], tmp_path: Path, listener: str | None)
     """What a run of Dagster would act with: another process than the nimbus that tells."""
     state = StormClusterState.open(zk_conf)
     conf = load_cluster_conf(None, {**zk_conf, NOTIFIER_KEY: listener, "task.cleanup.timeout.sec": 0})
-    return OperationsContext(
-        cluster=state, blobs=LocalBlobStore(tmp_path / "other"), conf=conf, planner=plan_placement
-    )
+    return OperationsContext(cluster=state, blobs=LocalBlobStore(tmp_path / "other"), conf=conf, planner=plan_placement)
 
 
 def add(ctx: OperationsContext, name: str) -> str:
@@ -144,9 +142,7 @@ def test_a_listener_that_hangs_holds_up_nobody(
     assert nimbus.leads() and nimbus.get("/v1/topologies").json()["topologies"] == []
     listeners.release.set()
     eventually(lambda: len(listeners.received) == 4, what="the rest", timeout=45)
-    assert listeners.received[1:] == [
-        (topology_id, action) for action in ("deactivate", "activate", "killTopology")
-    ]
+    assert listeners.received[1:] == [(topology_id, action) for action in ("deactivate", "activate", "killTopology")]
     ctx.cluster.disconnect()
 
 
@@ -165,9 +161,7 @@ def test_the_next_leader_notifies_of_the_rest(
     ctx.cluster.disconnect()
 
 
-def test_without_a_listener_nothing_is_written(
-    nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path
-) -> None:
+def test_without_a_listener_nothing_is_written(nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path) -> None:
     nimbuses.start().await_leading()
     ctx = operations(zk_conf, tmp_path, None)
     add(ctx, "wc")

@@ -108,9 +108,7 @@ def test_typed_failure_of_a_step(client: DagsterClient) -> None:
 def test_plain_failure_of_a_step(client: DagsterClient) -> None:
     document = finished(client, submit(client, "plain", "t-plain", "plain-failure"))
     assert document["error"]["type"] == "StormDagsterError"
-    assert (
-        "topology_conf" in document["error"]["message"] and "something broke" in document["error"]["message"]
-    )
+    assert "topology_conf" in document["error"]["message"] and "something broke" in document["error"]["message"]
     found = client.find_run(TOKEN_TAG, "t-plain")
     assert found is not None and found.failed
 
@@ -190,9 +188,7 @@ def test_steps_not_begun_are_pending() -> None:
         "runId": "r",
         "status": "STARTED",
         "executionPlan": {"steps": [{"key": "storm__topology_conf"}, {"key": "storm__topology_code"}]},
-        "stepStats": [
-            {"stepKey": "storm__topology_conf", "status": "SUCCESS", "startTime": 1.0, "endTime": 1.5}
-        ],
+        "stepStats": [{"stepKey": "storm__topology_conf", "status": "SUCCESS", "startTime": 1.0, "endTime": 1.5}],
     }
     document = run_document(run, [], None)
     assert document["steps"] == [
@@ -255,9 +251,7 @@ query Events {
 """
 
 
-def test_events_of_bolts_are_stored_or_refused_for_good_or_for_now(
-    client: DagsterClient, dagster_server: Any
-) -> None:
+def test_events_of_bolts_are_stored_or_refused_for_good_or_for_now(client: DagsterClient, dagster_server: Any) -> None:
     made = DagsterEvent.make(
         "wc/count",
         "materialization",
@@ -267,9 +261,7 @@ def test_events_of_bolts_are_stored_or_refused_for_good_or_for_now(
         description="whole",
     )
     seen = DagsterEvent.make("wc/count", "observation", "lake/clicks", partition="2026-11-21-11:00")
-    check = DagsterEvent.make(
-        "wc/count", "check", "lake/clicks", check="in_order", passed=False, severity="WARN"
-    )
+    check = DagsterEvent.make("wc/count", "check", "lake/clicks", check="in_order", passed=False, severity="WARN")
     for event in (made, seen, check):
         client.report_event(event, {"storm/topology": "wc-1-1", "storm/event": event.id})
     answer = httpx.post(dagster_server.url, json={"query": EVENTS}, timeout=60, trust_env=False).json()

@@ -31,9 +31,7 @@ def acting(nimbuses: list[Any]) -> list[str]:
     """The nimbuses that accept a write at this moment."""
     found = []
     for nimbus in nimbuses:
-        answer = httpx.put(
-            f"{nimbus.url}/v1/blobs/probe", content=nimbus.id.encode(), timeout=20, trust_env=False
-        )
+        answer = httpx.put(f"{nimbus.url}/v1/blobs/probe", content=nimbus.id.encode(), timeout=20, trust_env=False)
         if answer.is_success:
             found.append(nimbus.id)
         else:

@@ -77,9 +77,7 @@ def test_one_leads_and_followers_answer_reads_only(nimbuses: Any, state: Any) ->
     )
     assert [row["leader"] for row in rows] == [True, False, False] and all(row["http"] for row in rows)
     tree = state()
-    assert (
-        len(tree.get_children(paths.NIMBUS_SLAVE)) == len(tree.get_children(paths.NIMBUS_SLAVE_DETAIL)) == 2
-    )
+    assert len(tree.get_children(paths.NIMBUS_SLAVE)) == len(tree.get_children(paths.NIMBUS_SLAVE_DETAIL)) == 2
 
 
 def test_blobs_are_pushed_registered_and_survive_the_leader(nimbuses: Any, state: Any) -> None:
@@ -130,9 +128,7 @@ def test_a_late_follower_fetches_everything(nimbuses: Any, state: Any) -> None:
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 2, what="both registrations")
 
 
-def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_nimbus(
-    nimbuses: Any, state: Any
-) -> None:
+def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_nimbus(nimbuses: Any, state: Any) -> None:
     """Its topology is not visible yet. A session that ends takes the announcement of a copy along, not the copy."""
     first = nimbuses.start("n1").await_leading()
     nimbuses.start("n2").await_serving()
@@ -145,9 +141,7 @@ def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_ni
     )
     for holder in holders:
         tree.delete_node(paths.blob(KEY, holder))
-    eventually(
-        lambda: sorted(tree.get_children(paths.blob(KEY))) == sorted(holders), what="both registrations again"
-    )
+    eventually(lambda: sorted(tree.get_children(paths.blob(KEY))) == sorted(holders), what="both registrations again")
     third = nimbuses.start("n3").await_serving()
     eventually(lambda: store_of(third).exists(KEY), what="a copy on the third")
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 3, what="its registration")
@@ -218,9 +212,7 @@ def test_a_lost_session_ends_leadership_at_once(nimbuses: Any, state: Any) -> No
     tree = state()
     tree.delete_node(paths.NIMBUS_MASTER)
     eventually(lambda: (first.health()["epoch"] or 0) > epoch, what="a new epoch")
-    stale = httpx.put(
-        first.url + "/v1/blobs/k", content=b"x", headers={"X-Storm-Epoch": str(epoch)}, trust_env=False
-    )
+    stale = httpx.put(first.url + "/v1/blobs/k", content=b"x", headers={"X-Storm-Epoch": str(epoch)}, trust_env=False)
     assert stale.status_code == 409 and stale.json()["error"]["type"] == "Fenced"
 
 

@@ -123,9 +123,7 @@ def test_upload_session(http: httpx.Client) -> None:
     handle = http.post("/v1/uploads").json()["handle"]
     assert len(handle) == 32
     archive = b"PK" + bytes(2000)
-    put = http.put(
-        f"/v1/uploads/{handle}/archive", content=archive, headers={"X-Content-SHA256": sha(archive)}
-    )
+    put = http.put(f"/v1/uploads/{handle}/archive", content=archive, headers={"X-Content-SHA256": sha(archive)})
     assert put.status_code == 201 and put.json()["sha256"] == sha(archive)
     missing = http.post(f"/v1/uploads/{handle}/finish")
     assert missing.status_code == 400 and "conf, topology" in missing.json()["error"]["message"]
@@ -159,9 +157,7 @@ def test_handles_are_opaque(http: httpx.Client) -> None:
 def test_damaged_and_oversized_bodies_leave_nothing(http: httpx.Client, nimbus: Any) -> None:
     wrong = http.put("/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": sha(b"abd")})
     assert wrong.status_code == 400 and error_type(wrong) == "InvalidRequest"
-    assert (
-        http.put("/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": "nonsense"}).status_code == 400
-    )
+    assert http.put("/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": "nonsense"}).status_code == 400
 
     def endless() -> Iterator[bytes]:
         for _ in range(8):
@@ -204,9 +200,7 @@ def test_an_idle_upload_expires(nimbuses: Any) -> None:
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
         assert http.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code == 201
-        eventually(
-            lambda: http.get(f"/v1/uploads/{handle}/conf").status_code == 404, what="expiry of the upload"
-        )
+        eventually(lambda: http.get(f"/v1/uploads/{handle}/conf").status_code == 404, what="expiry of the upload")
         assert http.post(f"/v1/uploads/{handle}/finish").status_code == 404
 
 

@@ -88,9 +88,7 @@ def stages(nimbus: Any, state: StormClusterState, name: str, token: str) -> str:
     """The six stages as a run makes them: blobs over HTTP, records in ZooKeeper. The topology's id."""
     handle = upload(nimbus)
     with NimbusBlobClient(nimbus.url) as blobs:
-        ctx = OperationsContext(
-            cluster=state, blobs=blobs, conf=load_cluster_conf(None, None), planner=plan_placement
-        )
+        ctx = OperationsContext(cluster=state, blobs=blobs, conf=load_cluster_conf(None, None), planner=plan_placement)
         submission.stage_conf(ctx, name=name, token=token, handle=handle)
         submission.stage_code(ctx, token=token)
         submission.stage_tasks(ctx, token=token)
@@ -104,9 +102,7 @@ def stages(nimbus: Any, state: StormClusterState, name: str, token: str) -> str:
 
 @pytest.fixture
 def with_dagster(nimbuses: Any, dagster_server: Any) -> Any:
-    return nimbuses.start(
-        dagster__graphql__url=dagster_server.url, dagster__graphql__timeout__secs=20
-    ).await_leading()
+    return nimbuses.start(dagster__graphql__url=dagster_server.url, dagster__graphql__timeout__secs=20).await_leading()
 
 
 @pytest.mark.dagster
@@ -115,9 +111,7 @@ def test_submission_is_one_run_per_token(with_dagster: Any, cluster: Any) -> Non
     handle = upload(nimbus)
     request = {"name": "wc", "handle": handle, "token": "tok-1", "inactive": False, "allow_degraded": False}
     answers: list[httpx.Response] = []
-    callers = [
-        threading.Thread(target=lambda: answers.append(post(nimbus, "/v1/submit", request))) for _ in range(4)
-    ]
+    callers = [threading.Thread(target=lambda: answers.append(post(nimbus, "/v1/submit", request))) for _ in range(4)]
     for caller in callers:
         caller.start()
     for caller in callers:
@@ -144,9 +138,7 @@ def test_submission_is_one_run_per_token(with_dagster: Any, cluster: Any) -> Non
 def test_failed_run_tells_its_typed_error(with_dagster: Any) -> None:
     nimbus = with_dagster
     dagster_descriptions = post(nimbus, "/v1/topologies/wc/kill")
-    assert (
-        dagster_descriptions.status_code == 404 and dagster_descriptions.json()["error"]["type"] == "NotAlive"
-    )
+    assert dagster_descriptions.status_code == 404 and dagster_descriptions.json()["error"]["type"] == "NotAlive"
     for document, status in (
         ({"name": "a/b", "handle": "0" * 32}, 400),
         ({"name": "wc", "handle": "0" * 32}, 404),
@@ -259,9 +251,7 @@ def test_the_leader_heals_when_no_sensor_is_armed(nimbuses: Any, cluster: Any) -
     found = state.read_assignment(topology_id)
     assert found is not None
     (worker,) = found[0].workers
-    record = WorkerNode(
-        pid=1, token="t", version=0, tasks=worker.tasks, started_ms=0, status="running", code=""
-    )
+    record = WorkerNode(pid=1, token="t", version=0, tasks=worker.tasks, started_ms=0, status="running", code="")
     state.state.mkdirs(paths.workers(topology_id))
     state.state.set_ephemeral_node(paths.worker(topology_id, "s1", worker.port), encode_record(record))
     add_supervisor(state, "s2")
@@ -351,9 +341,7 @@ def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
         document = {"query": text, "variables": variables or {}}
         return httpx.post(dagster_server.url, json=document, timeout=20, trust_env=False).json()["data"]
 
-    materialized = ask(query, {"key": {"path": ["storm", "active_topology"]}})["assetOrError"][
-        "assetMaterializations"
-    ]
+    materialized = ask(query, {"key": {"path": ["storm", "active_topology"]}})["assetOrError"]["assetMaterializations"]
     said = {event["partition"]: event["description"] for event in materialized}
     assert "kill of gone-1-100" in said["gone"] and "deactivate of stays-2-100" in said["stays"]
     registered = {

@@ -78,9 +78,7 @@ def test_statistics_of_a_bolt_belong_to_its_inputs() -> None:
 def topology() -> TopologyView:
     return TopologyView(
         id="wc-1-1",
-        base=StormBase(
-            name="wc", launch_time_secs=1000, status="ACTIVE", workers=1, executors={"count": 2}, token="t"
-        ),
+        base=StormBase(name="wc", launch_time_secs=1000, status="ACTIVE", workers=1, executors={"count": 2}, token="t"),
         base_at=Versioned(0, 1),
         tasks=TaskTable(
             components={

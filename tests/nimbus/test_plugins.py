@@ -89,9 +89,7 @@ def test_the_plug_in_of_a_nimbus_is_prepared_before_it_serves(nimbuses: Any) -> 
 def test_a_wrong_plug_in_stops_the_start_and_says_why(
     name: str, says: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    conf = load_cluster_conf(
-        None, {"nimbus.inimbus.class": name, "nimbus.http.port": 0, "nimbus.thrift.port": 0}
-    )
+    conf = load_cluster_conf(None, {"nimbus.inimbus.class": name, "nimbus.http.port": 0, "nimbus.thrift.port": 0})
     assert run(conf, tmp_path, "n1", threading.Event()) == InvalidRequest.exit_code
     assert says in caplog.text and "nimbus.inimbus.class" in caplog.text
     assert not list(tmp_path.glob("run/*"))
@@ -113,8 +111,7 @@ def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
 
     def publish(ports: list[int], at: Any) -> Any:
         workers = tuple(
-            WorkerSlot(node="s1", host="h", port=port, tasks=str(number + 1))
-            for number, port in enumerate(ports)
+            WorkerSlot(node="s1", host="h", port=port, tasks=str(number + 1)) for number, port in enumerate(ports)
         )
         assignment = Assignment(
             topology_id="wc-1-1",
@@ -157,9 +154,7 @@ def test_a_forced_scheduler_wins_over_the_topologys_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.zookeeper
-def test_another_store_of_cluster_state(
-    zk_conf: dict[str, Any], nimbuses: Any, zk_cluster: StormClusterState
-) -> None:
+def test_another_store_of_cluster_state(zk_conf: dict[str, Any], nimbuses: Any, zk_cluster: StormClusterState) -> None:
     store = {"storm.cluster.state.store": "my_plugins:counting_store"}
     with StormClusterState.open({**zk_conf, **store}) as cluster:
         assert isinstance(cluster.state, CountingState) and cluster.load_view().cluster_id

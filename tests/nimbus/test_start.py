@@ -48,10 +48,7 @@ def test_binding_beyond_loopback_needs_consent() -> None:
         check_bind(conf(**anywhere, storm__bind__external=True))
     with pytest.raises(InvalidRequest, match=r"set storm\.bind\.external=true, or"):
         check_bind(conf(**anywhere, storm__secret="0123456789abcdef"))
-    assert (
-        check_bind(conf(**anywhere, storm__bind__external=True, storm__secret="0123456789abcdef"))
-        == "0.0.0.0"
-    )
+    assert check_bind(conf(**anywhere, storm__bind__external=True, storm__secret="0123456789abcdef")) == "0.0.0.0"
     with pytest.raises(InvalidRequest, match="cannot be resolved"):
         check_bind(conf(storm__local__hostname="no-such-host.invalid"))
 

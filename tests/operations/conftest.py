@@ -80,17 +80,13 @@ class World:
         record = EpochRecord(leader=leader, http="http://127.0.0.1:7621")
         return self.cluster.state.set_data(paths.EPOCH, encode_record(record))
 
-    def supervisor(
-        self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903), **more: Any
-    ) -> None:
+    def supervisor(self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903), **more: Any) -> None:
         info = SupervisorInfo(
             **{"host": supervisor_id, "ports": ports, "started": 0, "count": 1, "version": "t", **more}
         )
         self.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
-    def upload(
-        self, handle: str, topology: Any = WORD_COUNT, conf: Any = None, archive: bytes | None = ARCHIVE
-    ) -> str:
+    def upload(self, handle: str, topology: Any = WORD_COUNT, conf: Any = None, archive: bytes | None = ARCHIVE) -> str:
         self.blobs.put(upload_key(handle, "topology"), json.dumps(topology).encode())
         self.blobs.put(upload_key(handle, "conf"), json.dumps(conf if conf is not None else {}).encode())
         if archive is not None:
@@ -133,9 +129,7 @@ class World:
                 status=status,  # type: ignore[arg-type]
                 code="0123456789abcdef",
             )
-            self.cluster.state.set_ephemeral_node(
-                paths.worker(topology_id, node, port), encode_record(record)
-            )
+            self.cluster.state.set_ephemeral_node(paths.worker(topology_id, node, port), encode_record(record))
 
     def stop_worker(self, topology_id: str, node: str, port: int) -> None:
         self.cluster.state.delete_node(paths.worker(topology_id, node, port))

@@ -75,10 +75,7 @@ def test_a_kill_wins_over_everything_that_comes_at_the_same_time(world: Any) -> 
         world.run_workers(world.submit(name, conf={"topology.workers": 2}))
         killed, *results = together(
             lambda name=name: lifecycle.kill(world.context(), name, 1000),
-            *(
-                lambda ctx=ctx, verb=verb, name=name: verb(ctx, name)
-                for ctx, verb in zip(others, verbs, strict=True)
-            ),
+            *(lambda ctx=ctx, verb=verb, name=name: verb(ctx, name) for ctx, verb in zip(others, verbs, strict=True)),
         )
         assert killed.status == "KILLED"
         # Each of the others came before it, or is told that the topology is killed.
@@ -102,9 +99,7 @@ def test_a_rebalance_with_more_than_there_is_says_what_there_is_and_changes_noth
 
 def test_the_blacklist_is_changed_by_two_at_once_and_nothing_is_lost(world: Any) -> None:
     other = world.context(cluster=StormClusterState.open(world.conf))
-    together(
-        *(lambda n=n: change_blacklist(world.context() if n % 2 else other, add=[f"h{n}"]) for n in range(8))
-    )
+    together(*(lambda n=n: change_blacklist(world.context() if n % 2 else other, add=[f"h{n}"]) for n in range(8)))
     assert world.cluster.blacklist() == {f"h{n}" for n in range(8)}
     assert change_blacklist(world.context(), remove=[f"h{n}" for n in range(8)], add=["s1"]) == ("s1",)
     version = world.cluster.state.get_version(paths.BLACKLIST)

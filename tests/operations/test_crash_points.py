@@ -179,9 +179,7 @@ def replacing(verb: str) -> Callable[[Any], Scene]:
         old_code = world.blobs.meta(jar_key(old)).sha256
         options: dict[str, Any] = {"token": "next"}
         if verb == "update":
-            options["handle"] = world.upload(
-                "h2", conf={"topology.workers": 2}, archive=pack_archive("newer archive")
-            )
+            options["handle"] = world.upload("h2", conf={"topology.workers": 2}, archive=pack_archive("newer archive"))
 
         def completed() -> None:
             new = named(world)
@@ -571,10 +569,7 @@ DISTINCT = [(name, step) for name, step in POINTS if name not in ("restart", "fi
 def all_in_chaos(points: list[tuple[str, str]]) -> list[Any]:
     """The last step of each operation in every run, after which there is most to lose; all others in `make chaos`."""
     last = dict(points)
-    return [
-        pytest.param(name, step, marks=[] if last[name] == step else pytest.mark.chaos)
-        for name, step in points
-    ]
+    return [pytest.param(name, step, marks=[] if last[name] == step else pytest.mark.chaos) for name, step in points]
 
 
 HEALS = {rule.name for rule in RULES if rule.heals}

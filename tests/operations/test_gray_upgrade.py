@@ -41,9 +41,7 @@ class Upgraded(UpgradeStandIns):
         return self.topology.assignment
 
     def upload(self, handle: str = "new", **more: Any) -> str:
-        return self.world.upload(
-            handle, conf={**CONF, **more.pop("conf", {})}, archive=pack_archive("new"), **more
-        )
+        return self.world.upload(handle, conf={**CONF, **more.pop("conf", {})}, archive=pack_archive("new"), **more)
 
     def begin(self, selection: Selection = ONE, **more: Any) -> Any:
         handle = self.upload(**{key: more.pop(key) for key in ("conf", "topology") if key in more})
@@ -281,9 +279,7 @@ def test_an_upgraded_worker_that_is_judged_dead_rolls_the_upgrade_back(topology:
     assert upgraded not in {worker.address for worker in topology.assignment.workers}
     # The worker that took its place runs the former code, and the lost one holds nothing up.
     moved = {worker.address for worker in topology.assignment.workers}
-    assert all(
-        code_for(one, topology.assignment, topology.state)[0] != new for one in topology.assignment.workers
-    )
+    assert all(code_for(one, topology.assignment, topology.state)[0] != new for one in topology.assignment.workers)
     assert topology.advance() == ["rolled back"] and len(moved) == 4
     topology.clean()
 
@@ -292,15 +288,10 @@ def test_another_worker_that_dies_is_placed_again_with_the_former_code(topology:
     topology.begin()
     topology.batch()
     (upgraded,) = topology.state.upgraded
-    other = max(
-        one.address for one in topology.assignment.workers if len(one.ids) > 1 and one.address != upgraded
-    )
+    other = max(one.address for one in topology.assignment.workers if len(one.ids) > 1 and one.address != upgraded)
     (report,) = healing.reassign(topology.world.context(), [dead(topology, other)])
     assert report.status == "assigned" and topology.topology.base.status == "UPGRADING"
-    codes = {
-        one.address: code_for(one, topology.assignment, topology.state)[0]
-        for one in topology.assignment.workers
-    }
+    codes = {one.address: code_for(one, topology.assignment, topology.state)[0] for one in topology.assignment.workers}
     assert [address for address, code in codes.items() if code != topology.id] == [upgraded]
 
 

@@ -37,9 +37,7 @@ class Observer:
         for supervisor_id, info in self.world.cluster.load_view().supervisors.items():
             beat = encode_record(info.model_copy(update={"count": info.count + 1}))
             self.world.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), beat)
-        seen = observe(
-            self.world.cluster.load_view(), self.memory, LIMITS, boot_id="b", boot_now=self.now, **options
-        )
+        seen = observe(self.world.cluster.load_view(), self.memory, LIMITS, boot_id="b", boot_now=self.now, **options)
         self.memory = decode_memory(LivenessMemory, encode_memory(seen.memory))
         assert self.memory == seen.memory
         return seen

@@ -155,9 +155,7 @@ class Cluster(RuleBasedStateMachine):
         self.handles += 1
         # A topology that is upgraded worker by worker has its topology master in a worker of its own.
         conf = {"topology.workers": workers, "topology.master.single.worker": workers > 1}
-        return self.world.upload(
-            f"h{self.handles}", conf=conf, **({} if archive is None else {"archive": archive})
-        )
+        return self.world.upload(f"h{self.handles}", conf=conf, **({} if archive is None else {"archive": archive}))
 
     actors = st.integers(0, 1)
     names = st.sampled_from(NAMES)
@@ -190,9 +188,7 @@ class Cluster(RuleBasedStateMachine):
         again=st.booleans(),
         delay=st.sampled_from([0, 0, 30]),
     )
-    def rebalance(
-        self, actor: int, pinned: bool, name: str, workers: int, split: int, again: bool, delay: int
-    ) -> None:
+    def rebalance(self, actor: int, pinned: bool, name: str, workers: int, split: int, again: bool, delay: int) -> None:
         def run(ctx: Any) -> None:
             rebalance(ctx, name, workers, {"split": split}, reassign=again, wait_secs=delay, stay=False)
 
@@ -217,9 +213,7 @@ class Cluster(RuleBasedStateMachine):
     def gray_upgrade(self, actor: int, pinned: bool, name: str, number: int, workers: int) -> None:
         handle = self.upload(workers, pack_archive(f"archive {self.handles}"))
         token = f"g-{self.handles}"
-        self.begin(
-            actor, pinned, lambda ctx: upgrade(ctx, name=name, number=number, handle=handle, token=token)
-        )
+        self.begin(actor, pinned, lambda ctx: upgrade(ctx, name=name, number=number, handle=handle, token=token))
 
     @rule(
         actor=actors,
@@ -435,9 +429,7 @@ class Cluster(RuleBasedStateMachine):
             assert topology.base.status == topology.base.wanted_status
 
 
-def test_any_interleaving_keeps_the_invariants(
-    zookeeper_server: str, world_class: Any, tmp_path: Path
-) -> None:
+def test_any_interleaving_keeps_the_invariants(zookeeper_server: str, world_class: Any, tmp_path: Path) -> None:
     host, _, port = zookeeper_server.rpartition(":")
 
     def make() -> Any:

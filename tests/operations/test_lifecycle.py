@@ -216,9 +216,7 @@ def test_a_restart_that_cannot_be_prepared_leaves_the_old_one_running(world: Any
 
 
 @pytest.mark.chaos
-def test_a_restart_interrupted_at_any_point_ends_in_one_topology(
-    world: Any, crash_class: type[BaseException]
-) -> None:
+def test_a_restart_interrupted_at_any_point_ends_in_one_topology(world: Any, crash_class: type[BaseException]) -> None:
     world.submit("wc")
     number = 0
     while True:

@@ -64,9 +64,7 @@ def test_a_lost_reply_is_read_again_and_never_doubles_anything(
     for number in (1, 2, 3):
         cluster = LosingCluster(world.cluster, number, landed)
         name = f"wc{number}"
-        stages(
-            world.context(cluster=cluster), name=name, token=f"t{number}", handle=world.upload(f"h{number}")
-        )
+        stages(world.context(cluster=cluster), name=name, token=f"t{number}", handle=world.upload(f"h{number}"))
         assert cluster.state.left <= 0
         (topology,) = world.cluster.load_view().topologies.values()
         assert topology.base.status == "ACTIVE"

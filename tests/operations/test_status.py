@@ -81,9 +81,7 @@ def statuses(document: dict[str, Any]) -> set[str]:
 def test_status_of_tasks(world: Any) -> None:
     topology_id = world.submit("wc")
     assert statuses(shown(world)) == {"starting"}
-    assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 121)) == {
-        "dead"
-    }
+    assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 121)) == {"dead"}
     world.run_workers(topology_id, status="starting")
     assert statuses(shown(world)) == {"starting"}
     world.run_workers(topology_id)
@@ -94,9 +92,7 @@ def test_status_of_tasks(world: Any) -> None:
     worker = world.cluster.load_view().topologies[topology_id].assignment.workers[0]
     world.stop_worker(topology_id, *worker.slot)
     world.supervisor(worker.node, restarting=(worker.port,))
-    assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 500)) == {
-        "starting"
-    }
+    assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 500)) == {"starting"}
     world.cluster.state.delete_node(paths.supervisor(worker.node))
     assert statuses(shown(world)) == {"dead"}
 

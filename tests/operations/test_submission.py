@@ -86,9 +86,7 @@ def test_nothing_is_visible_before_publication(world: Any) -> None:
     assert visible(world) == {"wc": "INACTIVE"}
 
 
-def test_repeating_with_the_same_token_gives_the_same_topology(
-    world: Any, stages: Callable[..., None]
-) -> None:
+def test_repeating_with_the_same_token_gives_the_same_topology(world: Any, stages: Callable[..., None]) -> None:
     ctx = world.context()
     first = world.submit("wc", "t1")
     before = world.cluster.load_view()

@@ -87,9 +87,7 @@ def test_too_much_is_refused_naming_the_largest(tmp_path: Path) -> None:
     with pytest.raises(InvalidTopology) as caught:
         collect_files(tmp_path)
     message = caught.value.message
-    assert "64 MiB" in message and message.index("huge.bin (60.0 MiB)") < message.index(
-        "large.bin (10.0 MiB)"
-    )
+    assert "64 MiB" in message and message.index("huge.bin (60.0 MiB)") < message.index("large.bin (10.0 MiB)")
     (tmp_path / ".gitignore").write_text("huge.bin\n", encoding="utf-8")
     assert "huge.bin" not in collect_files(tmp_path)
 
@@ -188,9 +186,7 @@ def test_requirements_are_vendored(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "flow.py").write_text(TOPOLOGY, encoding="utf-8")
     (tmp_path / "work").mkdir()
-    made = bundle_target(
-        str(tmp_path / "app" / "flow.py"), folder=tmp_path / "work", requirements=requirements
-    )
+    made = bundle_target(str(tmp_path / "app" / "flow.py"), folder=tmp_path / "work", requirements=requirements)
     with zipfile.ZipFile(made.archive.path) as bundle:
         names = bundle.namelist()
     assert "flow.py" in names and "tiny_lib/__init__.py" in names

@@ -177,9 +177,7 @@ def test_archives(tmp_path: Path) -> None:
         ("../escape", "is neither"),
     ],
 )
-def test_texts_that_name_nothing(
-    tmp_path: Path, text: str, output: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_that_name_nothing(tmp_path: Path, text: str, output: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InvalidRequest, match=output):
         parse_target(text)

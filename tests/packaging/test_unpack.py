@@ -58,10 +58,7 @@ def test_zip_and_tar_give_the_same_tree(tmp_path: Path) -> None:
     zipped = zip_of(tmp_path / "a.jar", files, {"resources/split.sh": 0o755 | stat.S_IFREG})
     tarred = tar_of(
         tmp_path / "a.tar.gz",
-        [
-            (member(name, mode=0o4755 if name.endswith(".sh") else 0o644), content)
-            for name, content in files.items()
-        ],
+        [(member(name, mode=0o4755 if name.endswith(".sh") else 0o644), content) for name, content in files.items()],
     )
     for archive in (zipped, tarred):
         target = tmp_path / f"out-{archive.name}"
@@ -134,9 +131,7 @@ def test_collisions_are_refused(tmp_path: Path, first: str, second: str, match: 
 def test_links_and_devices_are_refused(tmp_path: Path, kind: bytes, match: str) -> None:
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.mkdir()
-    tarred = tar_of(
-        tmp_path / "a.tar.gz", [(member("esc", kind, str(outside)), b""), (member("esc/planted"), b"evil")]
-    )
+    tarred = tar_of(tmp_path / "a.tar.gz", [(member("esc", kind, str(outside)), b""), (member("esc/planted"), b"evil")])
     refused(tarred, tmp_path, match)
     assert list(outside.iterdir()) == []
 
@@ -149,9 +144,7 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
 def test_too_many_entries(tmp_path: Path) -> None:
     names = {f"f{i}": b"" for i in range(51)}
     refused(zip_of(tmp_path / "a.zip", names), tmp_path, "more than 50 entries")
-    refused(
-        tar_of(tmp_path / "a.tar.gz", [(member(n), b"") for n in names]), tmp_path, "more than 50 entries"
-    )
+    refused(tar_of(tmp_path / "a.tar.gz", [(member(n), b"") for n in names]), tmp_path, "more than 50 entries")
 
 
 def test_bombs(tmp_path: Path) -> None:
@@ -219,9 +212,7 @@ def test_an_existing_target_is_not_touched(tmp_path: Path) -> None:
 @given(
     st.lists(
         st.tuples(
-            st.lists(
-                st.sampled_from(["a", "A", "..", ".", "", "b", "~", "con", "\u00e9"]), min_size=1, max_size=4
-            ),
+            st.lists(st.sampled_from(["a", "A", "..", ".", "", "b", "~", "con", "\u00e9"]), min_size=1, max_size=4),
             st.booleans(),
         ),
         max_size=6,

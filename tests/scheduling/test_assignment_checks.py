@@ -76,9 +76,7 @@ def test_moves() -> None:
     fair = {"s1:1": [1, 2, 3], "s2:1": [5, 6, 7], "s3:1": [4, 8]}
     assert list(move_faults("wc", moves, fair)) == []
     wasteful = {"s1:1": [5, 6, 7], "s2:1": [1, 2, 3], "s3:1": [4, 8]}
-    assert list(move_faults("wc", moves, wasteful)) == [
-        "wc: the last rebalance moved 8 tasks where 2 were enough"
-    ]
+    assert list(move_faults("wc", moves, wasteful)) == ["wc: the last rebalance moved 8 tasks where 2 were enough"]
 
 
 @given(seed=st.integers(0, 2**32), workers=st.integers(1, 6))

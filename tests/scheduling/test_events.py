@@ -20,9 +20,7 @@ FOUR = range(6900, 6904)
 
 def word_count(**more: Any) -> TopologyToPlace:
     """split 1-2, count 3-4, acker 5, topology master 6, spout 7."""
-    return small_topology(
-        bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, **more
-    )
+    return small_topology(bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, **more)
 
 
 def worker(node: int, port: int, *tasks: int, host: str | None = None, **more: Any) -> PlacedWorker:
@@ -42,9 +40,7 @@ TWO = (worker(1, 6900, 1, 3, 6, 7), worker(2, 6900, 2, 4, 5))
 
 
 def test_nothing_dead_leaves_all_as_it_is() -> None:
-    placement = place(
-        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(event="monitor", workers=2, old=TWO)
-    )
+    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(event="monitor", workers=2, old=TWO))
     assert placement.status == "unchanged"
     assert slots(placement) == {"s1:6900": [1, 3, 6, 7], "s2:6900": [2, 4, 5]}
     assert all(worker.kept for worker in placement.workers)
@@ -95,9 +91,7 @@ def test_even_frees_live_workers_that_fit_no_share() -> None:
             event="monitor", workers=workers, old=old,
         )  # fmt: skip
 
-    first = place(
-        [supervisor(1, [6900]), supervisor(2, [6900, 6901])], nine(4, worker(1, 6900, *range(1, 10)))
-    )
+    first = place([supervisor(1, [6900]), supervisor(2, [6900, 6901])], nine(4, worker(1, 6900, *range(1, 10))))
     assert sorted(map(len, slots(first).values())) == [3, 3, 3]
     second = place(
         [supervisor(1, [6900]), supervisor(2, [6900, 6901]), supervisor(3, range(6900, 6908))],
@@ -116,9 +110,7 @@ def test_a_rebalance_to_more_workers_moves_the_fewest() -> None:
 
 
 def test_a_rebalance_to_one_worker_keeps_the_fuller_slot() -> None:
-    placement = place(
-        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(event="rebalance", workers=1, old=TWO)
-    )
+    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(event="rebalance", workers=1, old=TWO))
     assert slots(placement) == {"s1:6900": [1, 2, 3, 4, 5, 6, 7]}
     assert placement.moved == 3
 
@@ -164,9 +156,7 @@ def test_rebalance_leaves_unstopped_workers_alone() -> None:
 
 def test_a_user_defined_worker_gets_host_port_and_lowest_ids() -> None:
     wanted = UserWorker(host="h2", port=6902, memory_bytes=5, cpu=2, components={"split": 1, "count": 2})
-    placement = place(
-        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,))
-    )
+    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,)))
     mine = placement.workers[1]
     assert (mine.node, mine.port, mine.memory_bytes, mine.cpu) == ("s2", 6902, 5, 2)
     assert set(mine.tasks) >= {1, 3, 4}
@@ -182,13 +172,9 @@ def test_a_user_defined_worker_on_a_busy_port_takes_another_of_the_host() -> Non
 
 def test_a_user_defined_worker_on_an_unknown_host_is_placed_like_any_other() -> None:
     wanted = UserWorker(host="nowhere", components={"split": 2})
-    placement = place(
-        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,))
-    )
+    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, user_workers=(wanted,)))
     assert set(slots(placement)["s1:6900"]) >= {1, 2}
-    assert placement.worker_reasons["s1:6900"] == (
-        "of equally loaded supervisors it has the lowest id: next is s2"
-    )
+    assert placement.worker_reasons["s1:6900"] == ("of equally loaded supervisors it has the lowest id: next is s2")
 
 
 def test_more_wishes_than_workers_are_all_dropped() -> None:
@@ -199,9 +185,7 @@ def test_more_wishes_than_workers_are_all_dropped() -> None:
 
 def test_use_old_assignment_takes_up_the_backup() -> None:
     old = (worker(2, 6903, 1, 2, 3), worker(2, 6901, 4, 5, 6, 7, memory_bytes=9))
-    placement = place(
-        [supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, use_old=True, old=old)
-    )
+    placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], word_count(workers=2, use_old=True, old=old))
     assert slots(placement) == {"s2:6901": [4, 5, 6, 7], "s2:6903": [1, 2, 3]}
     assert (placement.status, placement.moved, placement.workers[0].memory_bytes) == ("assigned", 0, 9)
 
@@ -221,18 +205,14 @@ def test_isolation_confines_a_topology_to_hosts_that_are_there() -> None:
 
 def test_tasks_on_different_nodes_outrank_the_most_free_ports() -> None:
     supervisors = [supervisor(1, range(6900, 6908)), supervisor(2, [6900]), supervisor(3, [6900])]
-    topology = small_topology(
-        bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",)
-    )
+    topology = small_topology(bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",))
     placement = place(supervisors, topology)
     assert sorted(slots(placement)) == ["s1:6900", "s2:6900", "s3:6900"]
     assert placement.worker_reasons["s2:6900"].startswith("task.on.differ.node")
 
 
 def test_too_few_supervisors_for_tasks_on_different_nodes() -> None:
-    topology = small_topology(
-        bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",)
-    )
+    topology = small_topology(bolts={"b": (3, ["spout"])}, spouts={"spout": 1}, ackers=0, workers=3, differ_node=("b",))
     placement = place([supervisor(1, FOUR), supervisor(2, FOUR)], topology)
     assert (placement.status, placement.error_type) == ("failed", "Unavailable")
     assert "wants 3 tasks of component 'b' on different supervisors" in (placement.error or "")

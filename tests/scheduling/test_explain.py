@@ -14,9 +14,7 @@ from storm_dagster.model.placement_reasons import Reason, reason_of
 from storm_dagster.operations.read.explaining import choice_document, moves_document
 from storm_rigs.placement_clusters import generated_batch, small_topology, supervisor
 
-WORD_COUNT = small_topology(
-    bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, workers=2
-)
+WORD_COUNT = small_topology(bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, workers=2)
 FOUR = range(6900, 6904)
 BATCH = PlacementBatch(supervisors=(supervisor(1, FOUR), supervisor(2, FOUR)), topologies=(WORD_COUNT,))
 
@@ -37,9 +35,7 @@ def test_the_selector_that_decided_and_what_it_compared() -> None:
 
 
 def test_what_was_not_chosen_by_comparing_has_no_alternatives() -> None:
-    kept = WORD_COUNT.model_copy(
-        update={"event": "monitor", "old": plan_placement(BATCH).placements[0].workers}
-    )
+    kept = WORD_COUNT.model_copy(update={"event": "monitor", "old": plan_placement(BATCH).placements[0].workers})
     batch = BATCH.model_copy(update={"topologies": (kept,)})
     assert choice_of(kept, plan_placement(batch).placements[0], 2) is None
     assert choice_of(WORD_COUNT, plan_placement(BATCH).placements[0], 99) is None

@@ -45,9 +45,7 @@ def tasks_by_slot(placement: TopologyPlacement) -> dict[str, list[int]]:
 
 def shapes(topology: TopologyToPlace, slots: dict[str, list[int]]) -> tuple[set[str], list[Any]]:
     """What is fixed where several placements are equally good: the slots, and the component counts of the workers."""
-    counts = [
-        tuple(sorted(Counter(topology.tasks[task] for task in tasks).items())) for tasks in slots.values()
-    ]
+    counts = [tuple(sorted(Counter(topology.tasks[task] for task in tasks).items())) for tasks in slots.values()]
     return set(slots), sorted(counts)
 
 
@@ -63,9 +61,7 @@ def test_two_workers_share_seven_tasks_four_to_three() -> None:
     assert placement.reasons[1] == "the first of equally good workers"
     assert placement.reasons[2] == "the worker had the fewest tasks of its component"
     assert placement.reasons[5] == "the worker had the fewest tasks"
-    assert (
-        placement.worker_reasons["s2:6900"] == "the supervisor had the most free ports: 4, next is s1 with 3"
-    )
+    assert placement.worker_reasons["s2:6900"] == "the supervisor had the most free ports: 4, next is s1 with 3"
 
 
 def test_four_workers_share_thirteen_tasks_evenly() -> None:
@@ -90,9 +86,7 @@ def test_too_few_free_ports_fail_and_place_nothing() -> None:
 
 
 def test_the_message_names_the_free_slots_of_each_supervisor() -> None:
-    placement = place(
-        [supervisor(1, [6900]), supervisor(2, [6900, 6901])], small_topology(workers=4, **BIG_COUNT)
-    )
+    placement = place([supervisor(1, [6900]), supervisor(2, [6900, 6901])], small_topology(workers=4, **BIG_COUNT))
     assert placement.error == (
         "topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3"
     )
@@ -160,10 +154,7 @@ def test_a_nearly_full_supervisor_comes_last() -> None:
     expected = {"s1:6903": [2, 5, 9], "s2:6900": [1, 6], "s2:6901": [3, 8], "s2:6902": [4, 7]}
     assert tasks_by_slot(placement).keys() == expected.keys()
     assert sorted(map(len, tasks_by_slot(placement).values())) == [2, 2, 2, 3]
-    assert (
-        placement.worker_reasons["s1:6903"]
-        == "of equally loaded supervisors it has the lowest id: next is s2"
-    )
+    assert placement.worker_reasons["s1:6903"] == "of equally loaded supervisors it has the lowest id: next is s2"
 
 
 def test_the_most_free_ports_win() -> None:
@@ -234,9 +225,7 @@ def test_the_number_of_workers_and_whether_the_master_is_alone(
         (2, 3, (0, 2)),
     ],
 )  # fmt: skip
-def test_average_and_remainder_of_tasks_over_workers(
-    tasks: int, workers: int, expected: tuple[int, int]
-) -> None:
+def test_average_and_remainder_of_tasks_over_workers(tasks: int, workers: int, expected: tuple[int, int]) -> None:
     assert fair_share([0] * workers, tasks) == expected
 
 

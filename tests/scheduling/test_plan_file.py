@@ -87,8 +87,7 @@ def test_a_topology_that_does_not_fit_is_an_outcome_not_an_error() -> None:
     assert outcome["status"] == "failed"
     assert outcome["error"] == {
         "type": "Unavailable",
-        "message": "topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): "
-        "add a supervisor or set topology.workers=3",
+        "message": "topology 'wc' needs 4 slots, 3 are free (s1: 1, s2: 2): add a supervisor or set topology.workers=3",
     }
     assert outcome["workers"] == []
     assert set(outcome["unassigned"]) == set("1234567")
@@ -116,9 +115,7 @@ def test_events_old_dead_and_kept() -> None:
 
 
 def test_explicit_ids_and_the_numbering_around_them() -> None:
-    outcome = plan(
-        {"tasks": {"split": [1, 2, 8, 9]}, "bolts": {"split": {"parallelism": 4, "inputs": ["lines"]}}}
-    )
+    outcome = plan({"tasks": {"split": [1, 2, 8, 9]}, "bolts": {"split": {"parallelism": 4, "inputs": ["lines"]}}})
     assert outcome["tasks"] == {
         "1": "split", "2": "split", "3": "__acker", "4": "__topology_master", "5": "lines", "8": "split",
         "9": "split",
@@ -154,9 +151,7 @@ def test_conf_reaches_the_planner() -> None:
         ],
     }
     bolts = {"b": {"inputs": ["lines"], "conf": {"task.on.differ.node": True}}}
-    text = yaml.safe_dump(
-        {"supervisors": SUPERVISORS, "topologies": [{**WORD_COUNT, "conf": conf, "bolts": bolts}]}
-    )
+    text = yaml.safe_dump({"supervisors": SUPERVISORS, "topologies": [{**WORD_COUNT, "conf": conf, "bolts": bolts}]})
     (topology,) = parse_plans(text)[0].topologies
     assert (topology.workers, topology.priority, topology.strategy) == (1, 3, "even")
     assert (topology.isolation, topology.reserve, topology.use_old) == (("h1",), 1, True)
@@ -275,9 +270,7 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
 
 def test_a_wrong_document_is_found_before_any_is_planned() -> None:
     calls: list[object] = []
-    text = yaml.safe_dump_all(
-        [{"supervisors": SUPERVISORS, "topologies": [WORD_COUNT]}, {"topologies": [{}]}]
-    )
+    text = yaml.safe_dump_all([{"supervisors": SUPERVISORS, "topologies": [WORD_COUNT]}, {"topologies": [{}]}])
     with pytest.raises(InvalidRequest, match="plan, document 2"):
         plan_documents(text, lambda batch: calls.append(batch) or plan_placement(batch))
     assert calls == []

@@ -27,9 +27,7 @@ TWO = (
 
 def word_count(**more: Any) -> TopologyToPlace:
     """split 1-2, count 3-4, acker 5, topology master 6, spout 7."""
-    return small_topology(
-        bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, **more
-    )
+    return small_topology(bolts={"split": (2, ["spout"]), "count": (2, ["split"])}, spouts={"spout": 1}, **more)
 
 
 def place(supervisors: list[SupervisorSlots], topology: TopologyToPlace) -> TopologyPlacement:
@@ -129,9 +127,7 @@ def test_storms_bad_slots_keep_the_start_times_of_what_stays() -> None:
     old = (PlacedWorker(node="s1", host="h1", port=6900, tasks=tuple(range(1, 10))),)
 
     def record(placement: TopologyPlacement, previous: Any, now: int) -> Any:
-        return assignment_of(
-            placement, topology_id="wc-1-1", previous=previous, now_secs=now, now_ms=now * 1000
-        )
+        return assignment_of(placement, topology_id="wc-1-1", previous=previous, now_secs=now, now_ms=now * 1000)
 
     one = place([supervisor(1, [6900])], nine.model_copy(update={"workers": 1, "event": "new"}))
     first = record(one, None, 100)

@@ -84,9 +84,7 @@ def test_impersonation_needs_the_right_host_and_group() -> None:
     assert impersonate(proxy, "root", everybody, groups).name == "root"
 
 
-@pytest.mark.parametrize(
-    "user", ["x;touch p", "`id`", "$(id)", "a\nb", "a\0b", "", "-rf", "no-such-user-here"]
-)
+@pytest.mark.parametrize("user", ["x;touch p", "`id`", "$(id)", "a\nb", "a\0b", "", "-rf", "no-such-user-here"])
 def test_groups_are_looked_up_without_a_command(user: str) -> None:
     assert groups_of(user) == frozenset()
 

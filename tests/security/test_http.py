@@ -20,9 +20,7 @@ pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"
 
 
-def test_with_a_secret_only_who_shows_it_is_served(
-    start_nimbus: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_with_a_secret_only_who_shows_it_is_served(start_nimbus: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     first = start_nimbus(storm__secret=SECRET).await_leading()
     second = start_nimbus("n2", storm__secret=SECRET)
@@ -96,9 +94,7 @@ def test_certificates_fail_closed(
         httpx.get(nimbus.url.replace("https", "http") + "/healthz", timeout=5, trust_env=False)
 
 
-def test_users_see_what_is_theirs_alone(
-    start_nimbus: Any, certificate: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_users_see_what_is_theirs_alone(start_nimbus: Any, certificate: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     keys = {
         "nimbus.admins": ["daemon", "boss"],

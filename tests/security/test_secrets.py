@@ -142,10 +142,7 @@ def test_the_spark_token_is_private_and_shown_to_the_clusters_servers_only(tmp_p
     assert spark_token(conf(), tmp_path) == token and (tmp_path / "spark.token").stat().st_mode & 0o77 == 0
     shown = f";authorization=Bearer%20{token}"
     assert with_spark_token("sc://localhost:5", tmp_path) == f"sc://localhost:5/{shown}"
-    assert (
-        with_spark_token("sc://127.0.0.1:5/;session_id=a", tmp_path)
-        == f"sc://127.0.0.1:5/;session_id=a{shown}"
-    )
+    assert with_spark_token("sc://127.0.0.1:5/;session_id=a", tmp_path) == f"sc://127.0.0.1:5/;session_id=a{shown}"
     own = "sc://127.0.0.1:5/;token=mine"
     for other in ("sc://spark.example:15002", "sc://localhost.evil:1", "sc://127.0.0.1.evil:5", own):
         assert with_spark_token(other, tmp_path) == other

@@ -110,9 +110,7 @@ def test_nothing_legible_travels(transports: Callable[[str], Transport]) -> None
     with socket.create_server(("127.0.0.1", 0)) as tap:
         tap.settimeout(20)
         sender.set_peers({("s", 1): f"127.0.0.1:{tap.getsockname()[1]}"}, [("s", 1)])
-        sender.peers["s", 1].backlog.append(
-            encode_frame(Frame("plain-token", [(1, 2, "s", [(0, 0, [["v"]])])]))
-        )
+        sender.peers["s", 1].backlog.append(encode_frame(Frame("plain-token", [(1, 2, "s", [(0, 0, [["v"]])])])))
         link, _ = tap.accept()
         with link, socket.create_connection(("127.0.0.1", receiver.port)) as onward:
             stop = threading.Event()

@@ -21,9 +21,7 @@ def secured(zk_conf: dict[str, Any], user: str = USER) -> dict[str, Any]:
     return {**zk_conf, "storm.zookeeper.auth.payload": user}
 
 
-def test_an_outsider_neither_reads_nor_writes(
-    zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]
-) -> None:
+def test_an_outsider_neither_reads_nor_writes(zk_conf: dict[str, Any], zk_connect: Callable[..., ZkSession]) -> None:
     with StormClusterState.open(secured(zk_conf), create_root=True) as mine:
         mine.state.create_node("/tasks/wc-1-1", b"table")
         mine.state.set_ephemeral_node("/workers/wc-1-1/s1-6900", b"worker")

@@ -127,9 +127,7 @@ def deaf_port() -> Iterator[int]:
 
 
 def test_a_server_that_never_answers_is_given_up(deaf_port: int) -> None:
-    planner = ConnectPlanner(
-        f"sc://127.0.0.1:{deaf_port}", FixedSessionIds(str(uuid.uuid4())), deadline_secs=3.0
-    )
+    planner = ConnectPlanner(f"sc://127.0.0.1:{deaf_port}", FixedSessionIds(str(uuid.uuid4())), deadline_secs=3.0)
     with pytest.raises(Unavailable, match="did not answer within 3 s"):
         planner(WARM_BATCH)
 

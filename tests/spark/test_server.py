@@ -44,9 +44,7 @@ def test_the_command_binds_to_loopback() -> None:
 
 
 def test_the_environment_lets_python_workers_import_this_package() -> None:
-    environment = spark_environment(
-        {"PYTHONPATH": "/a", "SPARK_REMOTE": "sc://elsewhere", "PATH": os.environ["PATH"]}
-    )
+    environment = spark_environment({"PYTHONPATH": "/a", "SPARK_REMOTE": "sc://elsewhere", "PATH": os.environ["PATH"]})
     root, *rest = environment["PYTHONPATH"].split(os.pathsep)
     assert (Path(root) / "storm_dagster" / "spark" / "assignment" / "place.py").is_file()
     assert rest == ["/a"]
@@ -73,9 +71,7 @@ def test_what_runs_in_python_workers_is_light() -> None:
         "import sys; from storm_dagster.spark.assignment import allocate_slots, assign_tasks, request_slots; "
         "print([name for name in ('pyspark', 'pandas', 'pydantic', 'dagster') if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"
 
 

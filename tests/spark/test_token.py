@@ -54,9 +54,7 @@ def test_a_conf_folder_is_enough(conf_dir: Path, tmp_path: Path, monkeypatch: py
     conf = load_cluster_conf(conf_dir)
     ids = FixedSessionIds(str(uuid.uuid4()))
     # The first job of a server takes long on a busy machine.
-    placed = ConnectPlanner(conf["spark.remote"], ids, token=derived_spark_token(conf), deadline_secs=300)(
-        WARM_BATCH
-    )
+    placed = ConnectPlanner(conf["spark.remote"], ids, token=derived_spark_token(conf), deadline_secs=300)(WARM_BATCH)
     assert placed.planner == "pyspark" and {each.name for each in placed.placements} == {"a", "b"}
     assert not (tmp_path / "nowhere").exists()
     assert spark_row("--conf-dir", str(conf_dir), home=tmp_path / "nowhere")["state"] == "ok"

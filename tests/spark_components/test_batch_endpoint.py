@@ -32,13 +32,9 @@ class Frame:
 class Delivery:
     """One call of the shipped function on a thread, as Spark makes it beside its server."""
 
-    def __init__(
-        self, endpoint: BatchEndpoint, table: pa.Table, batch_id: int = 0, chunk_rows: int = 3
-    ) -> None:
+    def __init__(self, endpoint: BatchEndpoint, table: pa.Table, batch_id: int = 0, chunk_rows: int = 3) -> None:
         self.error: BaseException | None = None
-        deliver = make_deliver(
-            endpoint.host, endpoint.port, endpoint.secret, tuple(table.column_names), chunk_rows
-        )
+        deliver = make_deliver(endpoint.host, endpoint.port, endpoint.secret, tuple(table.column_names), chunk_rows)
 
         def run() -> None:
             try:
@@ -167,9 +163,7 @@ def test_a_batch_is_shared_by_all_tasks_and_done_when_each_has_acked(endpoint: B
             one: [take(one) for _ in range(4)] for one in (endpoint, other)
         }
         found = [values for rows in dealt.values() for _, values in rows]
-        assert sorted(found) == WORDS.to_pandas().values.tolist(), (
-            "each row is dealt once, half of them to each"
-        )
+        assert sorted(found) == WORDS.to_pandas().values.tolist(), "each row is dealt once, half of them to each"
         for row_id, _ in dealt[endpoint]:
             endpoint.ack(row_id)
         assert not delivery.returned, "the other task's rows are not acked yet"

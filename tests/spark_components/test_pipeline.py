@@ -94,9 +94,7 @@ def lines(tmp_path: Path) -> Path:
     return folder
 
 
-def start(
-    cls: type, component: str, args: Mapping[str, Any], spec: TopologySpec, conf: Mapping[str, Any]
-) -> Any:
+def start(cls: type, component: str, args: Mapping[str, Any], spec: TopologySpec, conf: Mapping[str, Any]) -> Any:
     """A component as a worker starts it, with a recorder for a collector."""
     made = cls(**args)
     made._collector = Recorder()
@@ -147,9 +145,7 @@ def test_rows_come_once_and_the_checkpoint_waits_for_their_acks(
     for row_id, _ in rows[:-1]:
         spout.ack(row_id)
     commits = Path(args["checkpoint"]) / "commits"
-    assert not [path for path in commits.glob("*") if path.name.isdigit()], (
-        "Spark must not commit before the last ack"
-    )
+    assert not [path for path in commits.glob("*") if path.name.isdigit()], "Spark must not commit before the last ack"
     # The worker dies: the batch, one row of which was never acked, comes again in whole.
     spout.close()
     again = start(SparkSpout, "lines", args, spec, conf)
@@ -267,9 +263,7 @@ def test_a_python_data_source_is_read_with_its_options(tmp_path: Path, conf: dic
     assert not spout._collector.errors
 
 
-def test_a_connector_that_spark_lacks_is_said_once_with_the_remedy(
-    tmp_path: Path, conf: dict[str, Any]
-) -> None:
+def test_a_connector_that_spark_lacks_is_said_once_with_the_remedy(tmp_path: Path, conf: dict[str, Any]) -> None:
     spout = spout_of("from_kafka", {"servers": "127.0.0.1:1"}, ["word"], tmp_path, conf)
     for _ in range(3):
         spout._retry_at = 0.0

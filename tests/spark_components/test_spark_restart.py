@@ -167,11 +167,7 @@ def test_spark_killed_in_the_middle_loses_nothing(rig: tuple[WorkerRig, Server])
     server.start()
     eventually(lambda: {line for line, _ in rows()} >= expected, 150, "all lines")
     assert {line for line, _ in rows()} == expected
-    assert {task for _, task in rows()} == {"6", "7", "8"}, (
-        "each task of the spout has its share, in both workers"
-    )
+    assert {task for _, task in rows()} == {"6", "7", "8"}, "each task of the spout has its share, in both workers"
     commits = workers.folder / "checkpoint" / "commits"
-    eventually(
-        lambda: len([path for path in commits.glob("*") if path.name.isdigit()]) == FILES, 60, "commits"
-    )
+    eventually(lambda: len([path for path in commits.glob("*") if path.name.isdigit()]) == FILES, 60, "commits")
     assert workers.running()

@@ -73,13 +73,9 @@ class BlobServer:
     requests: list[tuple[str, str]] = field(default_factory=list)
     url: str = ""
 
-    def put_code(
-        self, code_dir: str, conf: dict[str, Any] | None = None, archive: bytes | None = None
-    ) -> None:
+    def put_code(self, code_dir: str, conf: dict[str, Any] | None = None, archive: bytes | None = None) -> None:
         """The three blobs of a topology."""
-        self.blobs[f"{code_dir}-stormjar.jar"] = (
-            archive if archive is not None else zip_bytes({"wc.py": b"x = 1\n"})
-        )
+        self.blobs[f"{code_dir}-stormjar.jar"] = archive if archive is not None else zip_bytes({"wc.py": b"x = 1\n"})
         self.blobs[f"{code_dir}-stormconf.ser"] = json.dumps(conf or {}).encode()
         self.blobs[f"{code_dir}-stormcode.ser"] = b"{}"
 

@@ -134,9 +134,7 @@ def test_a_folder_that_is_not_whole_is_replaced(make: Any, blob_server: Any) -> 
     assert not (code.path / "stray").exists()
 
 
-def test_unused_code_is_removed_and_the_cache_kept_for_a_while(
-    make: Any, blob_server: Any, tmp_path: Path
-) -> None:
+def test_unused_code_is_removed_and_the_cache_kept_for_a_while(make: Any, blob_server: Any, tmp_path: Path) -> None:
     blob_server.put_code(CODE)
     blob_server.put_code("wc-2-1700000001")
     localizer = make()

@@ -67,9 +67,7 @@ def test_ports(ports: tuple[int, ...], says: str | None) -> None:
 STATE = LocalState(
     supervisor_id="s1",
     workers=(
-        KnownWorker(
-            port=1, worker_id="w", topology_id="t-1-1", code_dir="t-1-1", pid=5, start_ticks=6, boot_id="b"
-        ),
+        KnownWorker(port=1, worker_id="w", topology_id="t-1-1", code_dir="t-1-1", pid=5, start_ticks=6, boot_id="b"),
     ),
     wanted=(WantedSlot(port=1, topology_id="t-1-1", code_dir="t-1-1", ran=True),),
 )
@@ -164,9 +162,7 @@ def test_the_death_of_a_process_that_is_no_child_is_reported_too() -> None:
     seen: list[tuple[str, int | None]] = []
     watch = ProcessWatch(lambda key, status: seen.append((key, status)))
     # Its parent ends at once: it belongs to init then, as a former supervisor's worker does.
-    code = (
-        "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=2).pid)"
-    )
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=2).pid)"
     pid = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, check=True).stdout)
     ticks = start_ticks(pid)
     assert ticks is not None

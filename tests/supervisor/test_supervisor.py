@@ -82,9 +82,7 @@ class Rig:
                 topology_id=topology_id,
                 code_dir=code or topology_id,
                 node_host={node: "127.0.0.1"},
-                workers=tuple(
-                    WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks) for port in ports
-                ),
+                workers=tuple(WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks) for port in ports),
                 task_start_secs={},
                 timestamp_ms=1,
                 # Without it new code is for each worker's next start.
@@ -183,9 +181,7 @@ def test_heartbeats_rise_while_nothing_else_is_written(rig: Rig) -> None:
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
     first = eventually(rig.info, what="a heartbeat")
-    eventually(
-        lambda: (info := rig.info()) is not None and info.count >= first.count + 2, what="two more heartbeats"
-    )
+    eventually(lambda: (info := rig.info()) is not None and info.count >= first.count + 2, what="two more heartbeats")
     assert len(rig.starts()) == 1
     assert (rig.home / "run/supervisor-s1.json").exists()
 
@@ -197,9 +193,7 @@ def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: Rig) -> None
     rig.assign("other-2-2", 6901)
     rig.supervisor()
     eventually(lambda: len(rig.running()) == 2, what="both workers")
-    child = int(
-        eventually(lambda: (rig.home / "child").exists() and (rig.home / "child").read_text(), what="child")
-    )
+    child = int(eventually(lambda: (rig.home / "child").exists() and (rig.home / "child").read_text(), what="child"))
     other = rig.running()[6901]
     as_storm(rig.cluster).remove_storm("wc-1-1")
     eventually(lambda: 6900 not in rig.running(), what="the worker's end")
@@ -234,15 +228,11 @@ def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Rig) -
     conf.write_text(conf.read_text().replace('"STAND_IN": ""', '"STAND_IN": "silent"'))
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: len(rig.starts()) == 2, what="the restart")
-    eventually(
-        lambda: (info := rig.info()) is not None and info.restarting == (6900,), what="the port's listing"
-    )
+    eventually(lambda: (info := rig.info()) is not None and info.restarting == (6900,), what="the port's listing")
     conf.write_text(conf.read_text().replace('"STAND_IN": "silent"', '"STAND_IN": ""'))
     os.kill(rig.starts()[-1]["pid"], signal.SIGKILL)
     eventually(lambda: 6900 in rig.running(), what="the worker again")
-    eventually(
-        lambda: (info := rig.info()) is not None and info.restarting == (), what="the end of the listing"
-    )
+    eventually(lambda: (info := rig.info()) is not None and info.restarting == (), what="the end of the listing")
     assert rig.blobs.gets("wc-1-1-stormjar.jar") == 1  # no crash fetches code again
     errors = eventually(lambda: as_storm(rig.cluster).errors("wc-1-1"), what="the report")
     assert {error.error for error in errors} == {"its worker was ended by signal 9"}
@@ -289,9 +279,7 @@ def test_hung_and_silent_workers_are_replaced(rig: Rig) -> None:
     rig.assign("hung-1-1", 6900)
     rig.assign("mute-2-2", 6901)
     rig.supervisor(supervisor__worker__timeout__secs=1, supervisor__worker__start__timeout__secs=1)
-    eventually(
-        lambda: len(rig.starts("hung-1-1")) >= 2 and len(rig.starts("mute-2-2")) >= 2, what="both replaced"
-    )
+    eventually(lambda: len(rig.starts("hung-1-1")) >= 2 and len(rig.starts("mute-2-2")) >= 2, what="both replaced")
     first = {start["topology_id"]: start["pid"] for start in reversed(rig.starts())}
     assert not any(alive_now(pid) for pid in first.values())
 
@@ -315,9 +303,7 @@ def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them
     assert rig.running()[6900] == before[6900]
     assert len(rig.starts()) == 3
     os.kill(before[6900], signal.SIGKILL)  # no child of this supervisor, yet its death is seen
-    eventually(
-        lambda: rig.running().get(6900) not in (None, before[6900]), what="the restart of an adopted worker"
-    )
+    eventually(lambda: rig.running().get(6900) not in (None, before[6900]), what="the restart of an adopted worker")
     # its heartbeat node belongs to the new session: it does not vanish with the old one
     eventually(lambda: rig.cluster.state.exists(paths.supervisor("s1")), what="the heartbeat")
 
@@ -338,9 +324,7 @@ def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: Rig, damage: str)
         state.unlink()
     else:
         state.write_bytes(
-            {"garbage": b"\\x80garbage", "truncated": raw[:20], "altered": raw.replace(b"6900", b"6901")}[
-                damage
-            ]
+            {"garbage": b"\\x80garbage", "truncated": raw[:20], "altered": raw.replace(b"6900", b"6901")}[damage]
         )
     rig.supervisor()
     eventually(lambda: rig.info(), what="a heartbeat")
@@ -370,9 +354,7 @@ def test_two_topologies_in_one_slot_are_refused_and_what_runs_stays(rig: Rig) ->
     before = eventually(lambda: rig.running(), what="the worker")
     rig.assign("two-2-2", 6900, 6901)
     eventually(lambda: 6901 in rig.running(), what="the slot that is not contested")
-    eventually(
-        lambda: "slot 6900 is claimed by one-1-1 and two-2-2 at once" in rig.log(), what="the complaint"
-    )
+    eventually(lambda: "slot 6900 is claimed by one-1-1 and two-2-2 at once" in rig.log(), what="the complaint")
     assert rig.running()[6900] == before[6900]
     as_storm(rig.cluster).remove_storm("one-1-1")
     eventually(lambda: [s["port"] for s in rig.starts("two-2-2")] == [6901, 6900], what="its turn")
@@ -445,9 +427,7 @@ def test_absence_of_the_root_is_no_order(rig: Rig) -> None:
     first.wait(timeout=10)
     said = rig.log().count("belongs to cluster another")
     rig.supervisor()
-    eventually(
-        lambda: rig.log().count("belongs to cluster another") > said, what="the refusal after a restart"
-    )
+    eventually(lambda: rig.log().count("belongs to cluster another") > said, what="the refusal after a restart")
     assert rig.running() == after
 
 
@@ -465,9 +445,7 @@ def test_a_wiped_tree_kills_nothing(rig: Rig) -> None:
 
 def test_nimbuses_are_found_in_zookeeper(rig: Rig) -> None:
     rig.code("wc-1-1")
-    rig.cluster.state.set_data(
-        paths.EPOCH, encode_record(EpochRecord(leader="127.0.0.1:1", http="http://127.0.0.1:1"))
-    )
+    rig.cluster.state.set_data(paths.EPOCH, encode_record(EpochRecord(leader="127.0.0.1:1", http="http://127.0.0.1:1")))
     rig.cluster.state.create_node(
         f"{paths.NIMBUS_SLAVE_DETAIL}/127.0.0.1:6627", json.dumps({"http": rig.blobs.url}).encode()
     )
@@ -528,9 +506,7 @@ def test_an_unhealthy_host_ends_its_workers_and_offers_no_slot(rig: Rig) -> None
     process.wait(timeout=20)
     (rig.home / "unfit").unlink()
     rig.supervisor(supervisor__health__check__dir=str(scripts))
-    eventually(
-        lambda: (info := rig.info()) is not None and info.ports == (6900, 6901), what="its slots again"
-    )
+    eventually(lambda: (info := rig.info()) is not None and info.ports == (6900, 6901), what="its slots again")
     eventually(lambda: rig.running(), what="its worker")
 
 

@@ -71,9 +71,7 @@ def test_an_outage_restarts_nothing(
         ),
     )
     stop = threading.Event()
-    daemon = threading.Thread(
-        target=run, args=(load_cluster_conf(None, keys), home, "s1", stop, (6900,)), daemon=True
-    )
+    daemon = threading.Thread(target=run, args=(load_cluster_conf(None, keys), home, "s1", stop, (6900,)), daemon=True)
     daemon.start()
 
     def pids() -> list[int]:

@@ -29,9 +29,7 @@ STOP = b"\0"
 def test_every_method_s_call_passes() -> None:
     idl = load_idl()
     common = idl.ComponentCommon(
-        inputs={
-            idl.GlobalStreamId(componentId="s", streamId="default"): idl.Grouping(shuffle=idl.NullStruct())
-        },
+        inputs={idl.GlobalStreamId(componentId="s", streamId="default"): idl.Grouping(shuffle=idl.NullStruct())},
         streams={"default": idl.StreamInfo(output_fields=["word"], direct=False)},
         parallelism_hint=2,
         json_conf="{}",
@@ -44,9 +42,7 @@ def test_every_method_s_call_passes() -> None:
     )
     for name in idl.Nimbus.thrift_services:
         assert check_message(encode_call(name, 1)) == 0
-    whole = encode_call(
-        "submitTopology", 1, name="x", uploadedJarLocation="y", jsonConf="{}", topology=topology
-    )
+    whole = encode_call("submitTopology", 1, name="x", uploadedJarLocation="y", jsonConf="{}", topology=topology)
     assert 20 < check_message(whole) < 100
     assert check_message(encode_call("uploadChunk", 1, location="x", chunk=b"\xff" * 1_000_000)) == 2
 

@@ -53,9 +53,7 @@ class Port:
         self.sockets.append(made)
         return made
 
-    def ask(
-        self, name: str = "getNimbusConf", link: socket.socket | None = None, **arguments: object
-    ) -> object:
+    def ask(self, name: str = "getNimbusConf", link: socket.socket | None = None, **arguments: object) -> object:
         link = link or self.connect()
         send(link, encode_call(name, 5, **arguments))
         return receive(link, name)

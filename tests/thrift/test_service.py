@@ -87,9 +87,7 @@ def test_streamparse_s_structures_have_the_same_fields_as_ours() -> None:
     for method in storm.Nimbus.thrift_services:
         args = getattr(storm.Nimbus, f"{method}_args").thrift_spec
         mine = getattr(ours.Nimbus, f"{method}_args").thrift_spec
-        assert {n: entry[0] for n, entry in args.items()} == {n: entry[0] for n, entry in mine.items()}, (
-            method
-        )
+        assert {n: entry[0] for n, entry in args.items()} == {n: entry[0] for n, entry in mine.items()}, method
 
 
 def required_fields(value: object, where: str = "") -> list[str]:
@@ -178,9 +176,7 @@ def test_no_user_name_reaches_a_command(nimbus, user: str) -> None:
 
 
 def test_secrets_are_not_in_any_conf(start_nimbus: Start) -> None:
-    nimbus = start_nimbus(
-        storm__zookeeper__auth__scheme="digest", storm__zookeeper__auth__payload="me:planted-secret"
-    )
+    nimbus = start_nimbus(storm__zookeeper__auth__scheme="digest", storm__zookeeper__auth__payload="me:planted-secret")
     text = nimbus.client().getNimbusConf()
     assert "planted-secret" not in text and json.loads(text)["storm.zookeeper.auth.scheme"] == "digest"
 

@@ -19,9 +19,7 @@ from storm_dagster.model.topology import (
 from storm_dagster.nimbus.thrift.from_storm import read_topology_struct
 from storm_dagster.nimbus.thrift.to_storm import topology_struct
 
-SHELL = storm.ComponentObject(
-    shell=storm.ShellComponent(execution_command="streamparse_run", script="-s json a.B")
-)
+SHELL = storm.ComponentObject(shell=storm.ShellComponent(execution_command="streamparse_run", script="-s json a.B"))
 
 
 def common(grouping: storm.Grouping | None = None, **more: object) -> storm.ComponentCommon:
@@ -41,9 +39,7 @@ def topology(bolt: storm.ComponentObject = SHELL, **more: object) -> storm.Storm
 
 
 def test_a_shell_component_keeps_its_command_conf_and_parallelism() -> None:
-    part = common(
-        storm.Grouping(fields=["word"]), parallelism_hint=3, json_conf='{"topology.tick.tuple.freq.secs": 5}'
-    )
+    part = common(storm.Grouping(fields=["word"]), parallelism_hint=3, json_conf='{"topology.tick.tuple.freq.secs": 5}')
     spec = read_topology_struct(topology(common=part), "x")
     bolt = spec.bolts["b"]
     assert bolt.object.shell == ("streamparse_run", "-s json a.B")
@@ -70,9 +66,7 @@ def test_groupings(grouping: storm.Grouping, wanted: str) -> None:
 
 
 def java(name: str, *strings: str) -> storm.JavaObject:
-    return storm.JavaObject(
-        full_class_name=name, args_list=[storm.JavaObjectArg(string_arg=s) for s in strings]
-    )
+    return storm.JavaObject(full_class_name=name, args_list=[storm.JavaObjectArg(string_arg=s) for s in strings])
 
 
 def test_storm_s_partial_key_grouping_is_ours() -> None:

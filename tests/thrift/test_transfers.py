@@ -129,9 +129,7 @@ def test_blobs_by_storm_s_rules(nimbus) -> None:
     reading = client.beginBlobDownload("test")
     client.finishBlobUpload(update)
     assert get(client, "test") == b"3" and client.getBlobMeta("test").version != old.version
-    assert client.downloadBlobChunk(reading.session) == b"2", (
-        "a download keeps the content that it began with"
-    )
+    assert client.downloadBlobChunk(reading.session) == b"2", "a download keeps the content that it began with"
     abandoned = client.beginUpdateBlob("test")
     client.uploadBlobChunk(abandoned, b"4")
     client.cancelBlobUpload(abandoned)

@@ -111,9 +111,7 @@ def make_rig(
     def make(conf: Mapping[str, Any] | None = None, splitter: str = "Split") -> WorkerRig:
         builder = TopologyBuilder("wc")
         builder.set_spout("lines", "rig_code:Lines", outputs=["id", "text"])
-        builder.set_bolt(
-            "split", f"rig_code:{splitter}", inputs="lines", par=2, outputs=["word", "line", "n"]
-        )
+        builder.set_bolt("split", f"rig_code:{splitter}", inputs="lines", par=2, outputs=["word", "line", "n"])
         builder.set_bolt("count", "rig_code:Count", inputs={"split": Grouping.fields("word")}, par=2)
         parts = {
             "split": ("bolt", "1-2"),

@@ -84,9 +84,7 @@ def test_tuples_between_two_tasks_keep_their_order(rig_of: Callable[..., WorkerR
     rig = rig_of(numbers("InOrder"), CODE, {"bolt": "1", "numbers": "3"}, **{"rig.most": 100_000})
     start(rig, "3,8-9", "1")
     reached = rig.folder / "reached"
-    eventually(
-        lambda: reached.exists() and reached.read_text() == "100000", timeout=60, what="all tuples arrive"
-    )
+    eventually(lambda: reached.exists() and reached.read_text() == "100000", timeout=60, what="all tuples arrive")
     assert as_storm(rig.cluster).errors(rig.topology_id) == []
 
 

@@ -93,9 +93,7 @@ def test_a_worker_imports_no_heavy_package() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_ones_after_the_timeout() -> (
-    None
-):
+def test_tasks_that_nobody_reports_are_dead_after_the_launch_window_and_silent_ones_after_the_timeout() -> None:
     from storm_dagster.model.wire import TaskReport, WorkerReport
     from storm_dagster.worker.engine.master import TopologyMasterTable
 

@@ -155,9 +155,7 @@ def test_a_pystorm_spout_runs_unchanged_and_hears_its_acks(tmp_path: Path) -> No
         "sys.stdout.close(); import time; time.sleep(600)",
     ],
 )
-def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(
-    tmp_path: Path, misbehave: str
-) -> None:
+def test_a_program_that_misbehaves_is_replaced_and_its_tuples_replayed(tmp_path: Path, misbehave: str) -> None:
     root = archive(tmp_path, split=DIES.replace("MISBEHAVE", misbehave))
     given = {"sentences": [["a"], ["b"]]}
     conf = {"topology.subprocess.timeout.secs": 1}
@@ -198,9 +196,7 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     root = archive(tmp_path)
     sentences = ["a b a", "fail me", "ä ö 漢 😀"]
     conf = {"node.sentences": sentences}
-    with TopologyHarness(
-        node_topology(executable.ROOT_DIR + "/bin/node"), archive=root, conf=conf
-    ) as harness:
+    with TopologyHarness(node_topology(executable.ROOT_DIR + "/bin/node"), archive=root, conf=conf) as harness:
 
         def read(name: str) -> list[str]:
             path = root / "resources" / name
@@ -221,10 +217,7 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
         assert split.stats.failed == 1
         harness.engine.activate(False)
         assert eventually(
-            lambda: (
-                harness.engine.run(time.monotonic()) in (True, False)
-                and read("states")[-1:] == ["deactivate"]
-            ),
+            lambda: harness.engine.run(time.monotonic()) in (True, False) and read("states")[-1:] == ["deactivate"],
             what="the spout is told",
         )
         errors = [str(error) for _, error in harness.errors]
@@ -239,9 +232,7 @@ def test_components_in_node_js(tmp_path: Path, caplog: pytest.LogCaptureFixture)
 
 def test_task_ids_go_out_before_tuples_that_wait(tmp_path: Path) -> None:
     script = tmp_path / "order.py"
-    script.write_text(
-        "import sys, time\ntime.sleep(0.5)\nfor line in sys.stdin:\n    open('seen', 'a').write(line)\n"
-    )
+    script.write_text("import sys, time\ntime.sleep(0.5)\nfor line in sys.stdin:\n    open('seen', 'a').write(line)\n")
     process = ShellProcess(
         [sys.executable, str(script)],
         tmp_path,

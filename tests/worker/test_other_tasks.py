@@ -101,9 +101,7 @@ def rig(request: pytest.FixtureRequest, rig_of: Callable[..., WorkerRig], tmp_pa
         outputs=[Stream(["partition", "line"], name="chosen", direct=True)],
     )
     builder.set_bolt("count", "rig_code:Count", inputs={StreamOf("route", "chosen"): Grouping.DIRECT})
-    return rig_of(
-        builder, CODE, {"lines": "1-2", "route": "4", "count": "5-6"}, **{"topology.max.spout.pending": 20}
-    )
+    return rig_of(builder, CODE, {"lines": "1-2", "route": "4", "count": "5-6"}, **{"topology.max.spout.pending": 20})
 
 
 def number_of_tasks(rig: WorkerRig, lines: str, count: str) -> None:

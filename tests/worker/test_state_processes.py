@@ -80,9 +80,7 @@ def table(counts: str) -> TaskTable:
         "__topology_master": ("bolt", "6"),
         "words": ("spout", "7"),
     }
-    return TaskTable(
-        components={name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in parts.items()}
-    )
+    return TaskTable(components={name: ComponentTasks(type=kind, tasks=tasks) for name, (kind, tasks) in parts.items()})
 
 
 @pytest.fixture

@@ -71,9 +71,7 @@ def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], 
     beats = eventually(lambda: len(rig.beats().workers) == 2 and rig.beats(), what="beats of both workers")
     assert beats.dead == ""
     first = beats.workers
-    eventually(
-        lambda: all(rig.beats().workers[key].count > first[key].count for key in first), what="counters rise"
-    )
+    eventually(lambda: all(rig.beats().workers[key].count > first[key].count for key in first), what="counters rise")
     node = rig.live()[slots[0]]
     eventually(
         lambda: (
@@ -89,9 +87,7 @@ def test_counts_every_line_once_and_reports(make_rig: Callable[..., WorkerRig], 
     document = ask_worker("127.0.0.1", slots[0][1], node.token, "stats")
     assert set(document["tasks"]) == {"1", "2", "3", "4", "5", "6", "7"}
     assert document["tasks"]["7"]["stats"]["acked"] == 2000
-    assert {task["metrics"]["newest"] for task in document["tasks"].values() if task["metrics"]} <= set(
-        range(2000)
-    )
+    assert {task["metrics"]["newest"] for task in document["tasks"].values() if task["metrics"]} <= set(range(2000))
     registered = eventually(lambda: metric_ids(rig).ids and metric_ids(rig), what="ids of the metrics")
     assert registered == MetricIds(sample_rate=0.05, ids={"count:newest": 1})
     spout = document["tasks"]["7"]["stats"]
@@ -154,9 +150,7 @@ def test_a_frozen_worker_whose_tasks_moved_exits(make_rig: Callable[..., WorkerR
     os.kill(process.pid, signal.SIGSTOP)
     rig.assign({slots[0]: "1-7"})
     # While the frozen process's node stands, nobody else opens its tasks.
-    claims = eventually(
-        lambda: rig.live()[slots[0]].version == 1 and rig.live(), what="the new version is applied"
-    )
+    claims = eventually(lambda: rig.live()[slots[0]].version == 1 and rig.live(), what="the new version is applied")
     if slots[1] in claims:
         assert claims[slots[0]].tasks == "1,3,5-7"
     eventually(lambda: rig.live()[slots[0]].tasks == "1-7", what="the tasks have moved")
@@ -209,9 +203,7 @@ def test_a_killed_topology_ends_its_workers(make_rig: Callable[..., WorkerRig], 
     assert [process.wait(20) for process in rig.processes.values()] == [EXIT_SUPERSEDED, EXIT_SUPERSEDED]
 
 
-def test_frames_and_requests_of_unknown_senders_are_dropped(
-    make_rig: Callable[..., WorkerRig], slots
-) -> None:
+def test_frames_and_requests_of_unknown_senders_are_dropped(make_rig: Callable[..., WorkerRig], slots) -> None:
     import zmq
 
     from storm_dagster.model.wire import Frame, encode_frame
@@ -284,9 +276,7 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                 pids = {slot: node.pid for slot, node in rig.live().items()}
                 os.kill(server.pid, signal.SIGSTOP)
                 try:
-                    eventually(
-                        lambda: all("the lease ended" in rig.log(*slot) for slot in slots), what="both pause"
-                    )
+                    eventually(lambda: all("the lease ended" in rig.log(*slot) for slot in slots), what="both pause")
                     assert _unchanged(model)
                     assert all(process.poll() is None for process in rig.processes.values())
                     time.sleep(3)  # longer than tasks may be silent

@@ -45,9 +45,7 @@ def test_the_second_read_comes_from_memory(reads: CachedReads, other: ZooKeeperC
     assert answered(reads) == (2, 0, 2), "absence is known as well"
 
 
-def test_every_write_of_another_is_seen_after_its_watch(
-    reads: CachedReads, other: ZooKeeperClusterState
-) -> None:
+def test_every_write_of_another_is_seen_after_its_watch(reads: CachedReads, other: ZooKeeperClusterState) -> None:
     other.create_node(TASKS, b"0")
     for number in range(1, 200):
         other.set_data(TASKS, str(number).encode())
@@ -64,9 +62,7 @@ def test_every_write_of_another_is_seen_after_its_watch(
     assert reads.metrics.memory == 199
 
 
-def test_what_is_read_here_is_as_new_as_what_was_read_before(
-    reads: CachedReads, other: ZooKeeperClusterState
-) -> None:
+def test_what_is_read_here_is_as_new_as_what_was_read_before(reads: CachedReads, other: ZooKeeperClusterState) -> None:
     """A reader that knows a new assignments version never gets the assignment from before it."""
     other.create_node(paths.ASSIGNMENTS, b"")
     other.create_node("/assignments/wc-1-1", b"0")
@@ -90,9 +86,7 @@ def test_what_is_read_here_is_as_new_as_what_was_read_before(
         writer.join(10)
 
 
-def test_many_readers_and_writers_end_with_the_newest(
-    reads: CachedReads, other: ZooKeeperClusterState
-) -> None:
+def test_many_readers_and_writers_end_with_the_newest(reads: CachedReads, other: ZooKeeperClusterState) -> None:
     nodes = [f"/tasks/t{number}-1-1" for number in range(20)]
     for node in nodes:
         other.create_node(node, b"0")

@@ -117,9 +117,7 @@ def test_a_watch_is_one_shot(zk_state: ZooKeeperClusterState, other: ZooKeeperCl
     assert first.seen == []
 
 
-def test_a_watch_tells_of_deletion_and_creation(
-    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
-) -> None:
+def test_a_watch_tells_of_deletion_and_creation(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
     events = Events(other)
     zk_state.set_data("/root", b"\x01")
     other.get_data("/root", watch=True)
@@ -255,9 +253,7 @@ def test_many_race_for_one_ephemeral_node(zk_state: ZooKeeperClusterState, zk_co
     assert owner.get_data("/healer") == b"x"
 
 
-def test_compare_and_set_holds_for_version_zero(
-    zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState
-) -> None:
+def test_compare_and_set_holds_for_version_zero(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
     zk_state.create_node("/fresh", b"a")
     assert zk_state.get_version("/fresh") == 0
     assert other.set_data("/fresh", b"b", version=0) == 1
@@ -271,9 +267,7 @@ def test_compare_and_set_holds_for_version_zero(
         zk_state.create_node("/fresh")
 
 
-def test_a_counter_under_contention_loses_no_increment(
-    zk_state: ZooKeeperClusterState, zk_connect: Connect
-) -> None:
+def test_a_counter_under_contention_loses_no_increment(zk_state: ZooKeeperClusterState, zk_connect: Connect) -> None:
     zk_state.create_node("/counter", b"0")
 
     def add(state: ZooKeeperClusterState) -> None:
@@ -287,10 +281,7 @@ def test_a_counter_under_contention_loses_no_increment(
                 continue
             done += 1
 
-    threads = [
-        threading.Thread(target=add, args=(ZooKeeperClusterState(zk_connect()),), daemon=True)
-        for _ in range(3)
-    ]
+    threads = [threading.Thread(target=add, args=(ZooKeeperClusterState(zk_connect()),), daemon=True) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -362,9 +353,7 @@ def test_blobstore_holder_names_with_dashes(zk_state: ZooKeeperClusterState) -> 
     zk_state.delete_node_blobstore("/blobstore/absent", "nimbus-1:8000")
 
 
-def test_concurrent_deletion_and_creation_of_folders(
-    zk_state: ZooKeeperClusterState, zk_connect: Connect
-) -> None:
+def test_concurrent_deletion_and_creation_of_folders(zk_state: ZooKeeperClusterState, zk_connect: Connect) -> None:
     stop = threading.Event()
     failures: list[BaseException] = []
 

@@ -68,9 +68,7 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
             state = ZooKeeperClusterState(session)
             number = session.session_id
             link.reset()
-            eventually(
-                lambda: session.connected and state.exists("/"), 30, "a new connection", ignore=(Unavailable,)
-            )
+            eventually(lambda: session.connected and state.exists("/"), 30, "a new connection", ignore=(Unavailable,))
             assert session.session_id == number, "a connection that ends is no lost session"
             link.cut()
             with pytest.raises(Unavailable):
@@ -86,9 +84,7 @@ def test_a_link_that_is_cut_suspends_and_what_was_held_arrives(ensemble: ZooKeep
             session.close()
 
 
-@pytest.mark.skipif(
-    missing_requirement() is not None, reason=f"servers cannot be parted here: {missing_requirement()}"
-)
+@pytest.mark.skipif(missing_requirement() is not None, reason=f"servers cannot be parted here: {missing_requirement()}")
 @pytest.mark.parametrize("mode", ["follower", "leader"])
 def test_a_lease_ends_before_the_session_does_when_its_server_is_parted_from_the_others(
     tmp_path: Path, mode: str

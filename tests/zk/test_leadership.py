@@ -123,9 +123,7 @@ def test_a_suspended_leader_stops_at_once_and_finds_its_epoch_again(nimbus: Call
     assert leadership.is_leader(1)
 
 
-def test_an_expired_leader_leads_anew_only_in_a_new_epoch(
-    nimbus: Callable[[], Nimbus], zk_expire: Expire
-) -> None:
+def test_an_expired_leader_leads_anew_only_in_a_new_epoch(nimbus: Callable[[], Nimbus], zk_expire: Expire) -> None:
     cluster, leadership = nimbus()
     assert leadership.try_lead("n1:1", "http://n1") == 1
     held = cluster.session.session_id

@@ -36,9 +36,7 @@ def test_an_empty_root_is_refused_as_well(zk_state: ZooKeeperClusterState) -> No
 
 def test_create_root_makes_all_first_level_nodes(zk_conf: dict[str, object]) -> None:
     with StormClusterState.open(zk_conf, create_root=True) as cluster:
-        assert cluster.state.get_children("/") == sorted(
-            path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID)
-        )
+        assert cluster.state.get_children("/") == sorted(path[1:] for path in (*paths.FIRST_LEVEL, paths.CLUSTER_ID))
         made = cluster.cluster_id()
     with StormClusterState.open(zk_conf, create_root=True) as again:
         assert again.cluster_id() == made
@@ -126,9 +124,7 @@ def test_a_view_of_a_root_that_vanished_or_changed_hands(zk_cluster: StormCluste
     assert zk_cluster.load_view().cluster_id == mine
 
 
-def test_disconnect_closes_only_what_open_made(
-    zk_state: ZooKeeperClusterState, zk_conf: dict[str, object]
-) -> None:
+def test_disconnect_closes_only_what_open_made(zk_state: ZooKeeperClusterState, zk_conf: dict[str, object]) -> None:
     cluster = StormClusterState.open(zk_state, create_root=True)
     cluster.disconnect()
     assert zk_state.get_children("/topology") == []

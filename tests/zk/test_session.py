@@ -175,9 +175,7 @@ def test_expired_session_gets_another_id(zk_connect: Connect, zk_expire: Callabl
     assert session.lease_valid(session.session_id)
 
 
-def test_ephemerals_come_back_through_the_loop(
-    zk_session: ZkSession, zk_expire: Callable[[ZkSession], None]
-) -> None:
+def test_ephemerals_come_back_through_the_loop(zk_session: ZkSession, zk_expire: Callable[[ZkSession], None]) -> None:
     state = ZooKeeperClusterState(zk_session)
     state.set_ephemeral_node("/supervisor", b"1")
     held = zk_session.session_id

@@ -26,9 +26,7 @@ def assignment(workers: int, mark: int = 0) -> Assignment:
         code_dir="t",
         node_host={"supervisor": "h"},
         workers=tuple(
-            WorkerSlot(
-                node="supervisor" + "x" * 100, host="host", port=port, tasks=str(port + 1), memory_bytes=mark
-            )
+            WorkerSlot(node="supervisor" + "x" * 100, host="host", port=port, tasks=str(port + 1), memory_bytes=mark)
             for port in range(workers)
         ),
         task_start_secs={f"1-{workers}": 1},

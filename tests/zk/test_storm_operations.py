@@ -46,8 +46,7 @@ def assignment(topology_id: str, *ports: int, tasks: str = "1-3") -> Assignment:
         code_dir=topology_id,
         node_host={"s1": "h1"},
         workers=tuple(
-            WorkerSlot(node="s1", host="h1", port=port, tasks=tasks if port == ports[0] else "")
-            for port in ports
+            WorkerSlot(node="s1", host="h1", port=port, tasks=tasks if port == ports[0] else "") for port in ports
         ),
         task_start_secs={tasks: 5},
         timestamp_ms=7,
@@ -134,9 +133,7 @@ def test_the_ten_newest_errors_of_each_component_stay(zk_cluster: StormOperation
     assert zk_cluster.error_topologies() == []
 
 
-def test_supervisors_are_listed_until_their_session_ends(
-    zk_cluster: StormOperations, other: StormOperations
-) -> None:
+def test_supervisors_are_listed_until_their_session_ends(zk_cluster: StormOperations, other: StormOperations) -> None:
     assert zk_cluster.supervisors() == []
     other.supervisor_heartbeat("2", supervisor("two"))
     zk_cluster.supervisor_heartbeat("1", supervisor("one"))

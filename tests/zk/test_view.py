@@ -152,8 +152,7 @@ def test_a_large_assignment_in_the_view(zk_cluster: StormClusterState) -> None:
         code_dir="wc-1-1",
         node_host={"sup-1": "h1"},
         workers=tuple(
-            WorkerSlot(node="sup-1" + "x" * 100, host="h1", port=port, tasks=str(port + 1))
-            for port in range(4000)
+            WorkerSlot(node="sup-1" + "x" * 100, host="h1", port=port, tasks=str(port + 1)) for port in range(4000)
         ),
         task_start_secs={"1-4000": 1},
         timestamp_ms=1,

@@ -102,9 +102,7 @@ def clicks_day(context: dg.AssetExecutionContext, storm_spark: SparkResource) ->
     blocking=True,
     description="The topology runs, and its newest file is younger than ten minutes, while the day is not over.",
 )
-def stream_delivers(
-    context: dg.AssetCheckExecutionContext, storm_nimbus: NimbusResource
-) -> dg.AssetCheckResult:
+def stream_delivers(context: dg.AssetCheckExecutionContext, storm_nimbus: NimbusResource) -> dg.AssetCheckResult:
     """Check that the stream has finished the day: a result without its newest views would be wrong."""
     try:
         statuses = {document["name"]: document["status"] for document in storm_nimbus.topologies()}
@@ -119,9 +117,7 @@ def stream_delivers(
     metadata: dict[str, Any] = {"status": status, "day_is_over": day < today}
     if age is not None:
         metadata["newest_file_secs"] = round(age, 1)
-    return dg.AssetCheckResult(
-        passed=day < today or delivers, severity=dg.AssetCheckSeverity.ERROR, metadata=metadata
-    )
+    return dg.AssetCheckResult(passed=day < today or delivers, severity=dg.AssetCheckSeverity.ERROR, metadata=metadata)
 
 
 @dg.asset(
@@ -147,14 +143,10 @@ def top_pages(context: dg.AssetExecutionContext, storm_spark: SparkResource) -> 
     )
     records = [dg.TableRecord({"page": row["page"], "views": row["count"]}) for row in rows]
     schema = dg.TableSchema([dg.TableColumn("page", "string"), dg.TableColumn("views", "int")])
-    return dg.MaterializeResult(
-        metadata={"top": dg.MetadataValue.table(records, schema), "pages": len(records)}
-    )
+    return dg.MaterializeResult(metadata={"top": dg.MetadataValue.table(records, schema), "pages": len(records)})
 
 
-daily = dg.define_asset_job(
-    "daily_report", selection=[CLICKS_DAY, TOP_PAGES], executor_def=dg.in_process_executor
-)
+daily = dg.define_asset_job("daily_report", selection=[CLICKS_DAY, TOP_PAGES], executor_def=dg.in_process_executor)
 
 
 @dg.definitions

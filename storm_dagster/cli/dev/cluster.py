@@ -178,12 +178,8 @@ class DevCluster:
         specs = plan.zookeeper_daemons()
         servers = [self._launch(spec) for spec in specs]
         self._reporter.begin("supervisors")
-        supervisors = [
-            self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)
-        ]
-        self._wait(
-            lambda: all(server_answers(HOST, spec.ports["client"]) for spec in specs), "zookeeper", servers
-        )
+        supervisors = [self._launch(plan.supervisor_daemon(index)) for index in range(plan.options.supervisors)]
+        self._wait(lambda: all(server_answers(HOST, spec.ports["client"]) for spec in specs), "zookeeper", servers)
         remembered = self._home / "cluster_id"
         known = remembered.read_text(encoding="ascii").strip() if remembered.exists() else None
         values = {
@@ -208,10 +204,7 @@ class DevCluster:
         self._reporter.done("nimbus")
         wanted = {plan.supervisor_id(index) for index in range(plan.options.supervisors)}
         self._wait(
-            lambda: (
-                wanted
-                <= readiness.supervisor_ids(readiness.leader_url(urls, options) or str(leader), options)
-            ),
+            lambda: wanted <= readiness.supervisor_ids(readiness.leader_url(urls, options) or str(leader), options),
             "supervisors",
             supervisors,
         )
@@ -428,6 +421,4 @@ class DevCluster:
             (self._home / name).unlink(missing_ok=True)
         self._reporter.done("ending")
         if left:
-            log.error(
-                "these processes could not be ended: %s", ", ".join(str(process.pid) for process in left)
-            )
+            log.error("these processes could not be ended: %s", ", ".join(str(process.pid) for process in left))

@@ -78,9 +78,7 @@ class Daemon:
         self._started = time.monotonic()
         self._start_at = None
         try:
-            self._record = RunFile.write(
-                self._home, self.spec.role, self.spec.id, self.spec.ports, pid=self._child.pid
-            )
+            self._record = RunFile.write(self._home, self.spec.role, self.spec.id, self.spec.ports, pid=self._child.pid)
         except ProcessLookupError:
             # Already dead: the next poll restarts it.
             self._record = None

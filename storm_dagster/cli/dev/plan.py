@@ -168,9 +168,7 @@ class ClusterPlan:
                     "zookeeper",
                     str(index),
                     tuple(
-                        ensemble_command(
-                            members, member.id, self.home / "zookeeper" / str(member.id), tick_ms=tick_ms
-                        )
+                        ensemble_command(members, member.id, self.home / "zookeeper" / str(member.id), tick_ms=tick_ms)
                     ),
                     {"client": member.client, "peer": member.peer, "election": member.election},
                 )

@@ -71,9 +71,7 @@ def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int, zoo
         code=_CODE_PORT,
         thrift=tuple(conf["nimbus.thrift.port"] + index for index in range(nimbuses)),
         http=tuple(conf["nimbus.http.port"] + 10 * index for index in range(nimbuses)),
-        supervisor_http=tuple(
-            conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)
-        ),
+        supervisor_http=tuple(conf["supervisor.http.port"] + index + (index // 9) for index in range(supervisors)),
         slots=tuple(tuple(own[index * slots : (index + 1) * slots]) for index in range(supervisors)),
         # ZooKeeper's own defaults for the other two.
         ensemble=tuple((client + i, 2888 + i, 3888 + i) for i in range(zookeepers)) if zookeepers > 1 else (),
@@ -83,9 +81,7 @@ def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int, zoo
 def _auto(supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> DevPorts:
     wanted = 4 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
     if wanted > len(_AUTO) // 2:
-        raise InvalidRequest(
-            f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots"
-        )
+        raise InvalidRequest(f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots")
     picked: list[int] = []
     for port in random.sample(_AUTO, len(_AUTO)):
         if is_free(port):
@@ -93,9 +89,7 @@ def _auto(supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> DevPo
             if len(picked) == wanted:
                 break
     else:
-        raise Unavailable(
-            f"fewer than {wanted} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them"
-        )
+        raise Unavailable(f"fewer than {wanted} ports from {_AUTO.start} to {_AUTO.stop} are free: end what uses them")
     take = iter(picked)
     servers = [(next(take), next(take), next(take)) for _ in range(zookeepers)]
     return DevPorts(
@@ -156,9 +150,7 @@ def choose_ports(
                 "`storm-dagster dev --ports auto`"
             )
         if len(set(ports.all())) != len(ports.all()):
-            raise InvalidRequest(
-                "some default ports coincide: use --ports auto, or set them in HOME/storm.yaml"
-            )
+            raise InvalidRequest("some default ports coincide: use --ports auto, or set them in HOME/storm.yaml")
     else:
         known = _load_ports(path)
         ports = _auto(supervisors, slots, nimbuses, zookeepers)

@@ -120,8 +120,7 @@ class Rule:
     def check(self, snapshot: ClusterSnapshot) -> list[Violation]:
         """Violations of the rule."""
         return [
-            Violation(self.invariant, self.name, thing, reason, self.remedy)
-            for thing, reason in self.find(snapshot)
+            Violation(self.invariant, self.name, thing, reason, self.remedy) for thing, reason in self.find(snapshot)
         ]
 
 

@@ -56,9 +56,7 @@ def no_stray_processes(snapshot: ClusterSnapshot) -> Found:
         elif slot not in {worker.slot for worker in topology.assignment.workers}:
             yield (
                 f"process {process.pid}",
-                (
-                    f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, whose assignment names that slot no more"
-                ),
+                (f"runs in {slot[0]}:{slot[1]} for {process.topology_id}, whose assignment names that slot no more"),
             )
 
 
@@ -150,9 +148,7 @@ def one_topology_per_token(snapshot: ClusterSnapshot) -> Found:
 def one_version_per_worker(snapshot: ClusterSnapshot) -> Found:
     for topology in visible(snapshot.view):
         gray = (snapshot.gray or {}).get(topology.id)
-        if snapshot.gray is not None and (gray is not None and gray.going_on) != (
-            topology.base.status in _UPGRADING
-        ):
+        if snapshot.gray is not None and (gray is not None and gray.going_on) != (topology.base.status in _UPGRADING):
             yield (
                 title(topology),
                 (
@@ -190,8 +186,7 @@ def no_idle_writes(snapshot: ClusterSnapshot) -> Found:
             and old.assignment_at is not None
             and topology.assignment_at is not None
             and topology.assignment_at.version == old.assignment_at.version + 1
-            and topology.assignment.model_copy(update={"timestamp_ms": old.assignment.timestamp_ms})
-            == old.assignment
+            and topology.assignment.model_copy(update={"timestamp_ms": old.assignment.timestamp_ms}) == old.assignment
         ):
             yield paths.assignment(topology_id), "was written although nothing of it changed"
 

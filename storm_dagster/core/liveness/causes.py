@@ -60,9 +60,7 @@ class Cause:
     def from_json(document: Any) -> Cause:
         """The cause of :meth:`to_json`; :class:`InvalidRequest` for anything else."""
         try:
-            return msgspec.convert(
-                {**document, "tasks": decode_ranges(document["tasks"])}, Cause, strict=False
-            )
+            return msgspec.convert({**document, "tasks": decode_ranges(document["tasks"])}, Cause, strict=False)
         except (KeyError, TypeError, msgspec.ValidationError, Corrupt) as error:
             raise InvalidRequest(
                 f"{document!r:.200} is not a cause of a reassignment ({error}): pass what the heartbeat sensor made"

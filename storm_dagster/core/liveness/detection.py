@@ -108,9 +108,7 @@ def observe(
         )
     )
     round_ = _Round(view, memory, limits, boot_now, frozenset(silent))
-    topologies = {
-        topology.id: round_.topology(topology, assignment, at) for topology, assignment, at in _healed(view)
-    }
+    topologies = {topology.id: round_.topology(topology, assignment, at) for topology, assignment, at in _healed(view)}
     lost = {(cause.node, cause.port) for cause in round_.causes if cause.kind in ("lost_host", "dead_worker")}
     total = sum(len(assignment.workers) for _, assignment, _ in _healed(view))
     share = 100 * len(lost) / total if total else 0.0
@@ -186,9 +184,7 @@ class _Round:
         self.restarting: list[tuple[str, str, int]] = []
         self.waiting: list[str] = []
 
-    def topology(
-        self, topology: TopologyView, assignment: Assignment, assignment_at: Versioned
-    ) -> TopologyMemory:
+    def topology(self, topology: TopologyView, assignment: Assignment, assignment_at: Versioned) -> TopologyMemory:
         known = self.memory.topologies.get(topology.id)
         generation = assignment_at.version
         same = known is not None and known.assignment.value == generation
@@ -240,9 +236,7 @@ class _Round:
             if before is None or before.token != token:
                 before = StartingWorker(self.now, token)
             starting[name] = before
-            if self._over(
-                before.since, self.limits.launch_secs, topology, worker, "has not reported its tasks"
-            ):
+            if self._over(before.since, self.limits.launch_secs, topology, worker, "has not reported its tasks"):
                 judged.add(worker.slot)
                 self._add(topology, generation, "never_ran", worker, worker.ids)
         return starting
@@ -261,9 +255,7 @@ class _Round:
             return "dead_worker", self.limits.launch_secs
         return "dead_worker", self.limits.task_secs
 
-    def _over(
-        self, since: float, limit: float, topology: TopologyView | None, worker: WorkerSlot, what: str
-    ) -> bool:
+    def _over(self, since: float, limit: float, topology: TopologyView | None, worker: WorkerSlot, what: str) -> bool:
         """Whether the limit has passed; else its deadline is noted, and with ``topology`` a problem, too."""
         if limit == 0 or self.now - since > limit:
             return True
@@ -355,10 +347,7 @@ class _Round:
 def _slot_starts(assignment: Assignment) -> Mapping[tuple[str, int], int]:
     """Slot -> newest start among its tasks: it rises when a task is placed there again."""
     starts = assignment.start_secs()
-    return {
-        worker.slot: max((starts.get(task, 0) for task in worker.ids), default=0)
-        for worker in assignment.workers
-    }
+    return {worker.slot: max((starts.get(task, 0) for task in worker.ids), default=0) for worker in assignment.workers}
 
 
 def _has_free_slot(view: ClusterView, silent: frozenset[str]) -> bool:

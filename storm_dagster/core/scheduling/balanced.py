@@ -60,17 +60,13 @@ def place_balanced(
     if topology.event == "rebalance" and not topology.reassign:
         kept = min(len(old), request.count) - sum(bin.slot in old for bin in bins)
         if request.requested and len(request.requested) + kept > request.count:
-            raise NoRoom(
-                too_many_requests_refusal(topology.name, len(request.requested), kept, request.count)
-            )
+            raise NoRoom(too_many_requests_refusal(topology.name, len(request.requested), kept, request.count))
         slots = request.count - len(request.requested) - (1 if master else 0)
         firsts = {unit.first for unit in request.unassigned}
         sizes = [len(wanted.units) for wanted in request.requested] + [0] * slots
         level = fair_share(sizes, len(firsts) - (master is not None))
         reuse = choose_reused(history.lost, offer, firsts, slots, level, master)
-        bins.extend(
-            _bin(topology, offer.take(worker.slot), offer, Reason.SLOT_REUSED) for worker in reuse.kept
-        )
+        bins.extend(_bin(topology, offer.take(worker.slot), offer, Reason.SLOT_REUSED) for worker in reuse.kept)
     needs = _differ_needs(topology, request.unassigned, history, request.requested, bins)
     new = request.count - len(bins)
     if reuse.master is not None:
@@ -110,9 +106,7 @@ def _slot_request(topology: TopologyToPlace, units: tuple[Unit, ...], history: H
     held = {unit.first for wanted in requested for unit in wanted.units}
     unassigned = tuple(unit for unit in history.needed if unit.first not in held)
     alone = alone and any(unit.is_master for unit in unassigned)
-    return _SlotRequest(
-        min(count, len(requested) + len(unassigned)), staying, alone, requested, unassigned, warnings
-    )
+    return _SlotRequest(min(count, len(requested) + len(unassigned)), staying, alone, requested, unassigned, warnings)
 
 
 def _short(topology: TopologyToPlace, request: _SlotRequest, offer: Offer, reserved: int) -> Refusal:
@@ -146,9 +140,7 @@ def _placed(bins: Iterable[Bin]) -> set[int]:
     return {unit.first for bin in bins for unit in bin.units}
 
 
-def _requested_bins(
-    topology: TopologyToPlace, requested: tuple[RequestedWorker, ...], offer: Offer
-) -> list[Bin]:
+def _requested_bins(topology: TopologyToPlace, requested: tuple[RequestedWorker, ...], offer: Offer) -> list[Bin]:
     """A worker for each request whose host has a free port: the requested port if it is free, else another."""
     bins: list[Bin] = []
     for wanted in requested:
@@ -162,9 +154,7 @@ def _requested_slot(wanted: RequestedWorker, offer: Offer) -> Slot | None:
     nodes = [node for node, host in offer.hosts.items() if host == wanted.host and offer.ports(node)]
     if wanted.node is not None and wanted.node in offer.hosts:
         # The supervisor itself is known: another one of the same host comes after it.
-        nodes = [node for node in (wanted.node,) if offer.ports(node)] + [
-            n for n in nodes if n != wanted.node
-        ]
+        nodes = [node for node in (wanted.node,) if offer.ports(node)] + [n for n in nodes if n != wanted.node]
     if wanted.port is not None:
         for node in nodes:
             if offer.has((node, wanted.port)):
@@ -200,15 +190,10 @@ def _differ_needs(
 
 def _holding(topology: TopologyToPlace, history: History, bins: list[Bin]) -> dict[str, frozenset[str]]:
     """Component with ``task.on.differ.node`` -> supervisors that hold one of its executors already."""
-    held = [
-        (worker.slot[0], unit.component)
-        for worker in (*history.kept, *history.unstopped)
-        for unit in worker.units
-    ]
+    held = [(worker.slot[0], unit.component) for worker in (*history.kept, *history.unstopped) for unit in worker.units]
     held.extend((bin.slot[0], unit.component) for bin in bins for unit in bin.units)
     return {
-        component: frozenset(node for node, holder in held if holder == component)
-        for component in topology.differ_node
+        component: frozenset(node for node, holder in held if holder == component) for component in topology.differ_node
     }
 
 
@@ -224,9 +209,7 @@ def _check_differ(
             raise NoRoom(differ_node_refusal(topology.name, need.component, need.units, len(able)))
 
 
-def _place_master(
-    topology: TopologyToPlace, bins: list[Bin], first_new: int, own: Slot | None, master: Unit
-) -> None:
+def _place_master(topology: TopologyToPlace, bins: list[Bin], first_new: int, own: Slot | None, master: Unit) -> None:
     """Give the topology master a worker for itself: its own old one, else an empty one of this event on
     the supervisor with most of the topology's workers."""
     per_node = Counter(bin.slot[0] for bin in bins)

@@ -62,9 +62,7 @@ def topology_to_place(
         tasks=tasks.component_of(),
         executors=(*((task,) for task in single), *several) if several else (),
         inputs={
-            component: tuple(
-                dict.fromkeys(given.component for given in part.inputs if given.component in users)
-            )
+            component: tuple(dict.fromkeys(given.component for given in part.inputs if given.component in users))
             for component, part in users.items()
             if part.inputs
         },
@@ -73,9 +71,7 @@ def topology_to_place(
             for component, groups in executors.items()
             if groups and component not in (TOPOLOGY_MASTER, SYSTEM)
         },
-        differ_node=tuple(
-            component for component, part in users.items() if part.conf.get("task.on.differ.node")
-        ),
+        differ_node=tuple(component for component, part in users.items() if part.conf.get("task.on.differ.node")),
         single_master=conf.get("topology.master.single.worker"),
         user_workers=user_workers(conf.get("use.userdefine.assignment")),
         use_old=bool(conf.get("use.old.assignment")),

@@ -22,9 +22,7 @@ def is_unchanged(topology: TopologyToPlace, units: tuple[Unit, ...], history: Hi
     return _total(topology, units, history, alive, offer) <= len(alive)
 
 
-def place_even(
-    topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer
-) -> list[Bin]:
+def place_even(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> list[Bin]:
     """Place all executors but those of workers that stay, in as many slots as there are.
 
     Raises :class:`NoRoom` only when there is no slot at all. In a monitor event live workers whose size fits
@@ -35,9 +33,7 @@ def place_even(
     total = _total(topology, units, history, alive, offer)
     if total < 1:
         reserve = max(0, topology.reserve)
-        raise NoRoom(
-            short_of_slots_refusal(topology.name, 1, offer.counts(), reserve=reserve, isolated=offer.isolated)
-        )
+        raise NoRoom(short_of_slots_refusal(topology.name, 1, offer.counts(), reserve=reserve, isolated=offer.isolated))
     staying = {unit.first for worker in _fixed(history, alive) for unit in worker.units}
     mine = [unit for unit in units if unit.first not in staying]
     shares = _shares(len(mine), total)
@@ -72,9 +68,7 @@ def ignored_requests(topology: TopologyToPlace) -> list[str]:
     all the same.
     """
     broken = ["use.userdefine.assignment"] if topology.user_workers else []
-    broken += (
-        [f"task.on.differ.node ({', '.join(sorted(topology.differ_node))})"] if topology.differ_node else []
-    )
+    broken += [f"task.on.differ.node ({', '.join(sorted(topology.differ_node))})"] if topology.differ_node else []
     broken += ["topology.master.single.worker"] if topology.single_master else []
     if broken and topology.event == "new":
         raise NoRoom(even_refusal(topology.name, broken))
@@ -114,9 +108,7 @@ def _shares(count: int, total: int) -> list[int]:
     return [average + 1] * remainder + [average] * (total - remainder)
 
 
-def _keep_fitting(
-    topology: TopologyToPlace, alive: list[OldWorker], shares: list[int], offer: Offer
-) -> list[Bin]:
+def _keep_fitting(topology: TopologyToPlace, alive: list[OldWorker], shares: list[int], offer: Offer) -> list[Bin]:
     """Keep live workers whose size is still a share of the spread: Storm's rule of bad slots."""
     left = list(shares)
     bins: list[Bin] = []

@@ -64,9 +64,7 @@ class Choice:
     """The closest first."""
 
 
-def choice_of(
-    topology: TopologyToPlace, placement: TopologyPlacement, task: int, most: int = 10
-) -> Choice | None:
+def choice_of(topology: TopologyToPlace, placement: TopologyPlacement, task: int, most: int = 10) -> Choice | None:
     """The choice that put ``task`` where it is, with at most ``most`` alternatives.
 
     ``None`` where nothing was chosen by comparing workers (it stayed, its worker was requested, the
@@ -95,14 +93,10 @@ def choice_of(
     if not keys or keys[0][-1] != index_of.get(asked.first):
         return None
     slots = ["{}:{}".format(*bin.slot) for bin, _ in bins]
-    return Choice(
-        slots[keys[0][-1]], len(keys), tuple(_lost(slots, keys[0], key) for key in keys[1 : most + 1])
-    )
+    return Choice(slots[keys[0][-1]], len(keys), tuple(_lost(slots, keys[0], key) for key in keys[1 : most + 1]))
 
 
-def _start(
-    placement: TopologyPlacement, units: Iterable[Unit]
-) -> tuple[list[tuple[Bin, list[Unit]]], list[Unit]]:
+def _start(placement: TopologyPlacement, units: Iterable[Unit]) -> tuple[list[tuple[Bin, list[Unit]]], list[Unit]]:
     """Workers as they were before the first choice, each with the executors that were chosen for it; and all
     executors that no requested worker holds."""
     unit_of = {task: unit for unit in units for task in unit.tasks}
@@ -138,8 +132,7 @@ def _before(
     waiting = [unit for unit in unassigned if unit.first not in placed]
     held = [*staying, *((bin.slot[0], unit.component) for bin in bins for unit in bin.units)]
     apart = {
-        component: frozenset(node for node, holder in held if holder == component)
-        for component in topology.differ_node
+        component: frozenset(node for node, holder in held if holder == component) for component in topology.differ_node
     }
     order = sorted(
         waiting,
@@ -152,9 +145,7 @@ def _before(
     return Selector(bins, average, remainder, exchanges(topology)), order, apart
 
 
-def _candidates(
-    selector: Selector, order: list[Unit], asked: Unit, apart: dict[str, frozenset[str]]
-) -> list[Key]:
+def _candidates(selector: Selector, order: list[Unit], asked: Unit, apart: dict[str, frozenset[str]]) -> list[Key]:
     """Keys of the workers that could take the executor, best first, once all before it are placed."""
     if asked.component in apart:
         return selector.apart_candidates(asked, apart[asked.component])

@@ -105,8 +105,5 @@ def moved_tasks(old: Iterable[PlacedWorker], new: Iterable[PlacedWorker]) -> int
     """Number of tasks that had a slot and have another one now."""
     before = {task: (worker.node, worker.port) for worker in old for task in worker.tasks}
     return sum(
-        1
-        for worker in new
-        for task in worker.tasks
-        if task in before and before[task] != (worker.node, worker.port)
+        1 for worker in new for task in worker.tasks if task in before and before[task] != (worker.node, worker.port)
     )

@@ -37,15 +37,11 @@ def _staying(topology: TopologyToPlace, worker: OldWorker, slot_why: Reason, tas
 def staying_bins(topology: TopologyToPlace, history: History) -> list[Bin]:
     """The workers that the event does not touch."""
     kept = [_staying(topology, worker, Reason.SLOT_KEPT, Reason.KEPT) for worker in history.kept]
-    unstopped = [
-        _staying(topology, worker, Reason.SLOT_UNSTOPPED, Reason.UNSTOPPED) for worker in history.unstopped
-    ]
+    unstopped = [_staying(topology, worker, Reason.SLOT_UNSTOPPED, Reason.UNSTOPPED) for worker in history.unstopped]
     return [*kept, *unstopped]
 
 
-def succeeded(
-    topology: TopologyToPlace, bins: Iterable[Bin], warnings: Iterable[str] = ()
-) -> TopologyPlacement:
+def succeeded(topology: TopologyToPlace, bins: Iterable[Bin], warnings: Iterable[str] = ()) -> TopologyPlacement:
     """The placement ``assigned``, or ``unchanged`` when a live assignment already looks so."""
     filled = [bin for bin in bins if bin.units]
     held = {(worker.node, worker.port) for worker in topology.old}
@@ -67,10 +63,7 @@ def succeeded(
         )
     )
     reasons = {
-        task: reason_text(bin.reasons[unit.first])
-        for bin in filled
-        for unit in bin.units
-        for task in unit.tasks
+        task: reason_text(bin.reasons[unit.first]) for bin in filled for unit in bin.units for task in unit.tasks
     }
     same = topology.event != "new" and _same(topology.old, workers)
     return TopologyPlacement(
@@ -79,9 +72,7 @@ def succeeded(
         workers=workers,
         moved=moved_tasks(topology.old, workers),
         reasons=dict(sorted(reasons.items())),
-        worker_reasons={
-            f"{bin.slot[0]}:{bin.slot[1]}": slot_reason_text(bin.why, bin.against) for bin in filled
-        },
+        worker_reasons={f"{bin.slot[0]}:{bin.slot[1]}": slot_reason_text(bin.why, bin.against) for bin in filled},
         warnings=tuple(warnings),
     )
 
@@ -98,9 +89,7 @@ def _same(old: Iterable[PlacedWorker], new: Iterable[PlacedWorker]) -> bool:
     )
 
 
-def failed(
-    topology: TopologyToPlace, units: Iterable[Unit], history: History, error: NoRoom
-) -> TopologyPlacement:
+def failed(topology: TopologyToPlace, units: Iterable[Unit], history: History, error: NoRoom) -> TopologyPlacement:
     """The placement ``failed``: no worker is listed, a current assignment stays as it is.
 
     ``unassigned`` names the tasks that have no worker now: those to place, except in a rebalance, where they
@@ -114,7 +103,5 @@ def failed(
         status="failed",
         error_type=error.refusal.error_type,
         error=error.refusal.message,
-        unassigned={
-            task: error.refusal.brief for unit in units if unit.first in without for task in unit.tasks
-        },
+        unassigned={task: error.refusal.brief for unit in units if unit.first in without for task in unit.tasks},
     )

@@ -34,9 +34,7 @@ def plan_placement(batch: PlacementBatch) -> PlacementResult:
     the same result, in whatever order supervisors, topologies, ports and tasks are listed.
     """
     holders = Counter(
-        slot
-        for topology in batch.topologies
-        for slot in {(worker.node, worker.port) for worker in topology.old}
+        slot for topology in batch.topologies for slot in {(worker.node, worker.port) for worker in topology.old}
     )
     pool = Pool(batch.supervisors, holders)
     served = sorted(batch.topologies, key=lambda topology: (topology.priority, topology.name))

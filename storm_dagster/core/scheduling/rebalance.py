@@ -88,9 +88,7 @@ def _most_saved(shares: list[_Share], slots: int, more: int) -> tuple[int, list[
     """
     slots = max(0, min(slots, len(shares)))
     more = min(more, slots)
-    ranked = sorted(
-        shares, key=lambda share: (-share.extra, -share.base, -share.executors, share.worker.slot)
-    )
+    ranked = sorted(shares, key=lambda share: (-share.extra, -share.base, -share.executors, share.worker.slot))
     before = _sums_of_largest([share.base + share.extra for share in ranked], more)
     after = _sums_of_largest([share.base for share in reversed(ranked)], slots - more)[::-1]
     borders = range(more, len(ranked) - (slots - more) + 1)

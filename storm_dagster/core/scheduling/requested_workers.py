@@ -68,9 +68,7 @@ def requested_workers(
     return tuple(chosen), warnings
 
 
-def _user_defined(
-    topology: TopologyToPlace, units: tuple[Unit, ...], history: History
-) -> list[RequestedWorker]:
+def _user_defined(topology: TopologyToPlace, units: tuple[Unit, ...], history: History) -> list[RequestedWorker]:
     beating = {unit.first for worker in history.unstopped for unit in worker.units}
     remaining: dict[str, list[Unit]] = {}
     for unit in units:

@@ -80,9 +80,7 @@ class Selector:
     between supervisors, counting this topology's workers of this event only. The first of equals wins.
     """
 
-    def __init__(
-        self, bins: list[Bin], average: int, remainder: int, related: Mapping[str, frozenset[str]]
-    ) -> None:
+    def __init__(self, bins: list[Bin], average: int, remainder: int, related: Mapping[str, frozenset[str]]) -> None:
         self.bins = bins
         self.average = average
         self.remainder: int = remainder
@@ -198,6 +196,4 @@ def _decided(best: Key, rivals: Sequence[Key]) -> Reason:
     if not rivals:
         return Reason.ONLY
     rival = min(rivals)
-    return next(
-        (why for why, mine, other in zip(_STEPS, best, rival, strict=False) if mine != other), Reason.FIRST
-    )
+    return next((why for why, mine, other in zip(_STEPS, best, rival, strict=False) if mine != other), Reason.FIRST)

@@ -45,9 +45,7 @@ def units_of(topology: TopologyToPlace) -> tuple[Unit, ...]:
         if tasks and tasks[0] in topology.tasks:
             units.append(Unit(topology.tasks[tasks[0]], tasks))
             grouped.update(tasks)
-    units.extend(
-        Unit(component, (task,)) for task, component in topology.tasks.items() if task not in grouped
-    )
+    units.extend(Unit(component, (task,)) for task, component in topology.tasks.items() if task not in grouped)
     return tuple(sorted(units, key=lambda unit: unit.first))
 
 

@@ -45,9 +45,7 @@ def desired_slots(
         work=work,
         lazy=frozenset(lazy & work.keys()),
         contested={
-            port: tuple(sorted(work.topology_id for work in works))
-            for port, works in desired.items()
-            if len(works) > 1
+            port: tuple(sorted(work.topology_id for work in works)) for port, works in desired.items() if len(works) > 1
         },
     )
 

@@ -63,11 +63,7 @@ def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
 def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:
     """Key -> (old, new) of two total confs; keys that the system sets are left out."""
     quiet = {*_SYSTEM_KEYS, *ONE_TIME_KEYS}
-    return {
-        key: (old.get(key), new.get(key))
-        for key in sorted({*old, *new} - quiet)
-        if old.get(key) != new.get(key)
-    }
+    return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new} - quiet) if old.get(key) != new.get(key)}
 
 
 def message_timeout_secs(conf: Conf) -> int:
@@ -76,9 +72,7 @@ def message_timeout_secs(conf: Conf) -> int:
     return int(timeout) if timeout else 30
 
 
-def normalize_conf(
-    cluster: Conf, submitted: Conf, topology: TopologySpec, topology_id: str = ""
-) -> dict[str, Any]:
+def normalize_conf(cluster: Conf, submitted: Conf, topology: TopologySpec, topology_id: str = "") -> dict[str, Any]:
     """The conf that is stored with the topology, of validated ones.
 
     The author's conf, then the submission's, then what the system decides: name and id (left out while the topology
@@ -98,9 +92,7 @@ def normalize_conf(
     total = total_conf(cluster, own)
     ackers = total.get("topology.acker.executors")
     return {
-        **{
-            key: value for key, value in own.items() if key not in (*_SYSTEM_KEYS, SUBMITTED_KEYS, _KEEP_CONF)
-        },
+        **{key: value for key, value in own.items() if key not in (*_SYSTEM_KEYS, SUBMITTED_KEYS, _KEEP_CONF)},
         **({SUBMITTED_KEYS: given} if given else {}),
         "topology.name": topology.name,
         **({"topology.id": topology_id} if topology_id else {}),

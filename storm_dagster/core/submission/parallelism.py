@@ -23,24 +23,18 @@ def normalize_topology(conf: Conf, spec: TopologySpec) -> TopologySpec:
     return spec.model_copy(
         update={
             "bolts": {
-                component_id: _normalized(
-                    component_id, part, conf, conf.get("topology.bolt.parallelism") or {}
-                )
+                component_id: _normalized(component_id, part, conf, conf.get("topology.bolt.parallelism") or {})
                 for component_id, part in spec.bolts.items()
             },
             "spouts": {
-                component_id: _normalized(
-                    component_id, part, conf, conf.get("topology.spout.parallelism") or {}
-                )
+                component_id: _normalized(component_id, part, conf, conf.get("topology.spout.parallelism") or {})
                 for component_id, part in spec.spouts.items()
             },
         }
     )
 
 
-def _normalized(
-    component_id: str, part: ComponentSpec, conf: Conf, overrides: dict[str, Any]
-) -> ComponentSpec:
+def _normalized(component_id: str, part: ComponentSpec, conf: Conf, overrides: dict[str, Any]) -> ComponentSpec:
     parallelism = overrides.get(component_id, part.parallelism)
     if not isinstance(parallelism, int) or isinstance(parallelism, bool):
         raise InvalidTopology(

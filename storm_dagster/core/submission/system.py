@@ -112,9 +112,6 @@ def _spout(part: ComponentSpec) -> ComponentSpec:
         SYSTEM_STREAM: StreamSpec(fields=("event",)),
     }
     answers = tuple(
-        InputSpec(component=ACKER, stream=stream, grouping=_DIRECT)
-        for stream in (ACK_ACK, ACK_FAIL, ACK_RESET_TIMEOUT)
+        InputSpec(component=ACKER, stream=stream, grouping=_DIRECT) for stream in (ACK_ACK, ACK_FAIL, ACK_RESET_TIMEOUT)
     )
-    return part.model_copy(
-        update={"outputs": {**part.outputs, **streams}, "inputs": (*part.inputs, *answers)}
-    )
+    return part.model_copy(update={"outputs": {**part.outputs, **streams}, "inputs": (*part.inputs, *answers)})

@@ -42,9 +42,7 @@ def number_tasks(spec_with_system: TopologySpec, conf: Conf) -> TaskTable:
     for component_id, kind, part in spec_with_system.components():
         count = _task_count(part, conf)
         if count:
-            components[component_id] = ComponentTasks(
-                type=kind, tasks=encode_ranges(range(first, first + count))
-            )
+            components[component_id] = ComponentTasks(type=kind, tasks=encode_ranges(range(first, first + count)))
             first += count
     if all(component_id.startswith("__") for component_id in components):
         raise InvalidTopology(
@@ -57,9 +55,7 @@ def topology_master_task(table: TaskTable) -> int:
     """Task id of the topology master."""
     master = table.components.get(TOPOLOGY_MASTER)
     if master is None or len(master.ids) != 1:
-        raise InvalidTopology(
-            f"the task table has no single {TOPOLOGY_MASTER} task: it was not made by this system"
-        )
+        raise InvalidTopology(f"the task table has no single {TOPOLOGY_MASTER} task: it was not made by this system")
     return master.ids[0]
 
 
@@ -96,9 +92,7 @@ def executors_of(table: TaskTable, executors: Mapping[str, int]) -> dict[str, tu
 def fixed_task_components(spec: TopologySpec) -> frozenset[str]:
     """Components of a normalized topology whose number of tasks is fixed by ``topology.tasks``."""
     return frozenset(
-        component_id
-        for component_id, _, part in spec.components()
-        if part.conf.get("topology.tasks") is not None
+        component_id for component_id, _, part in spec.components() if part.conf.get("topology.tasks") is not None
     )
 
 

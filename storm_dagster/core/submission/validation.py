@@ -60,9 +60,7 @@ def validate_topology(spec: TopologySpec, conf: Conf) -> None:
             f"component id {both[0]!r} names a spout and a bolt: component ids are unique, rename one"
         )
     if not spec.spouts:
-        raise InvalidTopology(
-            f"topology {spec.name!r} has no spout, so that no tuple ever enters it: add one"
-        )
+        raise InvalidTopology(f"topology {spec.name!r} has no spout, so that no tuple ever enters it: add one")
     for component_id, kind, part in spec.components():
         check_component_id(component_id)
         _check_component(component_id, kind, part)
@@ -160,9 +158,7 @@ def _check_inputs(spec: TopologySpec, component_id: str, part: ComponentSpec) ->
 
 def _check_grouping(component_id: str, given: InputSpec, stream: StreamSpec) -> None:
     grouping = given.grouping
-    where = (
-        f"bolt {component_id!r}: {grouping.type} grouping on stream {given.stream!r} of {given.component!r}"
-    )
+    where = f"bolt {component_id!r}: {grouping.type} grouping on stream {given.stream!r} of {given.component!r}"
     if grouping.type in ("fields", "partial_key"):
         if not grouping.fields:
             raise InvalidTopology(f"{where} names no field: name at least one, or use the global grouping")

@@ -233,9 +233,7 @@ def transition(base: StormBase, snapshot: UpgradeSnapshot, event: UpgradeEvent) 
         check_ending(base, back=True)
         if record is None:
             return _close(base, "abandoned", "its upgrade record is gone")
-        after = record.model_copy(
-            update={"rollback": True, "continue_": False, "workers": (), "reason": event.reason}
-        )
+        after = record.model_copy(update={"rollback": True, "continue_": False, "workers": (), "reason": event.reason})
         base = apply_event(base, "rollback")
         return UpgradeTransition("rolling back", base, after, reason, "roll_back", "rollbackTopology")
     if record is not None and record.rollback:
@@ -292,9 +290,7 @@ def check_continue(base: StormBase, snapshot: UpgradeSnapshot, selection: Select
     """The record of the upgrade that may go on with that selection; the error that says why not."""
     record, phase = snapshot.state.record, snapshot.phase
     if base.status == "ACTIVE":
-        raise InvalidRequest(
-            f"topology {base.name!r} is not being upgraded: give the new code (TARGET) to begin"
-        )
+        raise InvalidRequest(f"topology {base.name!r} is not being upgraded: give the new code (TARGET) to begin")
     if phase == "rolling back":
         raise Conflict(f"the upgrade of {base.name!r} is being rolled back: wait until that has ended")
     if record is None or base.status != "UPGRADING":
@@ -314,6 +310,4 @@ def check_ending(base: StormBase, *, back: bool) -> None:
     """:class:`Conflict` unless an upgrade is under way that can be completed, or rolled ``back`` (again)."""
     if base.status != "UPGRADING" and not (back and base.status == "ROLLBACK"):
         what = "roll back" if back else "complete"
-        raise Conflict(
-            f"topology {base.name!r} is {base.status}, no upgrade is under way: there is nothing to {what}"
-        )
+        raise Conflict(f"topology {base.name!r} is {base.status}, no upgrade is under way: there is nothing to {what}")

@@ -89,15 +89,12 @@ def check_selection(selection: Selection, snapshot: UpgradeSnapshot) -> None:
         raise InvalidRequest(f"{of}: {selection.number} workers cannot be upgraded: give 1 or more")
     if selection.empty:
         raise InvalidRequest(
-            f"{of}: no workers are selected: give a number (-n), a component (-p) "
-            "or workers (-w HOST:PORT,...)"
+            f"{of}: no workers are selected: give a number (-n), a component (-p) or workers (-w HOST:PORT,...)"
         )
     masters = {worker.address for worker in snapshot.assignment.workers} - snapshot.workers.keys()
     for worker in selection.workers:
         if worker in masters:
-            raise InvalidRequest(
-                f"{of}: {worker} runs the topology master, which is not upgraded: choose others"
-            )
+            raise InvalidRequest(f"{of}: {worker} runs the topology master, which is not upgraded: choose others")
         if worker not in snapshot.workers:
             known = ", ".join(sorted(snapshot.workers))
             raise InvalidRequest(f"{of}: it has no worker {worker}: its workers are {known}")

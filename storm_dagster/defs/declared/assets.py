@@ -80,8 +80,7 @@ def topology_assets(
         inputs = reads[component]
         spec = dg.AssetSpec(
             key=dg.AssetKey([*prefix, name, component]),
-            deps=[dg.AssetKey([*prefix, name, source]) for source in dict.fromkeys(i[0] for i in inputs)]
-            or [key],
+            deps=[dg.AssetKey([*prefix, name, source]) for source in dict.fromkeys(i[0] for i in inputs)] or [key],
             description=f"The {kind} {component} of topology {name}: {_code(part)}.",
             kinds={"storm", _kind(part)},
             metadata={
@@ -135,8 +134,4 @@ def _code_reference(described: Described, python: str | None) -> dict[str, Any]:
 def _kind(part: ComponentSpec) -> str:
     if part.object.shell is not None:
         return "shell"
-    return (
-        "pyspark"
-        if (part.object.python or "").rpartition(":")[2] in ("SparkBolt", "SparkSpout")
-        else "python"
-    )
+    return "pyspark" if (part.object.python or "").rpartition(":")[2] in ("SparkBolt", "SparkSpout") else "python"

@@ -37,9 +37,7 @@ class TopologyAlerts(_Strict):
     failed_ratio: float | None = Field(
         default=None, ge=0, le=1, description="Highest share of the spouts' tuples that may fail."
     )
-    errors: int | None = Field(
-        default=None, ge=0, description="Most errors that components may have reported."
-    )
+    errors: int | None = Field(default=None, ge=0, description="Most errors that components may have reported.")
 
 
 class GrayAttributes(_Strict):

@@ -58,9 +58,7 @@ class CheckResult:
 
 def wanted_checks(alerts: TopologyAlerts) -> dict[str, str]:
     """Check name -> its rule; of the limits only those that are set."""
-    return _ALWAYS | {
-        name: text for name, (limit, text) in _LIMITS.items() if getattr(alerts, limit) is not None
-    }
+    return _ALWAYS | {name: text for name, (limit, text) in _LIMITS.items() if getattr(alerts, limit) is not None}
 
 
 def check_results(
@@ -137,9 +135,7 @@ def fresh(seen: float | None, now: float, limits: FreshnessAttributes) -> CheckR
     )
 
 
-def _as_declared(
-    declaration: Declaration, described: Described, actual: Actual | None, newer: bool
-) -> CheckResult:
+def _as_declared(declaration: Declaration, described: Described, actual: Actual | None, newer: bool) -> CheckResult:
     differ = differences(declaration, described, actual)
     if newer:
         differ["disk"] = "the code on disk is newer than this code location: reload definitions"

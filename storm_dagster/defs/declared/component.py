@@ -81,9 +81,7 @@ class StormTopologyScaffolder(Scaffolder):
         path = request.target_path / f"{module}.py"
         if not path.exists():
             request.target_path.mkdir(parents=True, exist_ok=True)
-            path.write_text(
-                _SCAFFOLDED.read_text(encoding="utf-8").replace("@CLASS@", class_name), encoding="utf-8"
-            )
+            path.write_text(_SCAFFOLDED.read_text(encoding="utf-8").replace("@CLASS@", class_name), encoding="utf-8")
         scaffold_component(
             request,
             {"name": name, "target": f"{module}.py:{class_name}", "workers": 2, "deploy": "manual"},
@@ -147,9 +145,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         description="Freshness of the asset.",
         examples=[{"fail_minutes": 20}],
     )
-    home: str | None = Field(
-        default=None, description="State folder of the local cluster. Empty: STORM_DAGSTER_HOME."
-    )
+    home: str | None = Field(default=None, description="State folder of the local cluster. Empty: STORM_DAGSTER_HOME.")
     conf_dir: str | None = Field(default=None, description="Folder whose storm.yaml names the cluster.")
     key_prefix: list[str] = Field(
         default=["topologies"],
@@ -165,12 +161,12 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         description="Keys of the assets that the topology reads.",
         examples=[["lake/prices"]],
     )
-    automation_condition: Annotated[
-        dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)
-    ] = Field(
-        default=None,
-        description="When Dagster materializes the topology's asset by itself. It brings back no ended topology.",
-        examples=["{{ dg.AutomationCondition.eager() }}"],
+    automation_condition: Annotated[dg.AutomationCondition | None, dg.Resolver.default(model_field_type=str | None)] = (
+        Field(
+            default=None,
+            description="When Dagster materializes the topology's asset by itself. It brings back no ended topology.",
+            examples=["{{ dg.AutomationCondition.eager() }}"],
+        )
     )
     own_jobs: bool | None = Field(
         default=None,
@@ -254,9 +250,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             files=LoadedFiles(declaration, described),
             identifier=_identifier(self.name),
             specs=[specs[0].merge_attributes(tags=DECLARED_TAG), *specs[1:]],
-            components={
-                asset.component: translation.key(asset.spec.key) for asset in assets if asset.component
-            },
+            components={asset.component: translation.key(asset.spec.key) for asset in assets if asset.component},
             policy=self.deploy,
             batch=self.gray.model_dump(exclude_none=True),
             alerts=self.alerts,

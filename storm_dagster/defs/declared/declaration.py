@@ -282,9 +282,7 @@ def differences(declaration: Declaration, described: Described, actual: Actual |
     for component, count in sorted(declaration.parallelism.items()):
         now = actual.executors.get(component)
         if now != count:
-            found[f"parallelism.{component}"] = (
-                f"declared {count}, running {now if now is not None else 'none'}"
-            )
+            found[f"parallelism.{component}"] = f"declared {count}, running {now if now is not None else 'none'}"
     status = "INACTIVE" if declaration.inactive else "ACTIVE"
     if actual.status in ("ACTIVE", "INACTIVE") and actual.status != status:
         found["status"] = f"declared {status}, it is {actual.status}"

@@ -80,9 +80,7 @@ def read_actual(
 
 
 @contextmanager
-def alone(
-    cluster: StormClusterState, name: str, version: str | None, run_id: str, notify: Notify
-) -> Iterator[bool]:
+def alone(cluster: StormClusterState, name: str, version: str | None, run_id: str, notify: Notify) -> Iterator[bool]:
     """One deploy of a declared topology at a time, whatever started it and wherever it runs.
 
     Waits while a run deploys another version; ``False`` at once while one deploys this very version: there is
@@ -258,9 +256,7 @@ def reconcile(
     if (spread or more_or_fewer) and not any(text.startswith("hot") for text in done):
         executors = {"executors": spread} if spread else {}
         change("rebalance", {"wait_secs": 0, **more_or_fewer, **executors})
-        done.append(
-            "rebalanced: " + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items())
-        )
+        done.append("rebalanced: " + ", ".join(f"{key}={n}" for key, n in {**more_or_fewer, **spread}.items()))
     if "status" in differ:
         change("deactivate" if declaration.inactive else "activate", {})
         done.append("deactivated" if declaration.inactive else "activated")

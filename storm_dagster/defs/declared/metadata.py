@@ -60,9 +60,7 @@ def topology_state(document: Mapping[str, Any] | None) -> dict[str, Any]:
     }
 
 
-def workers_markdown(
-    document: Mapping[str, Any], services: Mapping[str, str | None]
-) -> dg.MarkdownMetadataValue:
+def workers_markdown(document: Mapping[str, Any], services: Mapping[str, str | None]) -> dg.MarkdownMetadataValue:
     """A row for each worker, which links to its log. ``services``: supervisor id -> its HTTP service."""
     rows = ["| worker | pid | tasks | code |", "|---|---|---|---|"]
     for worker in document["workers"][:_MOST_WORKERS]:

@@ -47,9 +47,7 @@ class DeployConfig(dg.Config):
 class AskConfig(dg.Config):
     """Config: the topology, and the options of the request."""
 
-    name: str | None = Field(
-        default=None, description="The declared topology; empty where there is only one."
-    )
+    name: str | None = Field(default=None, description="The declared topology; empty where there is only one.")
     wait_secs: int | None = Field(
         default=None,
         ge=0,
@@ -226,9 +224,7 @@ def _schedules(topology: DeclaredTopology) -> list[dg.ScheduleDefinition]:
     def rebalance(_: dg.DagsterInstance, actual: Actual | None) -> dg.RunRequest | str:
         if actual is None or actual.status not in ("ACTIVE", "INACTIVE"):
             return f"{name} does not run" if actual is None else f"{name} is {actual.status}"
-        return dg.RunRequest(
-            run_config={"ops": {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}}, tags=tags
-        )
+        return dg.RunRequest(run_config={"ops": {f"{REBALANCE_JOB}_op": {"config": {"name": name}}}}, tags=tags)
 
     found: list[dg.ScheduleDefinition] = []
     if wanted.deploy is not None:

@@ -76,15 +76,11 @@ def _sensor(topologies: Mapping[str, DeclaredTopology]) -> dg.SensorDefinition:
                     events += state_events(topology, snapshot, before, now, ticked[where], trouble)
                 if snapshot is None:
                     continue
-                summary += [
-                    verdict.words for verdict in snapshot.check_results.values() if not verdict.passed
-                ]
+                summary += [verdict.words for verdict in snapshot.check_results.values() if not verdict.passed]
                 events += _new_version(instance, topology, snapshot)
                 declaration, described = topology.declaration, topology.described
                 if topology.policy != "manual" and (
-                    request := deploy_request(
-                        instance, topology.key, declaration, described, snapshot.actual, now
-                    )
+                    request := deploy_request(instance, topology.key, declaration, described, snapshot.actual, now)
                 ):
                     requests.append(request)
             summary += [trouble] if trouble else []
@@ -160,9 +156,7 @@ def state_events(
     events: list[Any] = [dg.AssetObservation(key, description=words, metadata=metadata)]
     if changed and parts != former.rpartition(".")[2]:
         shown = [name for name in snapshot.components if name in topology.components]
-        events += [
-            dg.AssetObservation(topology.components[n], metadata=snapshot.components[n]) for n in shown
-        ]
+        events += [dg.AssetObservation(topology.components[n], metadata=snapshot.components[n]) for n in shown]
     if changed:
         events += [one.event(dg.AssetCheckEvaluation, key, name) for name, one in found.items()]
     return events

@@ -52,9 +52,7 @@ class DeclaredSnapshot:
     def problems(self) -> list[str]:
         """Problems, as text without numbers that change all the time."""
         return [
-            self.check_results[name].words
-            for name in ("all_tasks_run", "as_declared")
-            if name in self.check_results
+            self.check_results[name].words for name in ("all_tasks_run", "as_declared") if name in self.check_results
         ]
 
 

@@ -56,9 +56,7 @@ def next_batch(document: Mapping[str, Any], batch: Mapping[str, Any]) -> dict[st
     """The body of the next call, by `show` of the topology: the component's workers, and then the others."""
     left = {worker for worker, state in document["upgrade"]["workers"].items() if state == "former"}
     component = batch.get("component")
-    of_component = {
-        f"{task['host']}:{task['port']}" for task in document["tasks"] if task["component"] == component
-    }
+    of_component = {f"{task['host']}:{task['port']}" for task in document["tasks"] if task["component"] == component}
     wanted = dict(batch) if left & of_component else {"number": batch.get("number", 1)}
     # Nothing of a former batch's token: with it the call would only be told that the upgrade began.
     return {key: value for key, value in wanted.items() if value is not None}

@@ -141,9 +141,7 @@ def unfinished_topologies(instance: dg.DagsterInstance, names: DagsterNames) -> 
     return found, stuck
 
 
-def restart_observations(
-    found: Iterable[Restart], key: dg.AssetKey = ACTIVE_TOPOLOGY
-) -> list[dg.AssetObservation]:
+def restart_observations(found: Iterable[Restart], key: dg.AssetKey = ACTIVE_TOPOLOGY) -> list[dg.AssetObservation]:
     """One observation for each topology whose workers were restarted in place by their supervisors."""
     by_name: dict[str, list[Restart]] = {}
     for restart in found:
@@ -179,9 +177,7 @@ def recovery_observations(
         }
         words = f"all workers of {recovery.name} run again after {recovery.seconds:.2f} s"
         observations += [
-            dg.AssetObservation(
-                asset_key=topology, partition=recovery.name, description=words, metadata=metadata
-            ),
+            dg.AssetObservation(asset_key=topology, partition=recovery.name, description=words, metadata=metadata),
             dg.AssetObservation(asset_key=workers, description=words, metadata=metadata),
         ]
     return observations
@@ -199,9 +195,7 @@ def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.A
 def seen_text(view: ClusterView, seen: LivenessResult) -> str:
     """Summary of one poll of the cluster, for the tick's history."""
     workers = sum(len(topology.live_workers) for topology in view.topologies.values())
-    text = (
-        f"{workers} workers of {len(view.topologies)} topologies live on {len(view.supervisors)} supervisors"
-    )
+    text = f"{workers} workers of {len(view.topologies)} topologies live on {len(view.supervisors)} supervisors"
     if seen.silent_supervisors:
         text += f"; silent supervisors: {', '.join(seen.silent_supervisors)}"
     if seen.restarting:
@@ -335,9 +329,7 @@ def build_heartbeat_sensor(
     """
     names = names or DagsterNames()
     if not 0 <= tick_secs <= LONGEST_TICK_SECS:
-        raise InvalidRequest(
-            f"tick_secs={tick_secs:g}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60"
-        )
+        raise InvalidRequest(f"tick_secs={tick_secs:g}: choose 0 to {LONGEST_TICK_SECS:g}, Dagster ends ticks at 60")
 
     def heartbeat_sensor(
         context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
@@ -366,9 +358,7 @@ def build_heartbeat_sensor(
             context.log.warning(lost or alarm)
         events = restart_observations(tick.restarted, zookeeper.asset_key(ACTIVE_TOPOLOGY))
         events.extend(
-            recovery_observations(
-                tick.recovered, zookeeper.asset_key(ACTIVE_TOPOLOGY), zookeeper.asset_key(WORKERS)
-            )
+            recovery_observations(tick.recovered, zookeeper.asset_key(ACTIVE_TOPOLOGY), zookeeper.asset_key(WORKERS))
         )
         if (alarm is None) != (tick.alarm is None):
             events.append(alarm_observation(alarm, zookeeper.asset_key(SUPERVISORS)))

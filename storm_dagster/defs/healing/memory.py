@@ -62,8 +62,7 @@ class HealingMemory(HealingState, frozen=True):
         them one full timeout.
         """
         topologies = {
-            topology_id: replace(part, beats=_UNSEEN)
-            for topology_id, part in self.liveness.topologies.items()
+            topology_id: replace(part, beats=_UNSEEN) for topology_id, part in self.liveness.topologies.items()
         }
         liveness = replace(self.liveness, topologies=topologies, supervisors={})
         return encode_memory(replace(self, liveness=liveness, polled_at=UNSET))
@@ -144,9 +143,7 @@ def restarts(
                 continue
             slots[name] = token
             if live is not None and before is not None and before != token:
-                found.append(
-                    Restart(topology.base.name, topology_id, worker.node, worker.host, worker.port, live.pid)
-                )
+                found.append(Restart(topology.base.name, topology_id, worker.node, worker.host, worker.port, live.pid))
         if slots:
             tokens[topology_id] = slots
     return found, tokens

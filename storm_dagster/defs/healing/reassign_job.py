@@ -33,9 +33,7 @@ def _causes_now(ops: OperationsContext) -> list[Cause]:
     """Causes for a run launched by hand: every assigned slot without a live worker, without waiting for limits."""
     limits = replace(ops.limits(), task_secs=0, launch_secs=0, supervisor_secs=float("inf"))
     impatient: LivenessLimits = limits
-    found = observe(
-        ops.cluster.load_view(), LivenessMemory(), impatient, boot_id="by hand", boot_now=ops.monotonic()
-    )
+    found = observe(ops.cluster.load_view(), LivenessMemory(), impatient, boot_id="by hand", boot_now=ops.monotonic())
     return [cause for cause in found.causes if cause.kind not in ("silent_master", "never_ran")]
 
 

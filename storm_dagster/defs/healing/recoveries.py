@@ -50,9 +50,7 @@ def recoveries(
         if _complete(topology):
             known[topology.id] = (version, None)
             if before is not None and before[1] is not None and boot_now >= before[1]:
-                found.append(
-                    Recovery(topology.id, topology.base.name, boot_now - before[1], version != before[0])
-                )
+                found.append(Recovery(topology.id, topology.base.name, boot_now - before[1], version != before[0]))
         elif before is not None:
             if before[1] is not None:
                 known[topology.id] = before

@@ -62,15 +62,11 @@ def start_local_cluster(
             start_cluster(home, supervisors=config.supervisors, slots=config.slots, nimbuses=config.nimbuses)
         cluster = ClusterFile.read(home)
         if cluster is None:
-            raise Unavailable(
-                f"{home}/cluster.json is missing: the cluster did not become ready, see {home}/logs"
-            )
+            raise Unavailable(f"{home}/cluster.json is missing: the cluster did not become ready, see {home}/logs")
     context.add_output_metadata(_cluster_metadata(home, cluster))
 
 
-def stop_local_cluster(
-    context: dg.OpExecutionContext, config: StopClusterConfig, zookeeper: ZooKeeperResource
-) -> None:
+def stop_local_cluster(context: dg.OpExecutionContext, config: StopClusterConfig, zookeeper: ZooKeeperResource) -> None:
     """Stop the cluster. When this very Dagster belongs to it, the end comes right after the run's."""
     home = _home(config.home, zookeeper)
     with step_errors():

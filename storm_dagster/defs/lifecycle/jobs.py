@@ -77,9 +77,7 @@ def _verb_job(
 _KILL = "Silence the topology's spouts, wait, and end it: workers, cluster state, code, and its partition."
 
 
-def kill_topology(
-    context: dg.OpExecutionContext, config: KillConfig, names: DagsterNames, handles: Handles
-) -> None:
+def kill_topology(context: dg.OpExecutionContext, config: KillConfig, names: DagsterNames, handles: Handles) -> None:
     """Kill the topology, see it removed, then drop its partition key."""
     began = time.monotonic()
     with operations(context, handles) as ops:
@@ -101,9 +99,7 @@ def _await_removal(ops: OperationsContext, report: LifecycleResult) -> Lifecycle
     deadline = ops.monotonic() + (report.delay_secs or 0) + _GRACE_SECS
     while ops.monotonic() < deadline:
         if report.topology_id not in ops.cluster.load_view().topologies:
-            return LifecycleResult(
-                report.topology_id, report.name, None, changed=True, previous=report.previous
-            )
+            return LifecycleResult(report.topology_id, report.name, None, changed=True, previous=report.previous)
         ops.sleep(_POLL_SECS)
     return lifecycle.remove(ops, report.topology_id)
 

@@ -86,9 +86,7 @@ def _plan(ops: OperationsContext, view: ClusterView, name: str, reassign: bool) 
     if not report.moved or report.assignment is None or report.placement is None:
         return _Gain(report.topology_id, 0, reassign, "it is balanced, no plan would change it", "")
     threshold = float(load_runnable(ops, report.topology_id).conf["topology.rebalance.threshold"])
-    supervisors = sum(
-        1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist
-    )
+    supervisors = sum(1 for info in view.supervisors.values() if info.ports and info.host not in view.blacklist)
     now, then = (
         imbalance(spread, wanted=report.workers, supervisors=supervisors)
         for spread in (
@@ -98,15 +96,11 @@ def _plan(ops: OperationsContext, view: ClusterView, name: str, reassign: bool) 
     )
     text = f"{report.moved} tasks would move, imbalance {now:.2f} would become {then:.2f}"
     worth = now - then > threshold
-    skipped = (
-        None if worth else f"{text}, which gains no more than topology.rebalance.threshold {threshold:g}"
-    )
+    skipped = None if worth else f"{text}, which gains no more than topology.rebalance.threshold {threshold:g}"
     return _Gain(report.topology_id, report.moved, reassign, skipped, text)
 
 
-def ask_for_rebalance(
-    context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource
-) -> None:
+def ask_for_rebalance(context: dg.OpExecutionContext, config: AskForRebalanceConfig, nimbus: NimbusResource) -> None:
     """Ask nimbus, whose Dagster runs the rebalance itself."""
     with step_errors(), nimbus.client() as client:
         answer = client.post(
@@ -154,9 +148,7 @@ def build_rebalance_schedule(
     )(bind(schedule, names))
 
 
-def _request(
-    gain: _Gain, name: str, version: int, names: DagsterNames, in_cluster_location: bool
-) -> dg.RunRequest:
+def _request(gain: _Gain, name: str, version: int, names: DagsterNames, in_cluster_location: bool) -> dg.RunRequest:
     tags = {**topology_tags(name), **PRIORITY_TAGS, "storm/moved_tasks": str(gain.moved)}
     run_key = f"{gain.topology_id}:{version}"
     if not in_cluster_location:
@@ -196,18 +188,14 @@ def _evaluate(
                     continue
                 if gain.skipped:
                     why.append(f"{name}: {gain.skipped}")
-                elif in_cluster_location and not context.instance.has_dynamic_partition(
-                    names.partitions, name
-                ):
+                elif in_cluster_location and not context.instance.has_dynamic_partition(names.partitions, name):
                     why.append(f"{name} has no partition key yet: lifecycle_sensor adds it")
                 else:
                     context.log.info(f"{name}: {gain.text}")
                     requests.append(_request(gain, name, version, names, in_cluster_location))
     except StormDagsterError as error:
         return dg.SkipReason(error.message)
-    why += [
-        f"{name}: {reason}" for name, reason in sorted(_busy(view).items()) if only is None or name in only
-    ]
+    why += [f"{name}: {reason}" for name, reason in sorted(_busy(view).items()) if only is None or name in only]
     for line in why:
         context.log.info(line)
     return requests or dg.SkipReason("; ".join(why[:20]) or "no topology runs")

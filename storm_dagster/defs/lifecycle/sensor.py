@@ -49,9 +49,7 @@ def may_drop(instance: dg.DagsterInstance, names: DagsterNames, name: str, clust
     whose code location in this instance has the same partitions: both are then without a name.
     """
     submitting = instance.get_runs_count(
-        dg.RunsFilter(
-            job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name}, statuses=UNFINISHED_STATUSES
-        )
+        dg.RunsFilter(job_name=names.name(SUBMIT_JOB), tags={_PARTITION_TAG: name}, statuses=UNFINISHED_STATUSES)
     )
     return not submitting and not _alive_elsewhere(instance, names, name, cluster_id)
 
@@ -138,9 +136,7 @@ def lifecycle_sensor(
     )
 
 
-def build_lifecycle_sensor(
-    names: DagsterNames, default_status: dg.DefaultSensorStatus
-) -> dg.SensorDefinition:
+def build_lifecycle_sensor(names: DagsterNames, default_status: dg.DefaultSensorStatus) -> dg.SensorDefinition:
     """`lifecycle_sensor` of the cluster that has these names."""
     return dg.sensor(
         name=names.name(_NAME),

@@ -54,9 +54,7 @@ def _watch(
     return await_upgrade(ops, request, wait_secs=wait_secs, on_worker=on_worker, back=verb == "rollback")
 
 
-def _observe(
-    context: dg.OpExecutionContext, handles: Handles, verb: str, result: UpgradeResult, began: float
-) -> None:
+def _observe(context: dg.OpExecutionContext, handles: Handles, verb: str, result: UpgradeResult, began: float) -> None:
     """Record the outcome; after a wait with the state of each worker."""
     metadata: dict[str, Any] = {
         "topology_id": result.topology_id,

@@ -60,9 +60,7 @@ def alerts_to_send(found: Iterable[Alert], open_problems: Mapping[str, float]) -
     return [alert for alert in last.values() if alert.resolved == (_mark(alert) in open_problems)]
 
 
-def check_alerts(
-    instance: dg.DagsterInstance, keys: Iterable[dg.AssetCheckKey], *, warnings: bool
-) -> list[Alert]:
+def check_alerts(instance: dg.DagsterInstance, keys: Iterable[dg.AssetCheckKey], *, warnings: bool) -> list[Alert]:
     """The newest evaluation of each check that has one."""
     wanted = list(keys)
     records = instance.event_log_storage.get_latest_asset_check_execution_by_key(wanted) if wanted else {}
@@ -110,9 +108,7 @@ def run_alerts(
         where = run.tags.get("dagster/partition") or run.tags.get(TOPOLOGY_TAG)
         subject = f"{run.job_name} of {where}" if where else run.job_name
         failed = run.status == dg.DagsterRunStatus.FAILURE
-        found.append(
-            Alert(f"run {subject}", "run", subject, "ERROR", f"run {run.run_id}", resolved=not failed)
-        )
+        found.append(Alert(f"run {subject}", "run", subject, "ERROR", f"run {run.run_id}", resolved=not failed))
     return found, since
 
 
@@ -182,9 +178,7 @@ def build_alert_sensor(
             try:
                 on_alert(_reason(context.instance, alert))
             except Exception as error:
-                context.log.error(
-                    f"{alert.title}: {type(error).__name__}: {error}; tried again at the next tick"
-                )
+                context.log.error(f"{alert.title}: {type(error).__name__}: {error}; tried again at the next tick")
                 reached = since
                 continue
             sent += 1

@@ -56,9 +56,7 @@ CHECK_ASSETS: Mapping[str, tuple[dg.AssetKey, dg.AssetCheckSeverity, str]] = {
 def view_findings(view: ClusterView) -> dict[str, list[str]]:
     """Check name -> violations of its rule in ``view``."""
     facts = ClusterSnapshot(view)
-    return {
-        rule.name: [violation.sentence for violation in rule.check(facts)] for rule in RULES if rule.by_view
-    }
+    return {rule.name: [violation.sentence for violation in rule.check(facts)] for rule in RULES if rule.by_view}
 
 
 def result_of(name: str, found: Iterable[str], looked_at: int) -> dg.AssetCheckResult:
@@ -106,9 +104,7 @@ def invariants_check(context: dg.AssetCheckExecutionContext, handles: Handles) -
         severity=dg.AssetCheckSeverity.ERROR,
         metadata={
             "violations": len(seen.violations),
-            "found": notes(
-                [f"{part.invariant} {part.sentence}: {part.remedy}" for part in seen.violations[:50]]
-            ),
+            "found": notes([f"{part.invariant} {part.sentence}: {part.remedy}" for part in seen.violations[:50]]),
             "warnings": notes([f"{part.invariant} {part.sentence}" for part in seen.warnings[:50]]),
             "looks": seen.snapshots,
             "topologies": len(seen.view.topologies),
@@ -142,8 +138,6 @@ _CHECKS: Mapping[str, _Check] = {
 def build_checks(names: DagsterNames) -> list[dg.AssetChecksDefinition]:
     """All checks."""
     return [
-        dg.asset_check(asset=cluster_key(names, key), name=name, description=description)(
-            bind(function, names)
-        )
+        dg.asset_check(asset=cluster_key(names, key), name=name, description=description)(bind(function, names))
         for name, (key, description, function) in _CHECKS.items()
     ]

@@ -74,9 +74,7 @@ def clean_inbox(context: dg.OpExecutionContext, handles: Handles) -> None:
     context.log_event(observation(memory, report, report.waiting, key))
 
 
-def inbox_cleanup_schedule(
-    context: dg.ScheduleEvaluationContext, handles: Handles
-) -> dg.RunRequest | dg.SkipReason:
+def inbox_cleanup_schedule(context: dg.ScheduleEvaluationContext, handles: Handles) -> dg.RunRequest | dg.SkipReason:
     """Look for garbage; only what has been garbage for its time is worth a run."""
     key = handles.zookeeper.asset_key(INBOX)
     try:

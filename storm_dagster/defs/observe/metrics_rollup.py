@@ -36,7 +36,9 @@ HOURS = dg.HourlyPartitionsDefinition(start_date="2026-01-01-00:00", timezone="U
 COUNTERS = ("emitted", "transferred", "executed", "acked", "failed")
 _MOST_ROWS = 20
 _NAMED = "topology_id string, name string, component string, tasks int, "
-_NUMBERS = "emitted long, transferred long, executed long, acked long, failed long, execute_ms double, complete_ms double"
+_NUMBERS = (
+    "emitted long, transferred long, executed long, acked long, failed long, execute_ms double, complete_ms double"
+)
 _SAMPLES = f"{_NAMED}sampled_at timestamp, {_NUMBERS}"
 _HOURLY = f"{_NAMED}seconds double, {_NUMBERS}"
 

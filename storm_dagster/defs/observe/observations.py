@@ -168,9 +168,7 @@ def topologies_state(view: ClusterView, http: str) -> Any:
     ]
 
 
-def topologies_observation(
-    view: ClusterView, http: str, key: dg.AssetKey = TOPOLOGIES
-) -> dg.AssetObservation:
+def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey = TOPOLOGIES) -> dg.AssetObservation:
     """Every topology, and where its statistics are: at ``http``, the leader."""
     rows: list[dict[str, str | int | float | bool | None]] = [
         {

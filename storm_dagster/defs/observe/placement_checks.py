@@ -42,9 +42,7 @@ def _moves(checked: _CheckedTopology) -> Iterator[str]:
     moves = checked.stored.get("moves")
     if moves is None:
         return
-    workers = {
-        f"{worker['node']}:{worker['port']}": worker["tasks"] for worker in checked.stored.get("workers", ())
-    }
+    workers = {f"{worker['node']}:{worker['port']}": worker["tasks"] for worker in checked.stored.get("workers", ())}
     yield from move_faults(checked.topology.name, moves, workers)
 
 

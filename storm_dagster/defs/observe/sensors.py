@@ -153,9 +153,7 @@ def supervisor_sensor(
     )
 
 
-def leader_sensor(
-    context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource
-) -> dg.SensorResult | dg.SkipReason:
+def leader_sensor(context: dg.SensorEvaluationContext, zookeeper: ZooKeeperResource) -> dg.SensorResult | dg.SkipReason:
     """Observe the leadership, on change, at most once a minute."""
     cursor, now = read_cursor(context.cursor), time.time()
     try:
@@ -199,9 +197,7 @@ _SENSORS = {
 }
 
 
-def build_observation_sensors(
-    names: DagsterNames, default_status: dg.DefaultSensorStatus
-) -> list[dg.SensorDefinition]:
+def build_observation_sensors(names: DagsterNames, default_status: dg.DefaultSensorStatus) -> list[dg.SensorDefinition]:
     """Both sensors."""
     return [
         dg.sensor(

@@ -63,9 +63,7 @@ def cluster_picture(supervisors: Sequence[DrawnSupervisor], title: str) -> str:
         tops[side] = top + height + _MARGIN
     y = max(tops)
     if len(supervisors) > len(drawn):
-        body.append(
-            label(_MARGIN, y + 8, f"and {len(supervisors) - len(drawn)} more supervisors", 12, "#6b7280")
-        )
+        body.append(label(_MARGIN, y + 8, f"and {len(supervisors) - len(drawn)} more supervisors", 12, "#6b7280"))
         y += 24
     parts, y = legend({short(name): fill for name, fill in colors.items()}, y, _WIDTH, _MARGIN)
     return document(_WIDTH, y, title, [*body, *parts])

@@ -168,9 +168,7 @@ def slots_table(slots: Sequence[SlotTasks], components: Mapping[int, str]) -> dg
     )
 
 
-def slots_markdown(
-    slots: Sequence[SlotTasks], components: Mapping[int, str], title: str
-) -> dg.MarkdownMetadataValue:
+def slots_markdown(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> dg.MarkdownMetadataValue:
     """The picture of tasks on slots, inline: nothing is fetched to show it."""
     return dg.MetadataValue.md(f"![tasks on slots]({data_uri(slots_picture(slots, components, title))})")
 
@@ -189,9 +187,7 @@ def unassigned_table(unassigned: Mapping[int, str], components: Mapping[int, str
     )
 
 
-def assignment_metadata(
-    slots: Sequence[SlotTasks], components: Mapping[int, str], title: str
-) -> dict[str, Any]:
+def assignment_metadata(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> dict[str, Any]:
     """Table, picture and the numbers that Dagster plots over time, for one assignment."""
     sizes = [len(slot.tasks) for slot in slots]
     return {
@@ -215,10 +211,7 @@ def nodes_table(versions: Mapping[str, Any]) -> dg.TableMetadataValue:
     """ZooKeeper paths and the data version that each has now."""
     return table(
         [("path", "string"), ("version", "int")],
-        [
-            {"path": path, "version": getattr(version, "version", version)}
-            for path, version in versions.items()
-        ],
+        [{"path": path, "version": getattr(version, "version", version)} for path, version in versions.items()],
     )
 
 

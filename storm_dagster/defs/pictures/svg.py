@@ -55,10 +55,7 @@ def label(x: float, y: float, text: str, size: int, color: str, *, bold: bool = 
 
 def box(x: float, y: float, width: float, height: float, fill: str, line: str, extra: str = "") -> str:
     """A rounded rectangle; ``extra`` are further attributes, such as a dash pattern."""
-    return (
-        f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" '
-        f'stroke="{line}"{extra}/>'
-    )
+    return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="6" fill="{fill}" stroke="{line}"{extra}/>'
 
 
 def bar(x: float, y: float, width: float, height: float, fill: str, words: str, opacity: float = 1.0) -> str:

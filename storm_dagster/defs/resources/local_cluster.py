@@ -92,7 +92,5 @@ def ensure_local_cluster(home: Path) -> None:
         deadline = time.monotonic() + _LONGEST_SECS
         while ClusterFile.read(home) is None:
             if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"the cluster that starts in {home} is not ready: look at {home}/logs"
-                ) from None
+                raise Unavailable(f"the cluster that starts in {home} is not ready: look at {home}/logs") from None
             time.sleep(0.5)

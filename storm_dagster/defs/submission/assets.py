@@ -135,8 +135,7 @@ def _staged_before(ops: OperationsContext, name: str) -> str:
     key = newest_token_key(name)
     if not ops.blobs.exists(key):
         raise InvalidRequest(
-            f"nothing to submit as {name!r}: give `target` in the form, for example "
-            "examples/word_count.py:WordCount"
+            f"nothing to submit as {name!r}: give `target` in the form, for example examples/word_count.py:WordCount"
         )
     return check_token(ops.blobs.read(key).decode())
 
@@ -151,9 +150,7 @@ def _plain_stage(
     """A stage that takes nothing but its token."""
 
     @_stage(key, description, kind)
-    def stage(
-        context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles
-    ) -> dg.MaterializeResult:
+    def stage(context: dg.AssetExecutionContext, names: DagsterNames, handles: Handles) -> dg.MaterializeResult:
         began = time.monotonic()
         with operations(context, handles) as ops:
             report = operation(ops, token=token_for(context, ops, _topology_of(context, names)))

@@ -89,9 +89,7 @@ def tasks_metadata(report: TasksResult) -> dict[str, Any]:
     }
 
 
-def placement_metadata(
-    placement: TopologyPlacement, components: Mapping[int, str], title: str
-) -> dict[str, Any]:
+def placement_metadata(placement: TopologyPlacement, components: Mapping[int, str], title: str) -> dict[str, Any]:
     """A planner's outcome: slots, picture, what moved, what has no slot and why."""
     return {
         **assignment_metadata(placed_slots(placement.workers), components, title),

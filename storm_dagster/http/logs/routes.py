@@ -107,15 +107,11 @@ class LogRoutes:
                     Parameter("dir", str, "listDir: folder, relative to the folder of logs"),
                     Parameter("file", str, "searchLog: file, relative to the folder of logs"),
                     Parameter("key", str, "searchLog: text to find"),
-                    Parameter(
-                        "offset", int, "searchLog: bytes to leave out at the side that the search begins at"
-                    ),
+                    Parameter("offset", int, "searchLog: bytes to leave out at the side that the search begins at"),
                     Parameter("max_match", int, "searchLog: most matches (default 10)"),
                     Parameter("look_back", int, "searchLog: lines before a match (default 2)"),
                     Parameter("look_ahead", int, "searchLog: lines after a match (default 10)"),
-                    Parameter(
-                        "case_ignore", choice("true", "false", "1", "0"), "searchLog: ignore case (ASCII)"
-                    ),
+                    Parameter("case_ignore", choice("true", "false", "1", "0"), "searchLog: ignore case (ASCII)"),
                     Parameter("search_from", choice("head", "tail"), "searchLog: side to begin at"),
                     Parameter("workerPort", Port, "jstack, jstat: port of the worker"),
                 ),
@@ -261,9 +257,7 @@ class LogRoutes:
             context_before=_bounded(request, "look_back", 2, 0, 100),
             context_after=_bounded(request, "look_ahead", 10, 0, 100),
             ignore_case=query_flag(request, "case_ignore"),
-            search_from="head"
-            if query_word(request, "search_from", ("head", "tail"), "tail") == "head"
-            else "tail",
+            search_from="head" if query_word(request, "search_from", ("head", "tail"), "tail") == "head" else "tail",
         )
         stream, size = self._tree.open(name)
         with stream:
@@ -311,9 +305,7 @@ class LogRoutes:
                     if not slot.is_folder or port not in (None, slot.name):
                         continue
                     folder = f"{topology.name}/{slot.name}"
-                    found.extend(
-                        f"{folder}/{one.name}" for one in self._workers.list(folder) if not one.is_folder
-                    )
+                    found.extend(f"{folder}/{one.name}" for one in self._workers.list(folder) if not one.is_folder)
             return found
 
         return JSONResponse(await run_in_threadpool(names))

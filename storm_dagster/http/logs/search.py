@@ -66,9 +66,7 @@ def _tidied(found: Found, size: int) -> Found:
     return found
 
 
-def _blocks(
-    stream: BinaryIO, size: int, offset: int, overlap: int, forward: bool
-) -> Iterator[tuple[int, bytes]]:
+def _blocks(stream: BinaryIO, size: int, offset: int, overlap: int, forward: bool) -> Iterator[tuple[int, bytes]]:
     """(offset, bytes): blocks that overlap by a key's length less one, so that no match is cut."""
     if forward:
         start = offset

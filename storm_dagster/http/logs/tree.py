@@ -96,8 +96,6 @@ class LogTree:
 
 def _parts(name: str) -> tuple[str, ...]:
     parts = tuple(name.split("/")) if name else ()
-    if len(parts) > _MOST_PARTS or any(
-        part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts
-    ):
+    if len(parts) > _MOST_PARTS or any(part in ("", ".", "..") or "\0" in part or "\\" in part for part in parts):
         raise _nothing()
     return parts

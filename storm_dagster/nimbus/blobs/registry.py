@@ -78,9 +78,7 @@ class BlobRegistry:
         children = self._state.find_children_many([paths.blob(key) for key in wanted])
         found: dict[str, Registered] = {}
         for key, record, holders in zip(wanted, records, children, strict=True):
-            decoded = (
-                None if record is None else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
-            )
+            decoded = None if record is None else decode_record(BlobRecord, record[0], paths.blob_max_sequence(key))
             version = None if record is None else record[1].version
             found[key] = Registered(key, decoded, version, _valid_holders(key, holders or []))
         return found

@@ -61,9 +61,7 @@ class NimbusBlobStore:
 
     # the protocol, for operations in the leader
 
-    def put(
-        self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None
-    ) -> BlobMeta:
+    def put(self, key: str, chunks: Iterable[bytes] | bytes, *, expected_sha256: str | None = None) -> BlobMeta:
         """Store, register, replicate. ``Unavailable`` when this nimbus does not lead."""
         epoch = self._status.require()
         meta = self.base.put(key, chunks, expected_sha256=expected_sha256)
@@ -149,6 +147,4 @@ class NimbusBlobStore:
             return max(1, minimum)
         if is_registered_kind(meta.key):
             self._registry.register_written(meta, epoch=epoch)
-        return self._replicator.push(
-            meta, epoch=epoch, minimum=max(1, minimum), allow_degraded=terms.allow_degraded
-        )
+        return self._replicator.push(meta, epoch=epoch, minimum=max(1, minimum), allow_degraded=terms.allow_degraded)

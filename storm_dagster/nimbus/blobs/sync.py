@@ -59,9 +59,7 @@ class BlobSync:
         self._inbox = inbox
         self._one_at_a_time = threading.Lock()
         self._keep_secs = keep_secs
-        self._http = httpx.Client(
-            timeout=httpx.Timeout(30.0, connect=2.0), **(security or Security()).client_options()
-        )
+        self._http = httpx.Client(timeout=httpx.Timeout(30.0, connect=2.0), **(security or Security()).client_options())
 
     def close(self) -> None:
         """Close the connections."""

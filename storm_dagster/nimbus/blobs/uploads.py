@@ -40,9 +40,7 @@ class Uploads:
             expiry_secs, now=now, on_expire=lambda handle, _: self._expire(handle), limit=_MOST_OPEN
         )
 
-        self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(
-            max(600.0, expiry_secs), now=now, limit=_MOST_CANCELLED
-        )
+        self._cancelled: TimeCacheMap[str, str] = TimeCacheMap(max(600.0, expiry_secs), now=now, limit=_MOST_CANCELLED)
 
     def __len__(self) -> int:
         return len(self._open)
@@ -124,9 +122,7 @@ class Uploads:
             raise _gone(handle)
         lacking = [part for part in PARTS if part not in parts]
         if lacking:
-            raise InvalidRequest(
-                f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it"
-            )
+            raise InvalidRequest(f"upload {handle} lacks {', '.join(lacking)}: send all parts, then finish it")
         return parts
 
     def cancel(self, handle: str) -> None:

@@ -275,9 +275,7 @@ def run_document(
     }
 
 
-def _error_of(
-    status: str, failures: Sequence[Mapping[str, Any]], names: DagsterNames
-) -> dict[str, str] | None:
+def _error_of(status: str, failures: Sequence[Mapping[str, Any]], names: DagsterNames) -> dict[str, str] | None:
     """The typed error that a step left in its failure's metadata, else what is known of the failure.
 
     A run that was ended from outside (its process killed, canceled) is ``Unavailable``: nothing was wrong with the
@@ -311,9 +309,7 @@ def _plain_failure(event: Mapping[str, Any], names: DagsterNames) -> str:
 
 def _refusal(doing: str, result: Mapping[str, Any]) -> InvalidRequest | Unavailable:
     kind = result["__typename"]
-    detail = result.get("message") or "; ".join(
-        str(error.get("message")) for error in result.get("errors") or ()
-    )
+    detail = result.get("message") or "; ".join(str(error.get("message")) for error in result.get("errors") or ())
     if kind != "RunConfigValidationInvalid" and (problem := storage_problem(str(detail or ""))) is not None:
         return without_storage(doing, problem)
     text = f"{doing}: Dagster answered {kind}{': ' + str(detail).strip() if detail else ''}"

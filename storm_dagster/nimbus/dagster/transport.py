@@ -230,15 +230,11 @@ def without_storage(doing: str, problem: str) -> Unavailable:
 
 
 def _silence(access: DagsterAccess, secs: float) -> Unavailable:
-    return Unavailable(
-        f"Dagster at {access.url} did not answer within {secs:g} s: check its webserver, then try again"
-    )
+    return Unavailable(f"Dagster at {access.url} did not answer within {secs:g} s: check its webserver, then try again")
 
 
 def _is_header(name: str, value: Any) -> bool:
-    return (
-        bool(_HEADER_NAME.fullmatch(name)) and isinstance(value, str) and bool(_HEADER_VALUE.fullmatch(value))
-    )
+    return bool(_HEADER_NAME.fullmatch(name)) and isinstance(value, str) and bool(_HEADER_VALUE.fullmatch(value))
 
 
 def _without_login(url: str) -> tuple[str, str | None]:

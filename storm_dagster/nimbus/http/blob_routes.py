@@ -173,9 +173,7 @@ class _BlobEndpoints:
         if request.headers.get("X-Content-By-Hash", "").lower() == "true":
             meta = await run_in_threadpool(accept, key, sha256, None)
             return JSONResponse(meta.to_document())
-        received = await receive_file(
-            request, self._nimbus.inbox, most_bytes=self._most, idle_secs=self._idle
-        )
+        received = await receive_file(request, self._nimbus.inbox, most_bytes=self._most, idle_secs=self._idle)
         try:
             meta = await run_in_threadpool(accept, key, sha256, received.path)
         finally:
@@ -201,9 +199,7 @@ class _BlobEndpoints:
         key = uploads.key(handle, part)
         await run_in_threadpool(uploads.touch, handle)
         most = self._most if part == "archive" else min(self._most, _MOST_DOCUMENT_BYTES)
-        meta, copies = await self._store(
-            request, key, write_terms(request), most, lambda: uploads.refresh(handle)
-        )
+        meta, copies = await self._store(request, key, write_terms(request), most, lambda: uploads.refresh(handle))
         # Cancelled while the last bytes were on their way: what was stored since goes as well.
         await run_in_threadpool(uploads.stored, handle)
         return JSONResponse({**meta.to_document(), "copies": copies}, status_code=201)

@@ -50,9 +50,7 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     )
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
-    guarded = Authentication(
-        app, Security.of(nimbus.conf), nimbus.conf.values, topology_conf_reader(nimbus, reader)
-    )
+    guarded = Authentication(app, Security.of(nimbus.conf), nimbus.conf.values, topology_conf_reader(nimbus, reader))
     seeds = [host_of(seed.partition("://")[2] or seed) for seed in nimbus.conf["nimbus.seeds"]]
     hosts = allowed_hosts([nimbus.identity.host, *seeds])
     return Guard(guarded, hosts=hosts, observe=metrics.observe, routes=routes)

@@ -57,9 +57,7 @@ def topology_operations(
     name = Parameter("name", str, "Topology name, or id", where="path")
     reading, changing = (404, 500, 503), (404, 409, 500, 503)
 
-    def one(
-        method: Any, path: str, endpoint: Endpoint, summary: str, schema: Any, **more: Any
-    ) -> HttpOperation:
+    def one(method: Any, path: str, endpoint: Endpoint, summary: str, schema: Any, **more: Any) -> HttpOperation:
         status = more.pop("status", 200)
         more.setdefault("errors", reading)
         return HttpOperation(method, path, endpoint, summary, "topologies", answers={status: schema}, **more)

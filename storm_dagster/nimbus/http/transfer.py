@@ -69,15 +69,11 @@ async def receive_file(
                     await run_in_threadpool(sink.write, chunk)
                     touch()
         except (TimeoutError, asyncio.TimeoutError):
-            raise Unavailable(
-                f"no byte arrived for {idle_secs:g} s: the transfer was dropped, send it again"
-            ) from None
+            raise Unavailable(f"no byte arrived for {idle_secs:g} s: the transfer was dropped, send it again") from None
         except ClientDisconnect:
             raise InvalidRequest("the transfer broke off: send it again") from None
         except OSError as error:
-            raise Unavailable(
-                f"the body cannot be stored ({error.strerror}): free space on nimbus's disk"
-            ) from error
+            raise Unavailable(f"the body cannot be stored ({error.strerror}): free space on nimbus's disk") from error
         if expected is not None and digest.hexdigest() != expected:
             raise InvalidRequest(
                 f"{size} bytes with SHA-256 {digest.hexdigest()} arrived, {expected} was announced: "
@@ -90,17 +86,13 @@ async def receive_file(
 
 
 def _too_large(most_bytes: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"the body is larger than {most_bytes} bytes: send less, or raise nimbus.upload.max.bytes"
-    )
+    return InvalidRequest(f"the body is larger than {most_bytes} bytes: send less, or raise nimbus.upload.max.bytes")
 
 
 class BlobResponse(StreamResponse):
     """A blob's bytes, with their hash. A reader that takes nothing for ``idle_secs`` is dropped."""
 
-    def __init__(
-        self, meta: BlobMeta, stream: BinaryIO, *, request: Request, chunk: int, idle_secs: float
-    ) -> None:
+    def __init__(self, meta: BlobMeta, stream: BinaryIO, *, request: Request, chunk: int, idle_secs: float) -> None:
         super().__init__(
             stream,
             meta.size,

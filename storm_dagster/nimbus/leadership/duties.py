@@ -141,9 +141,7 @@ class LeaderDuties:
             self._armed = True
             # The judgment starts now: nothing was watched before.
             self._healing = self._new_healing()
-            _log.warning(
-                "no healing sensor has been armed for %g s: the leader reassigns dead tasks itself", absent
-            )
+            _log.warning("no healing sensor has been armed for %g s: the leader reassigns dead tasks itself", absent)
         now = boot_clock()
         settings = HealingSettings(ctx.limits(), self._boot_id)
         step = healing_step(ctx.cluster.load_view(), self._healing, now, settings)
@@ -163,9 +161,7 @@ class LeaderDuties:
         words = {cause.key: cause.describe() for cause in causes}
         for report in reports:
             why = "; ".join(words.get(key, key) for key in report.causes)
-            _log.warning(
-                "reassignment of %s: %s (%s)", report.topology_id, report.status, report.error or why
-            )
+            _log.warning("reassignment of %s: %s (%s)", report.topology_id, report.status, report.error or why)
             if report.status == "assigned":
                 for asset in ("assignment", "published_assignment"):
                     self._nimbus.unreported.add(

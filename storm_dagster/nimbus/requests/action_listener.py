@@ -82,9 +82,7 @@ class _Caller:
 class ActionNotifier:
     """Notifies the configured listener. :meth:`run` blocks in a thread of the daemon; without a listener it ends."""
 
-    def __init__(
-        self, nimbus: Nimbus, *, late_secs: float = _LATE_SECS, most_waiting: int = _MOST_WAITING
-    ) -> None:
+    def __init__(self, nimbus: Nimbus, *, late_secs: float = _LATE_SECS, most_waiting: int = _MOST_WAITING) -> None:
         self._nimbus = nimbus
         self._late = late_secs
         self._most = most_waiting
@@ -133,9 +131,7 @@ class ActionNotifier:
         """The newest of them; the others are dropped, because nodes must not grow without bound."""
         late = waiting[: max(0, len(waiting) - self._most)]
         for action in late:
-            _log.error(
-                "the listener is not notified of %s of %s: too many wait", action.action, action.topology_id
-            )
+            _log.error("the listener is not notified of %s of %s: too many wait", action.action, action.topology_id)
             forget_action(ctx, action)
         return waiting[len(late) :]
 
@@ -144,12 +140,8 @@ class ActionNotifier:
             return
         what = f"{action.action} of {action.topology_id}"
         listener = self._listener
-        if not self._caller.call(
-            what, lambda: listener.notify(action.topology_id, action.action), self._late
-        ):
-            _log.warning(
-                "the action listener has not come back from %s for %g s: others wait", what, self._late
-            )
+        if not self._caller.call(what, lambda: listener.notify(action.topology_id, action.action), self._late):
+            _log.warning("the action listener has not come back from %s for %g s: others wait", what, self._late)
 
     def _begin(self) -> None:
         prepare = getattr(self._listener, "prepare", None)

@@ -43,9 +43,7 @@ def read_state(
     part = topology.tasks.components.get(component)
     if part is None:
         known = ", ".join(sorted(name for name in topology.tasks.components if not name.startswith("__")))
-        raise KeyNotFound(
-            f"topology {topology.base.name!r} has no component {component!r:.80}: it has {known}"
-        )
+        raise KeyNotFound(f"topology {topology.base.name!r} has no component {component!r:.80}: it has {known}")
     most, first, offset = _limit(limit), *_begin(after)
     link_key, deadline = link_key_of(security, topology.id), time.monotonic() + _ALL_SECS
     workers = {task: worker for worker in topology.assignment.workers for task in worker.ids}
@@ -61,12 +59,8 @@ def read_state(
         worker = workers.get(task)
         live = topology.live_workers.get(worker.slot) if worker is not None else None
         if worker is None or live is None:
-            raise Unavailable(
-                f"task {task} of {component!r} does not run at this moment: see `explain`, ask again"
-            )
-        question = StateQuestion(
-            task, _keys(key), offset if task == first and key is None else 0, most - len(entries)
-        )
+            raise Unavailable(f"task {task} of {component!r} does not run at this moment: see `explain`, ask again")
+        question = StateQuestion(task, _keys(key), offset if task == first and key is None else 0, most - len(entries))
         page = ask_worker(worker.host, worker.port, live.token, "state", 5.0, link_key, state=question)
         entries += [{"task": task, **entry} for entry in page["entries"]]
         if page["next"] is not None:

@@ -124,9 +124,7 @@ class LifecycleRequests:
     def _check_upload(self, verb: str, topology_id: str, fields: Mapping[str, Any], epoch: int) -> None:
         handle = fields.get("handle")
         if verb == "gray-upgrade":
-            selection = Selection(
-                tuple(fields.get("workers", ())), fields.get("component"), fields.get("number", 0)
-            )
+            selection = Selection(tuple(fields.get("workers", ())), fields.get("component"), fields.get("number", 0))
             check_request(self._nimbus.operations(epoch), topology_id, selection, new=handle is not None)
         elif handle is None:
             raise InvalidRequest("an update names no upload: upload the new code and give its 'handle'")

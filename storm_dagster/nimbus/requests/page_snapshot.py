@@ -155,9 +155,7 @@ class TopologySnapshot:
         """Storm's topology-wide totals of a window: tuples sent by all, acks, failures and latency of spouts."""
         shown = [part for part in self.components.values() if include_sys or not part.is_system]
         every = [part.windows[window].totals(include_sys=include_sys) for part in shown]
-        spouts = merge(part.windows[window] for part in shown if part.kind == "spout").totals(
-            include_sys=include_sys
-        )
+        spouts = merge(part.windows[window] for part in shown if part.kind == "spout").totals(include_sys=include_sys)
         return {
             "emitted": sum(one.emitted for one in every),
             "transferred": sum(one.transferred for one in every),
@@ -290,9 +288,7 @@ def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -
             blacklisted=info.host in view.blacklist,
             used_memory_mb=memory.get(supervisor_id, 0.0),
             used_cpu=cpu.get(supervisor_id, 0.0),
-            workers=tuple(
-                sorted(running.get(supervisor_id, ()), key=lambda one: (one.port, one.topology_id))
-            ),
+            workers=tuple(sorted(running.get(supervisor_id, ()), key=lambda one: (one.port, one.topology_id))),
         )
         for supervisor_id, info in sorted(view.supervisors.items(), key=lambda pair: (pair[1].host, pair[0]))
     ]

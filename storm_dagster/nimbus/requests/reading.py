@@ -138,9 +138,7 @@ class ClusterReader:
             **self._upgrade_of(topology),
         }
 
-    def state(
-        self, name: str, component: str, key: str | None, limit: str | None, after: str | None
-    ) -> dict[str, Any]:
+    def state(self, name: str, component: str, key: str | None, limit: str | None, after: str | None) -> dict[str, Any]:
         """``state --json``: a page of the keyed state of a component (:func:`read_state`)."""
         topology = topology_by_name(self.view(), name)
         return read_state(topology, component, self.security, key=key, limit=limit, after=after)
@@ -221,9 +219,7 @@ class ClusterReader:
                 f"the reasons for the placement of {topology.base.name!r} are not stored: rebalance it to get new ones"
             ) from None
         except ValueError:
-            raise Corrupt(
-                f"blob {key!r} is not valid JSON: rebalance the topology, which writes it again"
-            ) from None
+            raise Corrupt(f"blob {key!r} is not valid JSON: rebalance the topology, which writes it again") from None
         if not isinstance(document, dict):
             return {"reasons": document}
         down = [row["id"] for row in self.show(name)["tasks"] if row["status"] in ("dead", "unassigned")]

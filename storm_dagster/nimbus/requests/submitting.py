@@ -48,12 +48,8 @@ class Submissions:
 
     def __init__(self, nimbus: Nimbus) -> None:
         self._nimbus = nimbus
-        self._runs: TimeCacheMap[str, str] = TimeCacheMap(
-            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
-        )
-        self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(
-            _REMEMBERED_SECS, now=time.monotonic(), limit=10_000
-        )
+        self._runs: TimeCacheMap[str, str] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
+        self._names: TimeCacheMap[str, _UnderWay] = TimeCacheMap(_REMEMBERED_SECS, now=time.monotonic(), limit=10_000)
         self._locks = _KeyedLocks()
 
     def advance(self, now: float) -> None:
@@ -69,9 +65,7 @@ class Submissions:
         """
         unknown = sorted(set(document) - _FIELDS)
         if unknown:
-            raise InvalidRequest(
-                f"a submission has no field {unknown[0]!r}: it has {', '.join(sorted(_FIELDS))}"
-            )
+            raise InvalidRequest(f"a submission has no field {unknown[0]!r}: it has {', '.join(sorted(_FIELDS))}")
         epoch = self._nimbus.status.require()
         name = check_topology_name(document.get("name"))
         token = check_token(document.get("token") or uuid.uuid4().hex)

@@ -73,9 +73,7 @@ class LeaderOutbox:
         gone: bool = False,
     ) -> None:
         """Add an event. ``gone``: the topology was removed, so that its partition key is to go."""
-        event = UnreportedEvent(
-            asset=asset, partition=partition, description=description[:_MOST_TEXT], gone=gone
-        )
+        event = UnreportedEvent(asset=asset, partition=partition, description=description[:_MOST_TEXT], gone=gone)
         with self._lock:
             self._events = [*self._events, event][-_MOST_EVENTS:]
             self._store(ctx)

@@ -109,16 +109,12 @@ def task_windows(entry: Mapping[str, Any] | None, kind: Literal["spout", "bolt"]
     by_window = {ALL_TIME: lifetime, **(entry.get("window_streams") or {})}
     latest = entry.get("windows") or {}
     return {
-        window: _one_window(
-            by_window.get(window, lifetime), latest.get(window) or entry.get("stats") or {}, kind
-        )
+        window: _one_window(by_window.get(window, lifetime), latest.get(window) or entry.get("stats") or {}, kind)
         for window in WINDOWS
     }
 
 
-def _one_window(
-    streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Literal["spout", "bolt"]
-) -> WindowStats:
+def _one_window(streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Literal["spout", "bolt"]) -> WindowStats:
     emitted: dict[str, int] = dict(streams.get("emitted") or {})
     executed: dict[str, int] = dict(streams.get("executed") or {})
     if not executed and latest.get("executed"):

@@ -23,9 +23,7 @@ _audit = logging.getLogger("storm_dagster.audit")
 _LIST = frozenset(
     {"getLeader", "getClusterInfo", "getTopologySummaries", "isTopologyNameAllowed", "getTopologyHistory"}
 )
-_SUBMIT = frozenset(
-    {"submitTopology", "submitTopologyWithOpts", "beginFileUpload", "uploadChunk", "finishFileUpload"}
-)
+_SUBMIT = frozenset({"submitTopology", "submitTopologyWithOpts", "beginFileUpload", "uploadChunk", "finishFileUpload"})
 # Methods whose first argument names a topology.
 _TOPOLOGY = frozenset(
     {

@@ -26,9 +26,7 @@ _READ_WRITE_ADMIN = 7
 class Blobs:
     """The blob methods of one nimbus."""
 
-    def __init__(
-        self, nimbus: Nimbus, summaries: Summaries, downloads: Downloads, *, expiry_secs: float
-    ) -> None:
+    def __init__(self, nimbus: Nimbus, summaries: Summaries, downloads: Downloads, *, expiry_secs: float) -> None:
         self._nimbus = nimbus
         self._summaries = summaries
         self._downloads = downloads
@@ -85,9 +83,7 @@ class Blobs:
     def begin_download(self, key: str | None) -> Any:
         """A BeginDownloadResult."""
         session, meta = self._downloads.begin(_visible(key))
-        return load_idl().BeginDownloadResult(
-            version=version_number(meta), session=session, data_size=meta.size
-        )
+        return load_idl().BeginDownloadResult(version=version_number(meta), session=session, data_size=meta.size)
 
     def delete(self, key: str | None) -> None:
         """Delete a blob; :class:`RefusedCall` for the code of a topology that exists."""

@@ -41,9 +41,7 @@ def read_topology_struct(topology: Any, name: str) -> TopologySpec:
             f"topology {name!r} has state spouts ({', '.join(sorted(topology.state_spouts))}): use spouts"
         )
     if topology.worker_hooks:
-        raise InvalidTopology(
-            f"topology {name!r} has worker hooks, which are serialized Java objects: remove them"
-        )
+        raise InvalidTopology(f"topology {name!r} has worker hooks, which are serialized Java objects: remove them")
     needed = [*(topology.dependency_jars or ()), *(topology.dependency_artifacts or ())]
     if needed:
         raise InvalidTopology(
@@ -95,9 +93,7 @@ def _object(where: str, component: Any) -> ComponentObject:
     if component is not None and component.shell is not None:
         command = component.shell.execution_command
         if not command:
-            raise InvalidTopology(
-                f"{where} is a shell component without a command: give its execution_command"
-            )
+            raise InvalidTopology(f"{where} is a shell component without a command: give its execution_command")
         script = component.shell.script
         # Storm hands the whole script over as one argument, and streamparse_run splits it.
         return ComponentObject(shell=(command, script) if script else (command,))
@@ -111,9 +107,7 @@ def _object(where: str, component: Any) -> ComponentObject:
             f"{where} is a serialized Java object, which cannot run here: use a shell component, or submit a Python "
             "topology with `storm-dagster submit`"
         )
-    raise InvalidTopology(
-        f"{where} is of an unknown kind: only shell components can be submitted over Thrift"
-    )
+    raise InvalidTopology(f"{where} is of an unknown kind: only shell components can be submitted over Thrift")
 
 
 def _conf(where: str, text: str | None) -> dict[str, Any]:

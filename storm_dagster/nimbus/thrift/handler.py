@@ -66,9 +66,7 @@ class WorkerLogLevels:
     def change(self, topology: TopologyView, config: Any) -> None:
         """Change levels in every worker of the topology; :class:`InvalidRequest` for a level that is none."""
         entries = (config.named_logger_level if config is not None else None) or {}
-        changes = {
-            name: change for name, entry in entries.items() if (change := _change(name, entry)) is not None
-        }
+        changes = {name: change for name, entry in entries.items() if (change := _change(name, entry)) is not None}
         self._levels.change(topology, changes)
 
     def config(self, topology: TopologyView) -> Any:
@@ -296,15 +294,11 @@ class NimbusHandler:
         """The same, by name and with options."""
         return self._pages.topology_info(self._by_name(name), _choice(options))
 
-    def getTopologyPageInfo(
-        self, topology_id: str | None, window: str | None, include_sys: bool | None
-    ) -> Any:
+    def getTopologyPageInfo(self, topology_id: str | None, window: str | None, include_sys: bool | None) -> Any:
         """Contents of a topology's page."""
         return self._pages.topology_page(self._by_id(topology_id), window, bool(include_sys))
 
-    def getSupervisorPageInfo(
-        self, supervisor_id: str | None, host: str | None, include_sys: bool | None
-    ) -> Any:
+    def getSupervisorPageInfo(self, supervisor_id: str | None, host: str | None, include_sys: bool | None) -> Any:
         """Contents of the page of a supervisor, or of the supervisors of a host."""
         return self._pages.supervisor_page(supervisor_id, host, bool(include_sys))
 
@@ -364,9 +358,7 @@ class NimbusHandler:
 
 def _text(value: str | None) -> str:
     if not isinstance(value, str):
-        raise InvalidRequest(
-            "the topology is not named: give its id (or name, where the method asks for one)"
-        )
+        raise InvalidRequest("the topology is not named: give its id (or name, where the method asks for one)")
     return value
 
 

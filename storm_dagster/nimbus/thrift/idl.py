@@ -39,9 +39,7 @@ def load_idl() -> ModuleType:
 
 def decoder(raw: bytes) -> Any:
     """A protocol that reads ``raw``; text that is no UTF-8 is an error, old clients' messages are read as well."""
-    return _Protocol(
-        _Buffer(raw), strict_read=False, decode_response=True, strict_decode=True, max_depth=_MOST_DEPTH
-    )
+    return _Protocol(_Buffer(raw), strict_read=False, decode_response=True, strict_decode=True, max_depth=_MOST_DEPTH)
 
 
 def _message(name: str, kind: int, seqid: int, payload: Any) -> bytes:

@@ -57,10 +57,7 @@ class Pages:
                 if one.node is not None
             ],
             status=snapshot.status,
-            errors={
-                component_id: _errors(part.errors, choice)
-                for component_id, part in snapshot.components.items()
-            },
+            errors={component_id: _errors(part.errors, choice) for component_id, part in snapshot.components.items()},
             component_debug={},
             storm_version=STORM_VERSION,
             sched_status=self._summaries.sched_status(topology),
@@ -78,9 +75,7 @@ class Pages:
 
         def shown(parts: Iterable[ComponentSnapshot]) -> dict[str, Any]:
             return {
-                part.id: _component(part, window, include_sys)
-                for part in parts
-                if include_sys or not part.is_system
+                part.id: _component(part, window, include_sys) for part in parts if include_sys or not part.is_system
             }
 
         return idl.TopologyPageInfo(
@@ -132,9 +127,7 @@ class Pages:
             exec_stats=[
                 idl.ExecutorAggregateStats(
                     exec_summary=_executor(one, stats=False),
-                    stats=_aggregate(
-                        part, one.windows[window].totals(include_sys=include_sys), capacity=one.capacity
-                    ),
+                    stats=_aggregate(part, one.windows[window].totals(include_sys=include_sys), capacity=one.capacity),
                 )
                 for one in part.executors
                 if one.node is not None
@@ -148,9 +141,7 @@ class Pages:
         """A SupervisorPageInfo of one supervisor, or of all on a host; :class:`NotAlive` when there is none."""
         now = int(time.time())
         every = supervisors_of(self._reader.view(), now_secs=now, workers=True)
-        chosen = [
-            one for one in every if one.id == supervisor_id or (not supervisor_id and one.info.host == host)
-        ]
+        chosen = [one for one in every if one.id == supervisor_id or (not supervisor_id and one.info.host == host)]
         if not chosen:
             wanted = f"supervisor {supervisor_id!r:.200}" if supervisor_id else f"supervisor on {host!r:.200}"
             alive = ", ".join(one.id for one in every) or "none"
@@ -238,17 +229,13 @@ def _stream_id(key: str) -> Any:
 
 
 def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
-    stats = _aggregate(
-        part, part.windows[window].totals(include_sys=include_sys), capacity=part.capacity, counts=True
-    )
+    stats = _aggregate(part, part.windows[window].totals(include_sys=include_sys), capacity=part.capacity, counts=True)
     if part.errors:
         stats.last_error = _error(part.errors[0])
     return stats
 
 
-def _aggregate(
-    part: ComponentSnapshot, totals: Totals, *, capacity: float | None = None, counts: bool = False
-) -> Any:
+def _aggregate(part: ComponentSnapshot, totals: Totals, *, capacity: float | None = None, counts: bool = False) -> Any:
     idl = load_idl()
     common = idl.CommonAggregateStats(
         num_executors=len(part.executors) if counts else None,
@@ -269,9 +256,7 @@ def _aggregate(
             )
         )
     else:
-        specific = idl.SpecificAggregateStats(
-            spout=idl.SpoutAggregateStats(complete_latency_ms=totals.complete_ms)
-        )
+        specific = idl.SpecificAggregateStats(spout=idl.SpoutAggregateStats(complete_latency_ms=totals.complete_ms))
     return idl.ComponentAggregateStats(
         type=idl.ComponentType.BOLT if part.kind == "bolt" else idl.ComponentType.SPOUT,
         common_stats=common,
@@ -288,9 +273,7 @@ def _inputs(sums: WindowStats, include_sys: bool) -> dict[Any, Any]:
             continue
         found[_stream_id(key)] = idl.ComponentAggregateStats(
             type=idl.ComponentType.BOLT,
-            common_stats=idl.CommonAggregateStats(
-                acked=sums.acked.get(key, 0), failed=sums.failed.get(key, 0)
-            ),
+            common_stats=idl.CommonAggregateStats(acked=sums.acked.get(key, 0), failed=sums.failed.get(key, 0)),
             specific_stats=idl.SpecificAggregateStats(
                 bolt=idl.BoltAggregateStats(
                     execute_latency_ms=sums.execute_ms.get(key, 0.0),
@@ -341,9 +324,7 @@ def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:
     return load_idl().TopologyStats(
         window_to_emitted=counts("emitted"),
         window_to_transferred=counts("transferred"),
-        window_to_complete_latencies_ms={
-            window: float(each["complete_ms"]) for window, each in totals.items()
-        },
+        window_to_complete_latencies_ms={window: float(each["complete_ms"]) for window, each in totals.items()},
         window_to_acked=counts("acked"),
         window_to_failed=counts("failed"),
     )

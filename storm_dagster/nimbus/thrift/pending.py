@@ -93,9 +93,7 @@ class PendingSubmissions:
         raised; then nothing of the submission is left.
         """
         launch = _Launch()
-        threading.Thread(
-            target=self._run, args=(pending, launch), name="nimbus-thrift-launch", daemon=True
-        ).start()
+        threading.Thread(target=self._run, args=(pending, launch), name="nimbus-thrift-launch", daemon=True).start()
         if not launch.ended.wait(max(0.0, wait_secs)):
             with self._lock:
                 known = launch.ended.is_set()
@@ -179,9 +177,7 @@ class PendingSubmissions:
             except (Misconfigured, Unavailable) as error:
                 _log.warning("submission %s of %s waits: %s", pending.token, pending.name, error)
             except StormDagsterError as error:
-                _log.error(
-                    "submission %s of %s, which was taken, failed: %s", pending.token, pending.name, error
-                )
+                _log.error("submission %s of %s, which was taken, failed: %s", pending.token, pending.name, error)
                 self.drop(pending)
             else:
                 self._forget(pending)

@@ -273,7 +273,5 @@ class ThriftServer:
             for connection in list(self._connections):
                 limit = allowed.get(connection.state)
                 if limit is not None and now - connection.since > limit:
-                    _log.info(
-                        "a Thrift client is dropped: %s for %.0f s", connection.state, now - connection.since
-                    )
+                    _log.info("a Thrift client is dropped: %s for %.0f s", connection.state, now - connection.since)
                     connection.drop()

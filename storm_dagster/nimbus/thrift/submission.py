@@ -205,9 +205,7 @@ class TopologySubmission:
                 next_poll = time.monotonic() + 1.0
             time.sleep(_POLL_SECS)
 
-    def _deploy(
-        self, checked: _Checked, verb: str, body: Mapping[str, Any], handle: str, deadline: float
-    ) -> None:
+    def _deploy(self, checked: _Checked, verb: str, body: Mapping[str, Any], handle: str, deadline: float) -> None:
         def launch() -> None:
             try:
                 self._lifecycle.act(checked.name, verb, {"handle": handle, "token": _new_token(), **body})
@@ -238,9 +236,7 @@ def _inactive(options: Any) -> bool:
         )
     status = load_idl().TopologyInitialStatus
     if options.initial_status not in (None, status.ACTIVE, status.INACTIVE):
-        raise InvalidTopology(
-            f"initial status {options.initial_status!r} is none: use ACTIVE (1) or INACTIVE (2)"
-        )
+        raise InvalidTopology(f"initial status {options.initial_status!r} is none: use ACTIVE (1) or INACTIVE (2)")
     return options.initial_status == status.INACTIVE
 
 

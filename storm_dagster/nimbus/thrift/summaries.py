@@ -100,8 +100,7 @@ class Summaries:
         # Shared with other pages for a moment: counting the copies of 300 topologies takes as long as all the rest.
         copies = self._reader.replication(one.id for one in ordered)
         return [
-            self.topology(one, copies[one.id] or int(self._nimbus.blobs.exists(code_key(one.id))))
-            for one in ordered
+            self.topology(one, copies[one.id] or int(self._nimbus.blobs.exists(code_key(one.id)))) for one in ordered
         ]
 
     def topology(self, topology: TopologyView, copies: int | None = None) -> Any:
@@ -131,9 +130,7 @@ class Summaries:
             return "not placed yet"
         placed = len(topology.assignment.task_slots())
         wanted = len(topology.tasks.component_of()) if topology.tasks else placed
-        return (
-            "Fully Scheduled" if placed >= wanted else f"{wanted - placed} of {wanted} tasks are not placed"
-        )
+        return "Fully Scheduled" if placed >= wanted else f"{wanted - placed} of {wanted} tasks are not placed"
 
     def topology_version(self, topology: TopologyView) -> str:
         """The code that it runs: the first digits of the archive's hash, when this nimbus has it."""

@@ -69,9 +69,7 @@ def _grouping(grouping: GroupingSpec) -> Any:
         return idl.Grouping(fields=list(grouping.fields))
     if grouping.type == "partial_key":
         fields = [idl.JavaObjectArg(string_arg=field) for field in grouping.fields]
-        return idl.Grouping(
-            custom_object=idl.JavaObject(full_class_name=PARTIAL_KEY_GROUPING, args_list=fields)
-        )
+        return idl.Grouping(custom_object=idl.JavaObject(full_class_name=PARTIAL_KEY_GROUPING, args_list=fields))
     if grouping.type == "custom":
         return idl.Grouping(custom_object=_python(str(grouping.object), grouping.args))
     return idl.Grouping(**{grouping.type: idl.NullStruct()})

@@ -183,9 +183,7 @@ class Downloads:
         session = secrets.token_hex(16)
         if not self._open.put(session, _Download(stream)):
             stream.close()
-            raise Unavailable(
-                f"{_MOST_DOWNLOADS} downloads are open already: finish some, or wait until they expire"
-            )
+            raise Unavailable(f"{_MOST_DOWNLOADS} downloads are open already: finish some, or wait until they expire")
         return session, meta
 
     def read(self, session: str | None) -> bytes:

@@ -196,9 +196,7 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
     state = ctx.cluster.state
     nodes = {parent: tuple(state.find_children(parent) or ()) for parent in _PER_TOPOLOGY}
     busy = tuple(
-        topology_id
-        for topology_id in nodes[paths.WORKERS]
-        if state.find_children(f"{paths.WORKERS}/{topology_id}")
+        topology_id for topology_id in nodes[paths.WORKERS] if state.find_children(f"{paths.WORKERS}/{topology_id}")
     )
     newest: dict[str, str] = {}
     handles: dict[str, str] = {}
@@ -227,9 +225,7 @@ def take_inventory(ctx: OperationsContext) -> Inventory:
 def _versions(ctx: OperationsContext, blobs: Iterable[str]) -> dict[str, frozenset[str]]:
     """The versions in use, of the topologies that have blobs of more than their first one."""
     found: dict[str, frozenset[str]] = {}
-    for topology_id in {
-        id_of_blob_key(key) for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)
-    }:
+    for topology_id in {id_of_blob_key(key) for key in blobs if id_of_blob_key(key) != code_dir_of_blob_key(key)}:
         try:
             assignment = ctx.cluster.assignment_info(topology_id) if topology_id else None
             upgrade = ctx.cluster.read_upgrade(topology_id) if topology_id else None

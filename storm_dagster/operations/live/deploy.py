@@ -161,9 +161,7 @@ def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> N
             component: count for component, count in executors.items() if component in spec.spouts
         },
     }
-    head = StagingRecord(
-        topology_id=topology.id, name=topology.base.name, epoch=0, archive=jar_key(topology.code_dir)
-    )
+    head = StagingRecord(topology_id=topology.id, name=topology.base.name, epoch=0, archive=jar_key(topology.code_dir))
     write_part(ctx, token, "conf", conf)
     write_part(ctx, token, "topology", spec.model_dump(mode="json", exclude_defaults=True))
     write_part(ctx, token, "record", head)

@@ -74,9 +74,7 @@ def plan_or_fall_back(ctx: OperationsContext, batch: PlacementBatch) -> tuple[Pl
         return ctx.fallback(batch), error.message
 
 
-def _reassign_one(
-    ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]
-) -> ReassignResult:
+def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: list[Cause]) -> ReassignResult:
     committed: list[ReassignResult] = []
     # First of all: what is placed again then runs the former code.
     roll_back_if_upgraded(ctx, topology_id, causes)

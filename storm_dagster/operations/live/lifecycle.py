@@ -233,7 +233,5 @@ def finish_due(
         except StormDagsterError as error:
             failed[action.topology_id] = error.message
             ctx.log.warning("%s of %s failed: %s", action.action, action.topology_id, error.message)
-    done += [
-        DoneAction("upgrade", ended.topology_id, ended.name, ended.outcome) for ended in advance_upgrades(ctx)
-    ]
+    done += [DoneAction("upgrade", ended.topology_id, ended.name, ended.outcome) for ended in advance_upgrades(ctx)]
     return DueResult(tuple(done), failed, seen)

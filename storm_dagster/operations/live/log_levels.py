@@ -32,9 +32,7 @@ def level_change(logger: object, level: object, secs: object, reset: object) -> 
         return LevelChange()
     if isinstance(secs, bool) or not isinstance(secs, int) or not 0 <= secs <= _LONGEST_SECS:
         raise InvalidRequest(f"the level of logger {logger!r:.80} cannot be kept for {secs!r:.40} s")
-    return LevelChange(
-        level=check_level(level), secs=secs, reset=check_level(reset) if reset is not None else None
-    )
+    return LevelChange(level=check_level(level), secs=secs, reset=check_level(reset) if reset is not None else None)
 
 
 def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, LevelChange]) -> None:
@@ -65,9 +63,7 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         if after == before:
             return
         record = encode_record(stored.model_copy(update={"loggers": after}))
-        transaction = fenced_transaction(ctx, epoch).check(
-            paths.topology(topology.id), topology.base_at.version
-        )
+        transaction = fenced_transaction(ctx, epoch).check(paths.topology(topology.id), topology.base_at.version)
         if found is None:
             transaction.create(path, record)
         else:

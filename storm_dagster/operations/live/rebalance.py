@@ -200,17 +200,13 @@ def _plan(
     if placement.status == "failed":
         raise placement_error(topology.base.name, placement)
     disturbs = not same_workers(topology.assignment, placement) or table != topology.tasks
-    differs = (
-        disturbs or wanted.workers != topology.base.workers or wanted.executors != topology.base.executors
-    )
+    differs = disturbs or wanted.workers != topology.base.workers or wanted.executors != topology.base.executors
     (asked,) = batch.topologies
     bound = bool(asked.user_workers or asked.differ_node or asked.isolation or asked.executors)
     return _Plan(wanted, table, result, differs, disturbs, bound)
 
 
-def _report(
-    topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0
-) -> RebalanceResult:
+def _report(topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, *, delay: int = 0) -> RebalanceResult:
     before = topology.tasks.component_of() if topology.tasks else {}
     after = plan.table.component_of()
     placement = plan.result.placement(base.name)
@@ -293,11 +289,7 @@ def _moves(view: ClusterView, topology: TopologyView, plan: _Plan) -> dict[str, 
     """
     if plan.wanted.reassign or topology.assignment is None or plan.bound:
         return {}
-    offered = {
-        f"{part.id}:{port}"
-        for part in offered_supervisors(view, placing=[topology.id])
-        for port in part.ports
-    }
+    offered = {f"{part.id}:{port}" for part in offered_supervisors(view, placing=[topology.id]) for port in part.ports}
     before = {f"{worker.node}:{worker.port}": worker.tasks for worker in topology.assignment.workers}
     return {"moves": {"before": before, "slack": 1}} if before.keys() <= offered else {}
 

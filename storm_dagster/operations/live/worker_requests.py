@@ -57,9 +57,7 @@ def ask_worker(
     return document
 
 
-def ask_topology_master(
-    view: TopologyView, timeout: float = 2.0, link_key: str = ""
-) -> dict[str, Any] | None:
+def ask_topology_master(view: TopologyView, timeout: float = 2.0, link_key: str = "") -> dict[str, Any] | None:
     """Statistics of the whole topology, or ``None`` while its topology master runs nowhere or is silent.
 
     ``{"tasks": {id: {"status", "component", "node", "port", "uptime_secs", "stats", "windows", "streams",

@@ -48,9 +48,7 @@ def explain_document(
     return document
 
 
-def problems(
-    view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]
-) -> list[str]:
+def problems(view: ClusterView, topology: TopologyView, runnable: Runnable, down: Collection[int]) -> list[str]:
     """Reasons why the tasks ``down`` do not run: a sentence for each reason, with its remedy."""
     if topology.tasks is None or not down:
         return []
@@ -141,11 +139,7 @@ def moves_document(
 
     ``from`` is ``null`` for a new task, ``to`` for one that is removed; tasks that stay are not listed.
     """
-    old = {
-        task: f"{worker.node}:{worker.port}"
-        for worker in (before.workers if before else ())
-        for task in worker.ids
-    }
+    old = {task: f"{worker.node}:{worker.port}" for worker in (before.workers if before else ()) for task in worker.ids}
     new = {task: f"{worker.node}:{worker.port}" for worker in placement.workers for task in worker.tasks}
     rows: list[dict[str, Any]] = []
     for task in sorted(old.keys() | new.keys()):

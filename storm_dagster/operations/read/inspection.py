@@ -137,9 +137,7 @@ def _wanted_copies(ctx: OperationsContext, topology: TopologyView, nimbuses: int
     return min(wanted, max(1, nimbuses))
 
 
-def _unschedulable(
-    ctx: OperationsContext, topologies: Sequence[TopologyView]
-) -> Iterator[tuple[str, frozenset[int]]]:
+def _unschedulable(ctx: OperationsContext, topologies: Sequence[TopologyView]) -> Iterator[tuple[str, frozenset[int]]]:
     for topology in topologies:
         if topology.tasks is None or topology.assignment is None:
             continue
@@ -158,9 +156,7 @@ def _gray(ctx: OperationsContext, topology_id: str) -> GrayNodes:
         return GrayNodes(False)
     key = jar_key(state.record.code_dir)
     code = stored_hashes(ctx.blobs, [key]).get(key)
-    return GrayNodes(
-        True, frozenset(state.upgrading), frozenset(state.upgraded), None if code is None else code[:16]
-    )
+    return GrayNodes(True, frozenset(state.upgrading), frozenset(state.upgraded), None if code is None else code[:16])
 
 
 @dataclass(frozen=True)

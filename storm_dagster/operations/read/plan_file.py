@@ -51,9 +51,7 @@ __all__ = ["parse_plans", "plan_batch", "plan_documents", "plan_text", "result_d
 Planner = Callable[[PlacementBatch], PlacementResult]
 
 
-def plan_text(
-    text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None
-) -> list[dict[str, Any]]:
+def plan_text(text: str, *, conf: ClusterConf | Conf, log: Callable[[str], None] | None = None) -> list[dict[str, Any]]:
     """Plans each document of ``text`` on the Spark that the cluster conf names, else on one in this process."""
     from storm_dagster.spark.planner import planner_for
 
@@ -199,8 +197,7 @@ def _component(part: PlanComponent, source: str) -> ComponentSpec:
         parallelism=part.parallelism,
         conf=conf,
         inputs=tuple(
-            InputSpec(component=name, grouping=GroupingSpec(type="shuffle"))
-            for name in dict.fromkeys(part.inputs)
+            InputSpec(component=name, grouping=GroupingSpec(type="shuffle")) for name in dict.fromkeys(part.inputs)
         ),
         outputs={DEFAULT_STREAM: StreamSpec()},
     )
@@ -210,9 +207,7 @@ def _check_tasks(where: str, tasks: list[int], table: TaskTable) -> None:
     known = table.component_of()
     for number, task in enumerate(tasks):
         if task not in known:
-            raise InvalidRequest(
-                f"{where}[{number}]: there is no task {task}, the topology has {encode_ranges(known)}"
-            )
+            raise InvalidRequest(f"{where}[{number}]: there is no task {task}, the topology has {encode_ranges(known)}")
 
 
 def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:
@@ -232,9 +227,7 @@ def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: 
                 ids.append(cursor)
             cursor += 1
         if not ids:
-            raise InvalidRequest(
-                f"{source}.tasks.{name}: component {name!r} has no id here: give at least one"
-            )
+            raise InvalidRequest(f"{source}.tasks.{name}: component {name!r} has no id here: give at least one")
         components[name] = part.model_copy(update={"tasks": encode_ranges(ids)})
     return table.model_copy(update={"components": components})
 
@@ -254,8 +247,7 @@ def result_document(batch: PlacementBatch, planner: Planner) -> dict[str, Any]:
     result = planner(batch)
     return {
         "topologies": {
-            topology.name: _outcome(topology, result.placement(topology.name))
-            for topology in batch.topologies
+            topology.name: _outcome(topology, result.placement(topology.name)) for topology in batch.topologies
         },
         "seconds": {"session": round(result.session_secs, 4), "assign": round(result.assign_secs, 4)},
     }

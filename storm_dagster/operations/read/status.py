@@ -55,15 +55,10 @@ def _not_running(view: ClusterView, topology: TopologyView, now_secs: int, launc
     if topology.tasks is None or topology.base.status == "KILLED":
         return 0
     slots = {
-        task: worker
-        for worker in (topology.assignment.workers if topology.assignment else ())
-        for task in worker.ids
+        task: worker for worker in (topology.assignment.workers if topology.assignment else ()) for task in worker.ids
     }
     wanted = topology.tasks.component_of()
-    if (
-        len(slots) == len(wanted)
-        and {worker.slot for worker in slots.values()} <= topology.live_workers.keys()
-    ):
+    if len(slots) == len(wanted) and {worker.slot for worker in slots.values()} <= topology.live_workers.keys():
         return len(_held_dead(topology) & wanted.keys())
     statuses = _Statuses(view, topology, now_secs, launch_secs)
     return sum(statuses.of(task, slots.get(task), None) in ("dead", "unassigned") for task in wanted)
@@ -255,9 +250,7 @@ def _components_document(
             "tasks": list(ids),
             "stats": stats,
             "metrics": {
-                str(task): dict(reported)
-                for task in ids
-                if (reported := (entry.get(str(task)) or {}).get("metrics"))
+                str(task): dict(reported) for task in ids if (reported := (entry.get(str(task)) or {}).get("metrics"))
             },
         }
     return documents

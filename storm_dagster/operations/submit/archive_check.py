@@ -19,9 +19,7 @@ __all__ = ["check_uploaded_archive"]
 _CHUNK = 1 << 20
 
 
-def check_uploaded_archive(
-    ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]
-) -> None:
+def check_uploaded_archive(ctx: OperationsContext, key: str, spec: TopologySpec, conf: Mapping[str, Any]) -> None:
     """Unpack the archive of blob ``key`` as a supervisor would, and find the modules of the components.
 
     A submission finds out from its workers; what takes the place of something that runs must not. Nothing of the
@@ -35,16 +33,12 @@ def check_uploaded_archive(
                 while chunk := source.read(_CHUNK):
                     sink.write(chunk)
         except KeyNotFound:
-            raise NotAlive(
-                f"the archive {key!r} does not exist, its upload has expired: upload it again"
-            ) from None
+            raise NotAlive(f"the archive {key!r} does not exist, its upload has expired: upload it again") from None
         unpack_archive(path, root)
         for component, kind, part in spec.components():
             if part.object.python is not None:
                 module = part.object.python.partition(":")[0]
-                _check_module(
-                    root, module, f"{kind} {component!r}", elsewhere=bool(conf.get("topology.python"))
-                )
+                _check_module(root, module, f"{kind} {component!r}", elsewhere=bool(conf.get("topology.python")))
 
 
 def _check_module(root: Path, module: str, what: str, *, elsewhere: bool) -> None:

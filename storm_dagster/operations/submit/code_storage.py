@@ -61,9 +61,7 @@ def store_code(
         _store(ctx, code_key(code_dir), spec.to_json(), keep=keep),
     )
     wanted = int(total.get("topology.min.replication.count") or 1)
-    copies = _await_copies(
-        ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0)
-    )
+    copies = _await_copies(ctx, blobs, wanted, float(total.get("topology.max.replication.wait.time.sec") or 0))
     stored = StoredCode(blobs, copies, wanted)
     if stored.degraded and not allow_degraded:
         lacking = [key for key, count in copies.items() if count < wanted]
@@ -92,8 +90,7 @@ def _store_archive(ctx: OperationsContext, code_dir: str, name: str, archive: st
         if stored is not None:
             return stored
         raise NotAlive(
-            f"the archive {archive!r} of topology {name!r} does not exist, its upload has expired: "
-            "submit again"
+            f"the archive {archive!r} of topology {name!r} does not exist, its upload has expired: submit again"
         )
     if stored is not None and stored.sha256 == source.sha256:
         return stored
@@ -118,16 +115,11 @@ def _chunks(stream: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
-def _await_copies(
-    ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float
-) -> dict[str, int]:
+def _await_copies(ctx: OperationsContext, blobs: tuple[BlobMeta, ...], wanted: int, wait_secs: float) -> dict[str, int]:
     """Blob key -> number of nimbuses that announce it. The store that acknowledged the write is one at least."""
     deadline = ctx.monotonic() + wait_secs
     while True:
-        copies = {
-            meta.key: max(1, len(ctx.cluster.state.find_children(paths.blob(meta.key)) or ()))
-            for meta in blobs
-        }
+        copies = {meta.key: max(1, len(ctx.cluster.state.find_children(paths.blob(meta.key)) or ())) for meta in blobs}
         if min(copies.values()) >= wanted or ctx.monotonic() >= deadline:
             return copies
         ctx.sleep(_HOLDER_POLL_SECS)

@@ -63,9 +63,7 @@ ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")
 def placement_error(name: str, placement: TopologyPlacement) -> StormDagsterError:
     """The error that a failed placement means for the caller: the planner's own message."""
     message = placement.error or f"topology {name!r} cannot be placed: no reason was given"
-    error = error_from_document(
-        {"error": {"type": placement.error_type or "Unavailable", "message": message}}
-    )
+    error = error_from_document({"error": {"type": placement.error_type or "Unavailable", "message": message}})
     return error if type(error) is not StormDagsterError else Unavailable(message)
 
 
@@ -333,9 +331,7 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
                 raise Conflict(f"topology {base.name!r} was killed before it was activated: submit it again")
             return ActivateResult(topology_id, base.name, base.status, changed=False, version=version)
         changed = apply_event(base, "activate")
-        transaction = fenced_transaction(ctx, epoch).set(
-            paths.topology(topology_id), encode_record(changed), version
-        )
+        transaction = fenced_transaction(ctx, epoch).set(paths.topology(topology_id), encode_record(changed), version)
         commit(ctx, transaction, "activate")
         return ActivateResult(topology_id, base.name, changed.status, changed=True, version=version + 1)
 

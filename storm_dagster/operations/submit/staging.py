@@ -123,9 +123,7 @@ def read_token(ctx: OperationsContext, token: str) -> tuple[TokenRecord, int] | 
     return None if found is None else (decode_record(TokenRecord, found[0], path), found[1].version)
 
 
-def allocate_topology_id(
-    ctx: OperationsContext, token: str, name: str, epoch: int
-) -> tuple[TokenRecord, int]:
+def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: int) -> tuple[TokenRecord, int]:
     """The token's record; at its first use one transaction counts up and binds the token to a new id.
 
     A repetition after any crash, also after a lost reply, finds the same id. :class:`Conflict` when the
@@ -144,9 +142,7 @@ def allocate_topology_id(
         if found is None:
             raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
         count = found[1].version + 1
-        record = TokenRecord(
-            topology_id=make_topology_id(name, count, ctx.now_secs()), name=name, epoch=epoch
-        )
+        record = TokenRecord(topology_id=make_topology_id(name, count, ctx.now_secs()), name=name, epoch=epoch)
         transaction = (
             fenced_transaction(ctx, epoch)
             .set(paths.COUNTER, b"", found[1].version)
@@ -208,8 +204,6 @@ def read_placement(ctx: OperationsContext, token: str) -> StagedPlacement:
     key = staging_key(token, "placement")
     document = decode_json(_read(ctx, token, "placement"), key)
     try:
-        return StagedPlacement(
-            int(document["assignments_version"]), PlacementResult.model_validate(document["result"])
-        )
+        return StagedPlacement(int(document["assignments_version"]), PlacementResult.model_validate(document["result"]))
     except (KeyError, TypeError, ValueError) as error:
         raise Corrupt(f"{key} is not a placement ({error}): materialize storm/assignment again") from None

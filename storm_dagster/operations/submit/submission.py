@@ -63,9 +63,7 @@ __all__ = [
     "update_differences",
 ]
 
-STAGE_CONF = shared_steps(
-    "stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest"
-)
+STAGE_CONF = shared_steps("stage_conf", "token", "stage.conf", "stage.topology", "stage.record", "stage.newest")
 STAGE_CODE = shared_steps("stage_code", "store.stormjar.jar", "store.stormconf.ser", "store.stormcode.ser")
 STAGE_TASKS = shared_steps("stage_tasks", "stage.tasks")
 SUBMIT = operation(
@@ -109,9 +107,7 @@ def stage_conf(
     check_name_free(view, name, (replaces, known[0].topology_id if known is not None else None))
     alive = view.topology_named(name)
     if replaces is not None and not published and (alive is None or alive.id != replaces):
-        raise NotAlive(
-            f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology"
-        )
+        raise NotAlive(f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology")
     if published:
         return _take_epoch(ctx, token, epoch)
     submitted, spec, warnings, archive = read_source(
@@ -249,9 +245,7 @@ def read_source(
     return conf, spec.model_copy(update={"conf": own}), warnings, archive
 
 
-def update_differences(
-    ctx: OperationsContext, topology: TopologyView, handle: str
-) -> dict[str, dict[str, Any]]:
+def update_differences(ctx: OperationsContext, topology: TopologyView, handle: str) -> dict[str, dict[str, Any]]:
     """Changes to the conf by an update of a running topology with an upload: key -> ``{"old", "new"}``, no secrets.
 
     :class:`InvalidTopology` for an upload that no topology can be made of.

@@ -21,9 +21,7 @@ DELETE_CODE = shared_steps(
     "delete_code",
     *(f"delete.{suffix}" for suffix in ("stormjar.jar", "stormconf.ser", "stormcode.ser", "placement.json")),
 )
-DELETE_BLOBS = shared_steps(
-    "delete_blobs", DELETE_CODE, *(f"delete.staged.{part}" for part in PARTS), "delete.newest"
-)
+DELETE_BLOBS = shared_steps("delete_blobs", DELETE_CODE, *(f"delete.staged.{part}" for part in PARTS), "delete.newest")
 
 _WORKER_POLL_SECS = 0.1
 
@@ -45,9 +43,7 @@ def sweep(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
     # Blobs are not in ZooKeeper, so the epoch is checked before their deletion.
     found = ctx.cluster.epoch()
     if found is None or found[0] != epoch:
-        raise Fenced(
-            f"leadership epoch {epoch} is over, no blob was deleted: stop acting, ask the new leader"
-        )
+        raise Fenced(f"leadership epoch {epoch} is over, no blob was deleted: stop acting, ask the new leader")
 
 
 def _await_workers(ctx: OperationsContext, topology_id: str, wait_secs: float) -> None:

@@ -77,11 +77,7 @@ def _slot_for(wanted: Row, allocation: SlotAllocation) -> Slot | None:
     if wanted["node"] in ports.free:
         on_host.add(wanted["node"])
     nodes = sorted(
-        (
-            node
-            for node in on_host
-            if ports.free[node] and (allocation.within is None or node in allocation.within)
-        ),
+        (node for node in on_host if ports.free[node] and (allocation.within is None or node in allocation.within)),
         key=lambda node: (node != wanted["node"], node),
     )
     if wanted["port"] is not None:
@@ -117,9 +113,7 @@ def _reuse(allocation: SlotAllocation, places: int, alone: bool) -> Slot | None:
     return (home["node"], home["port"]) if home is not None and home not in kept else None
 
 
-def _spread(
-    allocation: SlotAllocation, count: int, used: list[str], blocked: dict[int, set[str]], alone: bool
-) -> None:
+def _spread(allocation: SlotAllocation, count: int, used: list[str], blocked: dict[int, set[str]], alone: bool) -> None:
     """Allocate new slots one at a time on the least loaded supervisor; kept apart as late as possible."""
     ports, needs = allocation.ports, allocation.request["needs"]
     chosen = set(used)

@@ -45,9 +45,7 @@ def allocate_even(allocation: SlotAllocation) -> None:
     alive: list[Row] = []
     if event == "monitor":
         alive = [
-            row
-            for row in request["reusable"]
-            if row["node"] in offered and ports.may_keep((row["node"], row["port"]))
+            row for row in request["reusable"] if row["node"] in offered and ports.may_keep((row["node"], row["port"]))
         ]
     fixed = sum(request["fixed"])
     if event == "monitor":
@@ -87,9 +85,7 @@ def _keep_fitting(allocation: SlotAllocation, alive: list[Row], shares: list[int
 
 def _keep_fullest(allocation: SlotAllocation, shares: list[int]) -> None:
     usable = [
-        row
-        for row in allocation.request["reusable"]
-        if row["size"] and allocation.may_use((row["node"], row["port"]))
+        row for row in allocation.request["reusable"] if row["size"] and allocation.may_use((row["node"], row["port"]))
     ]
     savings = [Saving(row, shares[-1]) for row in usable]
     _, plain, fuller = choose_reused(savings, len(shares), sum(share > shares[-1] for share in shares))

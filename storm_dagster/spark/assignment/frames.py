@@ -99,9 +99,7 @@ def executor_runs(topology: TopologyToPlace, codes: _Codes) -> Iterator[Run]:
     ids, owners = pairs[:, 0], pairs[:, 1]
     starts = np.flatnonzero(np.r_[True, (np.diff(ids) != 1) | (np.diff(owners) != 0)])
     lengths = np.diff(np.r_[starts, count])
-    for component, first, length in zip(
-        owners[starts].tolist(), ids[starts].tolist(), lengths.tolist(), strict=True
-    ):
+    for component, first, length in zip(owners[starts].tolist(), ids[starts].tolist(), lengths.tolist(), strict=True):
         yield component, first, length, 1, None
 
 

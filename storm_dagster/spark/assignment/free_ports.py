@@ -29,12 +29,8 @@ class FreePorts:
         self.free: dict[str, list[int]] = {}
         self._ports: dict[str, int] = {}
         self._reusable: set[Slot] = set()
-        columns = [
-            slots.column(name).to_pylist() for name in ("node", "rank", "host", "total", "port", "holders")
-        ]
-        for node, _, host, total, port, holders in sorted(
-            zip(*columns, strict=True), key=lambda row: row[:2]
-        ):
+        columns = [slots.column(name).to_pylist() for name in ("node", "rank", "host", "total", "port", "holders")]
+        for node, _, host, total, port, holders in sorted(zip(*columns, strict=True), key=lambda row: row[:2]):
             if node not in self.free:
                 self.host[node], self._ports[node], self.free[node] = host, total, []
             if port is None:

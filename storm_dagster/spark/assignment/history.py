@@ -130,11 +130,7 @@ def read_history(about: Row, executors: Executors, rows: list[Row]) -> EventHist
     entries: list[Row] = []
     for row in rows:
         if row["kind"] == "old":
-            old.append(
-                HeldWorker(
-                    row["node"], row["host"], row["port"], row["memory"], row["cpu"], set(row["tasks"])
-                )
-            )
+            old.append(HeldWorker(row["node"], row["host"], row["port"], row["memory"], row["cpu"], set(row["tasks"])))
         elif row["kind"] == "user":
             entries.append(row)
         elif row["kind"] in marked:
@@ -146,9 +142,7 @@ def read_history(about: Row, executors: Executors, rows: list[Row]) -> EventHist
     at_rest = {position for worker in old if worker.state != LOST for position in worker.holds}
     needed = [position for position in range(len(executors.unit)) if position not in at_rest]
     own = [(worker.node, worker.port) for worker in old if worker.state == LOST] if event != "monitor" else []
-    history = EventHistory(
-        old, needed, [], own, 0, len(old) - sum(worker.state == LOST for worker in old), False
-    )
+    history = EventHistory(old, needed, [], own, 0, len(old) - sum(worker.state == LOST for worker in old), False)
     _grant(about, executors, history, entries)
     return history
 
@@ -200,9 +194,7 @@ def _grant(about: Row, executors: Executors, history: EventHistory, entries: lis
                 granted.append(wanted)
                 fresh |= wants
         everyone = history.requested + granted
-        named = any(
-            executors.component[position] == master for wanted in everyone for position in wanted.holds
-        )
+        named = any(executors.component[position] == master for wanted in everyone for position in wanted.holds)
         left = room - int(bool(alone and masters and not named))
         if len(everyone) <= left:
             history.requested = everyone
@@ -216,9 +208,7 @@ def _grant(about: Row, executors: Executors, history: EventHistory, entries: lis
     history.alone = alone and any(executors.component[position] == master for position in unassigned)
 
 
-def _user_requests(
-    about: Row, executors: Executors, history: EventHistory, entries: list[Row]
-) -> list[WorkerRequest]:
+def _user_requests(about: Row, executors: Executors, history: EventHistory, entries: list[Row]) -> list[WorkerRequest]:
     beating = {position for worker in history.old if worker.state == UNSTOPPED for position in worker.holds}
     tasks = executors.tasks() if entries else []
     queues: dict[int, list[int]] = {}
@@ -227,9 +217,7 @@ def _user_requests(
             queues.setdefault(executors.component[position], []).append(position)
     requested: list[WorkerRequest] = []
     for entry in entries:
-        if any(
-            _is_met(entry, worker, executors, tasks) for worker in history.old if worker.state == UNSTOPPED
-        ):
+        if any(_is_met(entry, worker, executors, tasks) for worker in history.old if worker.state == UNSTOPPED):
             continue
         mine: list[int] = []
         for component, count in zip(entry["components"], entry["counts"], strict=True):
@@ -242,9 +230,7 @@ def _user_requests(
             mine.sort()
             hint = _hint(mine, entry, history)
             memory, cpu = entry["memory"], entry["cpu"]
-            requested.append(
-                WorkerRequest(mine, False, entry["host"], entry["port"], None, hint, memory, cpu)
-            )
+            requested.append(WorkerRequest(mine, False, entry["host"], entry["port"], None, hint, memory, cpu))
     return requested
 
 
@@ -277,9 +263,7 @@ def _hint(mine: list[int], entry: Row, history: EventHistory) -> tuple[str, int]
 def _old_requests(executors: Executors, history: EventHistory) -> list[WorkerRequest]:
     known = {task for tasks in executors.tasks() for task in tasks}
     return [
-        WorkerRequest(
-            worker.holds, True, worker.host, worker.port, worker.node, None, worker.memory, worker.cpu
-        )
+        WorkerRequest(worker.holds, True, worker.host, worker.port, worker.node, None, worker.memory, worker.cpu)
         for worker in history.old
         if worker.state == LOST and worker.holds and worker.tasks <= known
     ]

@@ -50,10 +50,7 @@ def plan_many_with_spark(session: SparkSession, batches: Sequence[PlacementBatch
         placed = _placed(session, frames, _partitions(batches)).toArrow()
     results = read_results(batches, placed)
     seconds = time.monotonic() - started
-    return [
-        PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds)
-        for placements in results
-    ]
+    return [PlacementResult(placements=placements, planner="pyspark", assign_secs=seconds) for placements in results]
 
 
 def _partitions(batches: Sequence[PlacementBatch]) -> int:

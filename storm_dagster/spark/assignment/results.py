@@ -53,9 +53,7 @@ def _outcome(topology: TopologyToPlace, rows: list[Row]) -> TopologyPlacement:
         texts = [_TEXTS[reason] for reason in row["reasons"]]
         if several:
             pairs = [
-                (task, text)
-                for unit, text in zip(units, texts, strict=True)
-                for task in several.get(unit, (unit,))
+                (task, text) for unit, text in zip(units, texts, strict=True) for task in several.get(unit, (unit,))
             ]
             tasks = sorted(task for task, _ in pairs)
             reasons.update(pairs)

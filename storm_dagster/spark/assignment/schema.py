@@ -51,9 +51,7 @@ ABOUT = pa.struct(
 SUPERVISORS = pa.schema(
     [("cluster", pa.int32()), ("node", pa.string()), ("host", pa.string()), ("ports", _INTS), ("used", _INTS)]
 )
-TOPOLOGIES = pa.schema(
-    [("cluster", pa.int32()), ("topology", pa.int32()), ("history", pa.bool_()), ("about", ABOUT)]
-)
+TOPOLOGIES = pa.schema([("cluster", pa.int32()), ("topology", pa.int32()), ("history", pa.bool_()), ("about", ABOUT)])
 """``topology`` is the place in the order of service; ``history``: it has an assignment or user-defined workers."""
 
 RUNS = pa.schema(

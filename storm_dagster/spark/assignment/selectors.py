@@ -63,9 +63,7 @@ def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
 class WorkerSelector:
     """Selector of workers with room for the executors of one topology."""
 
-    def __init__(
-        self, workers: Sequence[FilledWorker], share: int, remainder: int, related: list[list[int]]
-    ) -> None:
+    def __init__(self, workers: Sequence[FilledWorker], share: int, remainder: int, related: list[list[int]]) -> None:
         self.workers = workers
         self.share = share
         self.remainder: int = remainder
@@ -119,10 +117,7 @@ class WorkerSelector:
         roomy = [number for number in free if self._open(number)] or free
         keys = heapq.nsmallest(
             2,
-            (
-                self._outer(self.workers[n].node, self._inner(n, component, related), component, related)
-                for n in roomy
-            ),
+            (self._outer(self.workers[n].node, self._inner(n, component, related), component, related) for n in roomy),
         )
         why = _difference(keys[0], keys[1:])
         self._add(keys[0][-1], position, component, why)

@@ -67,9 +67,7 @@ class SlotAllocation:
         self.ports.take(slot)
         self._taken.append(slot)
         host = self.ports.host[slot[0]]
-        self.slots.append(
-            {"node": slot[0], "port": slot[1], "host": host, "role": role, "why": int(why), "ref": ref}
-        )
+        self.slots.append({"node": slot[0], "port": slot[1], "host": host, "role": role, "why": int(why), "ref": ref})
 
     def close(self, refused: bool) -> None:
         """Leave to the next topology what is free for all; release everything when it was refused."""

@@ -190,9 +190,7 @@ def send_to_targets(
         links = [route.link_to(direct_task)]
     elif route.direct is not None and not route.fans and not route.many:
         if route.direct:
-            raise InvalidRequest(
-                f"stream {route.stream!r} is direct: name the receiving task with direct_task=..."
-            )
+            raise InvalidRequest(f"stream {route.stream!r} is direct: name the receiving task with direct_task=...")
         links = []
     else:
         links = route.links(values)

@@ -84,9 +84,7 @@ class TopologyMasterTable:
             topology_id=self.topology_id,
             topology_master=self.task,
             workers={
-                key: WorkerBeat(
-                    count=count, silent_ms=int((now - received) * 1000), uptime_secs=report.uptime_secs
-                )
+                key: WorkerBeat(count=count, silent_ms=int((now - received) * 1000), uptime_secs=report.uptime_secs)
                 for key, (report, received, count) in sorted(reports.items())
             },
             dead=encode_ranges(dead & known),

@@ -129,9 +129,7 @@ class NativeEngine:
             if reader in changed and item.grouping.type == "direct"
         }
         return [
-            task
-            for task, runner in self.runners.items()
-            if runner.kind != "system" and runner.component in changed
+            task for task, runner in self.runners.items() if runner.kind != "system" and runner.component in changed
         ]
 
     def _component_conf(self, part: ComponentSpec) -> dict[str, Any]:
@@ -198,14 +196,10 @@ class NativeEngine:
     def _rewire(self) -> None:
         placement = self.placement
         assert placement is not None
-        tasks_of = _tasks_of(
-            {task: name for task, name in placement.components.items() if task in placement.slots}
-        )
+        tasks_of = _tasks_of({task: name for task, name in placement.components.items() if task in placement.slots})
         ackers = tuple(sorted(tasks_of.get(ACKER, ())))
         self.shared.acker_tasks = ackers
-        self.shared.home_ackers = tuple(
-            index for index, task in enumerate(ackers) if task in self.exchange.ackers
-        )
+        self.shared.home_ackers = tuple(index for index, task in enumerate(ackers) if task in self.exchange.ackers)
         for runner in self.runners.values():
             runner.context._tasks = placement.components
             links: dict[tuple[int, str], Any] = {}
@@ -358,9 +352,7 @@ class NativeEngine:
             slots = set(self.placement.slots.values()) - {self.slot}
             mine_ready = all(runner.status == "running" for runner in self._order)
             self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
-        shared.spouts_run = (
-            shared.active and self._released and not self._pressure.active() and not shared.closing
-        )
+        shared.spouts_run = shared.active and self._released and not self._pressure.active() and not shared.closing
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next pass is due, unless something arrives."""
@@ -386,9 +378,7 @@ class NativeEngine:
     def statuses(self) -> dict[int, str]:
         """Task id -> ``starting`` or ``running``."""
         # Also called by ClusterSync's thread: list() copies the items atomically.
-        return {
-            task: runner.status if runner.wired else "starting" for task, runner in list(self.runners.items())
-        }
+        return {task: runner.status if runner.wired else "starting" for task, runner in list(self.runners.items())}
 
     def stats(self) -> dict[str, TaskReport]:
         """State and statistics of all tasks, by task id."""

@@ -242,9 +242,7 @@ class ClusterSync:
         session = self.cluster.session.session_id
         if self._written == (record, session):
             return
-        self.cluster.write_worker_node(
-            self.spec.topology_id, *self.slot, record, assignment_version=self._view[1]
-        )
+        self.cluster.write_worker_node(self.spec.topology_id, *self.slot, record, assignment_version=self._view[1])
         if self.cluster.session.session_id != session:
             raise Unavailable("the session changed while the worker's node was written: write it again")
         self._written = (record, session)

@@ -52,9 +52,7 @@ def _load(spec: WorkerSpec) -> tuple[dict[str, Any], TopologySpec]:
     try:
         topology_conf = json.loads(spec.conf_path.read_bytes())
     except (OSError, ValueError) as error:
-        raise Corrupt(
-            f"{spec.conf_path} cannot be read ({error}): the supervisor must fetch it again"
-        ) from None
+        raise Corrupt(f"{spec.conf_path} cannot be read ({error}): the supervisor must fetch it again") from None
     if not isinstance(topology_conf, dict):
         raise Corrupt(f"{spec.conf_path} is not a JSON object: the supervisor must fetch it again")
     topology = decode_topology(spec.topology_path.read_bytes())
@@ -124,9 +122,7 @@ def _run(
     reporter = ErrorReporter(conf, lambda *error: sync.report_error(*error), time.monotonic)
     shared = Shared(conf=conf, owns=lease.valid, wake=transport.wake, report=reporter)
     shared.events.send = EventSender(spec, cluster, shared.events.on_response).send
-    state_dir = Path(
-        conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state"
-    )
+    state_dir = Path(conf.get("topology.state.dir") or Path(conf.get("storm.local.dir") or spec.home) / "state")
     engine = NativeEngine(
         topology_id=spec.topology_id,
         spec=topology,

@@ -54,9 +54,7 @@ class UpgradeDriver:
             batch = pick(UpgradeSnapshot(state, assignment, table)) if table is not None else None
             if batch is None or epoch is None or not self._lease.valid():
                 return
-            write_pick(
-                self._cluster.state, self._id, state, batch, epoch=epoch[0], assignment_version=version
-            )
+            write_pick(self._cluster.state, self._id, state, batch, epoch=epoch[0], assignment_version=version)
             chosen = ", ".join(batch.workers) or "empty, the requested workers do not exist"
             _log.info("gray upgrade: the next batch is %s", chosen)
         except Conflict as error:

@@ -44,9 +44,7 @@ class EventDelivery:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._runners: dict[int, Runner] = {}
-        self.outbox: EventOutbox[Tuple] = EventOutbox(
-            2 * float(shared.conf.get("topology.message.timeout.secs") or 30)
-        )
+        self.outbox: EventOutbox[Tuple] = EventOutbox(2 * float(shared.conf.get("topology.message.timeout.secs") or 30))
         self._responses: deque[ReportResponse] = deque()
         self._expire_at = 0.0
         self._troubled = False
@@ -96,9 +94,7 @@ class EventDelivery:
             for entry, reason in outcome.refused:
                 for holder, _ in entry.holders:
                     ledger.fail(holder)
-                error = InvalidRequest(
-                    f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}"
-                )
+                error = InvalidRequest(f"the {entry.event.kind} of {entry.event.asset!r} was refused: {reason}")
                 self._report(self._runners[entry.task], error)
             waiting = outbox.entries()
             if response.trouble is not None and waiting and not self._troubled:

@@ -39,9 +39,7 @@ class ShellRunner(Runner):
         super().__init__(*args)
         self.inbound: deque[tuple[ShellProcess, Any]] = deque()
         """Messages of the program, or the reason of its end as a string."""
-        timeout = self.conf.get("topology.subprocess.timeout.secs") or self.conf.get(
-            "supervisor.worker.timeout.secs"
-        )
+        timeout = self.conf.get("topology.subprocess.timeout.secs") or self.conf.get("supervisor.worker.timeout.secs")
         self.timeout = float(timeout or 30)
         self.last_seen = self.last_start = 0.0
         self._restart_at = 0.0
@@ -217,9 +215,7 @@ class ShellBoltRunner(ShellRunner):
         if now - self.last_seen > self.timeout:
             self.replace(f"subprocess heartbeat timeout: silent for {self.timeout:g} s")
             return
-        self.process.send(
-            {"id": str(next(self._ids)), "comp": None, "stream": "__heartbeat", "task": -1, "tuple": []}
-        )
+        self.process.send({"id": str(next(self._ids)), "comp": None, "stream": "__heartbeat", "task": -1, "tuple": []})
 
     def on_emit(self, message: dict[str, Any]) -> None:
         """Emit with the program's anchors, and return the receivers unless it opts out."""
@@ -365,9 +361,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         self._emitted = True
         direct = message.get("task") or None
         try:
-            tasks = self.emit(
-                message["tuple"], message.get("id"), message.get("stream") or "default", direct, True
-            )
+            tasks = self.emit(message["tuple"], message.get("id"), message.get("stream") or "default", direct, True)
         except InvalidRequest as error:
             raise ShellFailure(error.message) from None
         if message.get("need_task_ids", True) and direct is None and self.process is not None:

@@ -158,9 +158,7 @@ class StateLog:
         opening = self._logs(self._number).get(self.index, (0, None))[0] + 1
         path = self.folder / f"{self._number:06d}" / f"{self.index}.{opening}.log"
         if not self._owns() or not self._create(path, raw):
-            raise Unavailable(
-                f"the state in {self.folder} is opened by another worker at the same time: retried later"
-            )
+            raise Unavailable(f"the state in {self.folder} is opened by another worker at the same time: retried later")
         self.close()
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         self._full_size, self._size = len(raw), len(raw)
@@ -201,9 +199,7 @@ class StateLog:
         if not self._owns():
             raise Unavailable("the worker's lease ended while it saved state: its tuples will be replayed")
         if self._path(self._number + 1).exists():
-            raise Unavailable(
-                "the state was divided over another number of tasks: its tuples will be replayed"
-            )
+            raise Unavailable("the state was divided over another number of tasks: its tuples will be replayed")
 
     def compact(self) -> None:
         """Rewrite the log into a new file, if it is much longer than the state."""

@@ -248,11 +248,7 @@ class StateDriver:
 
     def _id_of(self, tup: Tuple) -> Any:
         places = self._id_at.get((tup.component, tup.stream))
-        return (
-            None
-            if places is None
-            else key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
-        )
+        return None if places is None else key_of([tup.component, tup.stream, *(tup.values[at] for at in places[0])])
 
     def defer_ack(self, tup: Tuple) -> None:
         """Defer the ack of a tuple to the next checkpoint, which also saves its id."""

@@ -146,9 +146,7 @@ class TaskStats:
         """Emitted and transferred by stream, executed by ``component:stream`` of the input."""
         return {
             "emitted": {name: route.emitted for name, route in self.routes.items() if route.emitted},
-            "transferred": {
-                name: route.transferred for name, route in self.routes.items() if route.transferred
-            },
+            "transferred": {name: route.transferred for name, route in self.routes.items() if route.transferred},
             "executed": {name: number for name, number in self.executed_by.items() if number},
         }
 

@@ -128,9 +128,7 @@ class BlockingBoltRunner(ThreadMixin):
             tree = anchor_tree(of) if of else None
             route = route_of(self.routes, stream or "default", self.component)
             route.emitted += 1
-            links = send_to_targets(
-                route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task
-            )
+            links = send_to_targets(route, values, tree, self.shared.ledger, self.component, self.task_id, direct_task)
             return [link.task for link in links]
 
         if need_task_ids:

@@ -66,9 +66,7 @@ class ThreadMixin(Runner):
             if now < self._retry_at:
                 return False
             self._prepare()
-            self._thread = threading.Thread(
-                target=self._main, name=f"{self.component}-{self.task_id}", daemon=True
-            )
+            self._thread = threading.Thread(target=self._main, name=f"{self.component}-{self.task_id}", daemon=True)
             self._thread.start()
             return False
         self.run_loop_calls()
@@ -105,9 +103,7 @@ class ThreadMixin(Runner):
 
     def busy_elsewhere(self) -> bool:
         """Whether the thread has work."""
-        return self._thread is not None and (
-            self.in_flight > 0 or bool(self.loop_calls) or self.status != "running"
-        )
+        return self._thread is not None and (self.in_flight > 0 or bool(self.loop_calls) or self.status != "running")
 
     def close(self) -> None:
         """Stop the thread; one that blocks too long is detached from the loop."""

@@ -126,9 +126,7 @@ def test_metrics_lag_and_graph(stage: Any) -> None:
 def test_stacks_of_a_worker(stage: Any) -> None:
     port = stage.get(f"/topology-workers/{stage.id}")["hostPortList"][0]["port"]
     answer = stage.get(f"/topology/{stage.id}/profiling/dumpjstack/127.0.0.1:{port}")
-    assert answer["status"] == "ok" and any(
-        "worker/runtime/loop.py" in "".join(s) for s in answer["stacks"].values()
-    )
+    assert answer["status"] == "ok" and any("worker/runtime/loop.py" in "".join(s) for s in answer["stacks"].values())
     text = stage.http.get("/logview", params={"cmd": "jstack", "workerPort": port}).text
     assert f"pid {stage.rig.processes[('s1', port)].pid}" in text and "worker/runtime/loop.py" in text
     assert stage.http.get("/logview", params={"cmd": "jstack", "workerPort": 1}).status_code == 404
@@ -222,10 +220,7 @@ def test_a_supervisors_routes(stage: Any) -> None:
         assert http.get("/v1/workers").json() == {"workers": []}
         assert http.post("/v1/workers/6900/restart").status_code == 404
         assert http.post("/v1/workers/x/restart").status_code == 400
-        assert (
-            http.post("/v1/workers/6900/restart", headers={"Origin": "http://evil.example"}).status_code
-            == 400
-        )
+        assert http.post("/v1/workers/6900/restart", headers={"Origin": "http://evil.example"}).status_code == 400
         conf = http.get("/logview?cmd=showConf").json()
         assert conf["supervisor.http.port"] == 0
         listed = http.get("/logview", params={"cmd": "listDir", "dir": "workers"}).json()

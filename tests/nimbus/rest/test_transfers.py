@@ -133,9 +133,7 @@ def test_garbage_and_endless_heads_cost_nothing(http: httpx.Client, nimbus: Any)
     assert "x" not in held(http)
 
 
-def test_silent_connections_are_dropped_and_others_are_served(
-    nimbuses: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_connections_are_dropped_and_others_are_served(nimbuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storm_dagster.http.server._HEAD_SECS", 2.0)
     nimbus = nimbuses.start().await_leading()
     silent = [connect(nimbus) for _ in range(200)]
@@ -189,9 +187,7 @@ def test_slow_readers_hold_up_nobody(http: httpx.Client, nimbuses: Any) -> None:
 
 def test_followers_name_the_leader_and_still_answer_reads(nimbuses: Any, nimbus: Any) -> None:
     follower = nimbuses.start("n2").await_serving()
-    eventually(
-        lambda: follower.health()["leader_http"] == nimbus.url, what="the follower's view of the leader"
-    )
+    eventually(lambda: follower.health()["leader_http"] == nimbus.url, what="the follower's view of the leader")
     with httpx.Client(base_url=follower.url, timeout=20, trust_env=False) as http:
         for method, path in (
             ("POST", "/v1/uploads"),
@@ -206,13 +202,9 @@ def test_followers_name_the_leader_and_still_answer_reads(nimbuses: Any, nimbus:
         assert sorted(row["status"] for row in rows) == ["Leader", "Not a Leader"]
     # Pushed to the follower before the write is answered, and readable there, in parts too.
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
-        written = http.put(
-            "/v1/blobs/copied", content=b"0123456789", headers={"X-Storm-Min-Replication": "2"}
-        )
+        written = http.put("/v1/blobs/copied", content=b"0123456789", headers={"X-Storm-Min-Replication": "2"})
         assert written.status_code == 201 and written.json()["copies"] == 2
-        part = httpx.get(
-            f"{follower.url}/v1/blobs/copied", headers={"Range": "bytes=3-5"}, trust_env=False, timeout=20
-        )
+        part = httpx.get(f"{follower.url}/v1/blobs/copied", headers={"Range": "bytes=3-5"}, trust_env=False, timeout=20)
         assert (part.status_code, part.content) == (206, b"345")
         epoch = nimbus.health()["epoch"]
         forged = httpx.put(

@@ -98,9 +98,7 @@ class Actor:
             "target": target,
             "arguments": dict(arguments or {}),
         }
-        self._process: BaseProcess = _forking.Process(
-            target=_act, args=(theirs, json.dumps(order)), daemon=True
-        )
+        self._process: BaseProcess = _forking.Process(target=_act, args=(theirs, json.dumps(order)), daemon=True)
         self._process.start()
         theirs.close()
         self._document: dict[str, Any] | None = None
@@ -150,9 +148,7 @@ class Actor:
 
     def _receive(self) -> dict[str, Any]:
         if not self._pipe.poll(_PATIENCE_SECS):
-            raise Unavailable(
-                f"the acting process says nothing (last point: {self.points[-1:]}): see its traceback"
-            )
+            raise Unavailable(f"the acting process says nothing (last point: {self.points[-1:]}): see its traceback")
         try:
             return json.loads(self._pipe.recv_bytes())
         except EOFError:

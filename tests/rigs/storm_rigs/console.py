@@ -103,9 +103,7 @@ def difference(shown: Sequence[str], printed: Sequence[str]) -> str | None:
         last = len(real) - len(wanted)
         begin = max(position, last) if is_last else position
         ends = position if number == 0 else last
-        found = next(
-            (place for place in range(begin, ends + 1) if real[place : place + len(wanted)] == wanted), None
-        )
+        found = next((place for place in range(begin, ends + 1) if real[place : place + len(wanted)] == wanted), None)
         if found is None or (is_last and found != last):
             return "\n".join(["shown:", *part, "printed:", *printed[position:]])
         position = found + len(wanted)

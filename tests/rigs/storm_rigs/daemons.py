@@ -201,9 +201,7 @@ class Daemons:
 
     def client(self, patience: float = 60.0) -> NimbusClient:
         """The HTTP client that users have."""
-        return NimbusClient(
-            lambda: list(self._urls.values()), patience=patience, thing="the cluster under test"
-        )
+        return NimbusClient(lambda: list(self._urls.values()), patience=patience, thing="the cluster under test")
 
     @contextmanager
     def operations(
@@ -269,9 +267,7 @@ class Daemons:
         found = cluster.load_view().topologies.get(topology_id)
         return dict(found.live_workers) if found is not None else {}
 
-    def wait_running(
-        self, topology_id: str, timeout: float = 120.0
-    ) -> dict[tuple[str, int], tuple[int, str]]:
+    def wait_running(self, topology_id: str, timeout: float = 120.0) -> dict[tuple[str, int], tuple[int, str]]:
         """(supervisor, port) -> (pid, start token) of its workers, once every task of it runs."""
         with self.cluster() as cluster:
 

@@ -105,9 +105,7 @@ class EmbeddedZooKeeper:
         raise AssertionError("unreachable")
 
     def _launch(self, port: int, timeout: float) -> None:
-        command = zookeeper_command(
-            self.data_dir, port, host=self.host, tick_ms=self._tick_ms, durable=self._durable
-        )
+        command = zookeeper_command(self.data_dir, port, host=self.host, tick_ms=self._tick_ms, durable=self._durable)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("ab") as log:
             start_of_log = log.tell()

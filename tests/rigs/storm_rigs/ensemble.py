@@ -88,13 +88,9 @@ class ZooKeeperEnsemble:
         for member in self.members:
             self.launch(member.id)
         try:
-            eventually(
-                lambda: all(self.mode(member.id) for member in self.members), timeout, "service of all"
-            )
+            eventually(lambda: all(self.mode(member.id) for member in self.members), timeout, "service of all")
         except AssertionError:
-            tails = [
-                self.log(member.id).read_bytes()[-400:].decode("utf-8", "replace") for member in self.members
-            ]
+            tails = [self.log(member.id).read_bytes()[-400:].decode("utf-8", "replace") for member in self.members]
             self.stop()
             raise Unavailable(f"the ZooKeeper ensemble does not come up, its servers say: {tails}") from None
         return self

@@ -61,9 +61,7 @@ class Hosts:
     ``programs`` holds the programs of ``/opt/storm/bin``. ``environment`` wins over what a unit's file sets.
     """
 
-    def __init__(
-        self, root: Path, names: Sequence[str], programs: Path, environment: Mapping[str, str]
-    ) -> None:
+    def __init__(self, root: Path, names: Sequence[str], programs: Path, environment: Mapping[str, str]) -> None:
         self.root, self._programs, self._environment = root, programs, dict(environment)
         net = f"127.{random.randint(1, 254)}.{random.randint(0, 255)}"
         self.hosts: dict[str, Host] = {}

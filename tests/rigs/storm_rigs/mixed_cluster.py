@@ -78,8 +78,7 @@ def seen(world: Any) -> dict[str, Any]:
         "supervisors": {key: list(info.ports) for key, info in sorted(view.supervisors.items())},
         "hosts": sorted(view.blacklist),
         "deeds": [
-            event["description"]
-            for event in json.loads(world.cluster.state.get_data(paths.UNREPORTED))["deeds"]
+            event["description"] for event in json.loads(world.cluster.state.get_data(paths.UNREPORTED))["deeds"]
         ],
         "topologies": {
             topology.base.name: {

@@ -47,9 +47,7 @@ def small_topology(
         "name": name,
         "tasks": tasks,
         "inputs": {bolt: tuple(inputs) for bolt, (_, inputs) in bolts.items()},
-        "parallelism": {
-            component: count for component, count in counts.items() if component != TOPOLOGY_MASTER
-        },
+        "parallelism": {component: count for component, count in counts.items() if component != TOPOLOGY_MASTER},
         **more,
     }
     return TopologyToPlace(**values)
@@ -58,9 +56,7 @@ def small_topology(
 def generated_batch(rng: random.Random) -> PlacementBatch:
     """A cluster with up to four topologies in any kind of event, drawn from ``rng``; often short of slots."""
     supervisors = _supervisors(rng)
-    free = [
-        (node.id, node.host, port) for node in supervisors for port in node.ports if port not in node.used
-    ]
+    free = [(node.id, node.host, port) for node in supervisors for port in node.ports if port not in node.used]
     rng.shuffle(free)
     topologies = [_topology(rng, f"t{number}", supervisors, free) for number in range(rng.randint(1, 4))]
     rng.shuffle(topologies)
@@ -105,9 +101,7 @@ def _topology(
         event=rng.choice(("new", "new", "monitor", "rebalance")),
         reassign=rng.random() < 0.3,
         use_old=rng.random() < 0.4,
-        isolation=tuple(node.host for node in supervisors if rng.random() < 0.3)
-        if rng.random() < 0.2
-        else (),
+        isolation=tuple(node.host for node in supervisors if rng.random() < 0.3) if rng.random() < 0.2 else (),
         differ_node=tuple(rng.sample([*bolts, *spouts], 1)) if rng.random() < 0.3 else (),
     )
     changes: dict[str, Any] = {}
@@ -157,9 +151,7 @@ def _user_workers(
 def _past(rng: random.Random, topology: TopologyToPlace, free: list[tuple[str, str, int]]) -> dict[str, Any]:
     """A current assignment over free slots, or over a lost supervisor, and what happened to it."""
     slots = [
-        free.pop()
-        if free and rng.random() < 0.85
-        else (f"lost-{topology.name}", "gone", 6900 + rng.randint(0, 99))
+        free.pop() if free and rng.random() < 0.85 else (f"lost-{topology.name}", "gone", 6900 + rng.randint(0, 99))
         for _ in range(rng.randint(1, 5))
     ]
     slots = list(dict.fromkeys(slots))
@@ -176,7 +168,5 @@ def _past(rng: random.Random, topology: TopologyToPlace, free: list[tuple[str, s
         if tasks
     )
     dead = [task for worker in old if rng.random() < 0.4 for task in worker.tasks[: rng.randint(1, 3)]]
-    unstopped = [
-        task for worker in old if worker.host == "gone" and rng.random() < 0.6 for task in worker.tasks
-    ]
+    unstopped = [task for worker in old if worker.host == "gone" and rng.random() < 0.6 for task in worker.tasks]
     return {"old": old, "dead": tuple(dead), "unstopped": tuple(unstopped)}

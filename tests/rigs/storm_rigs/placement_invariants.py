@@ -49,9 +49,7 @@ def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str
     return faults
 
 
-def _faults_of(
-    batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement
-) -> Iterator[str]:
+def _faults_of(batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement) -> Iterator[str]:
     if placement.status == "failed":
         if placement.workers or not placement.error or not placement.error_type:
             yield "failed without a reason, or with workers"
@@ -72,9 +70,7 @@ def _faults_of(
         yield from _balance_faults(topology, placement)
 
 
-def _slot_faults(
-    batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement
-) -> Iterator[str]:
+def _slot_faults(batch: PlacementBatch, topology: TopologyToPlace, placement: TopologyPlacement) -> Iterator[str]:
     had = {(worker.node, worker.port): set(worker.tasks) for worker in topology.old}
     theirs = {(w.node, w.port) for other in batch.topologies if other is not topology for w in other.old}
     nodes = {node.id: node for node in batch.supervisors}

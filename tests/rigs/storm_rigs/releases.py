@@ -116,9 +116,7 @@ def _example_of(annotation: Any) -> Any:
 def _document_of(cls: type[Record]) -> dict[str, Any]:
     hints = typing.get_type_hints(cls, include_extras=True)
     return {
-        field.alias or name: _example_of(hints[name])
-        for name, field in cls.model_fields.items()
-        if not field.exclude
+        field.alias or name: _example_of(hints[name]) for name, field in cls.model_fields.items() if not field.exclude
     }
 
 

@@ -30,9 +30,7 @@ def wait_until_ready(
             if probe.connect_ex((host, port)) == 0:
                 return
         time.sleep(0.1)
-    raise Unavailable(
-        f"the Spark server does not listen on {host}:{port} after {timeout_secs:g} s: look at its log"
-    )
+    raise Unavailable(f"the Spark server does not listen on {host}:{port} after {timeout_secs:g} s: look at its log")
 
 
 class SparkServer:

@@ -19,9 +19,7 @@ class UpgradeStandIns:
         self.cluster = cluster
         self.id = topology_id
         assignment = self.topology.assignment
-        self.runs: dict[str, str] = {
-            worker.address: self.id for worker in (assignment.workers if assignment else ())
-        }
+        self.runs: dict[str, str] = {worker.address: self.id for worker in (assignment.workers if assignment else ())}
         """``host:port`` -> the code that its process runs."""
 
     @property

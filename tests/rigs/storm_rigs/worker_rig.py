@@ -72,9 +72,7 @@ class WorkerRig:
         (self.code_dir / "stormconf.ser").write_text(json.dumps(dict(conf or {})), encoding="utf-8")
         (self.code_dir / "stormcode.ser").write_bytes(spec.to_json())
         self._put(paths.tasks(topology_id), encode_record(table))
-        self._put(
-            paths.taskbeats(topology_id), encode_record(TaskBeats(topology_id=topology_id, topology_master=1))
-        )
+        self._put(paths.taskbeats(topology_id), encode_record(TaskBeats(topology_id=topology_id, topology_master=1)))
         self._put(paths.task_errors(topology_id), b"")
         self._put(paths.metrics(topology_id), b"")
 
@@ -92,8 +90,7 @@ class WorkerRig:
             code_dir=self.topology_id,
             node_host={node: "127.0.0.1" for node, _ in slots},
             workers=tuple(
-                WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks)
-                for (node, port), tasks in slots.items()
+                WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks) for (node, port), tasks in slots.items()
             ),
             task_start_secs={},
             timestamp_ms=int(time.time() * 1000),
@@ -166,9 +163,7 @@ class WorkerRig:
             return False
         live = self.live()
         return all(
-            worker.slot in live
-            and live[worker.slot].status == "running"
-            and live[worker.slot].tasks == worker.tasks
+            worker.slot in live and live[worker.slot].status == "running" and live[worker.slot].tasks == worker.tasks
             for worker in found[0].workers
         )
 

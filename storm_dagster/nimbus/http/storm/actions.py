@@ -56,9 +56,7 @@ class TopologyActions:
             options = {}
         unknown = sorted(set(document) - {"rebalanceOptions", "callback"})
         if unknown or not isinstance(options, dict):
-            raise InvalidRequest(
-                'a rebalance is {"rebalanceOptions": {"numWorkers": 2, "executors": {"count": 4}}}'
-            )
+            raise InvalidRequest('a rebalance is {"rebalanceOptions": {"numWorkers": 2, "executors": {"count": 4}}}')
         wrong = sorted(set(options) - {"numWorkers", "executors"})
         if wrong:
             raise InvalidRequest(f"rebalanceOptions has no {wrong[0]!r:.40}: it has numWorkers and executors")

@@ -79,9 +79,7 @@ class ClusterPages:
             if (one.id == supervisor_id if supervisor_id is not None else one.info.host == host)
         ]
         if not found:
-            raise KeyNotFound(
-                f"no supervisor {(supervisor_id or host)!r:.80} is alive: see /api/v1/supervisor/summary"
-            )
+            raise KeyNotFound(f"no supervisor {(supervisor_id or host)!r:.80} is alive: see /api/v1/supervisor/summary")
         return {
             "supervisors": [_supervisor_row(one, links) for one in found],
             "workers": [worker_row(worker, links) for one in found for worker in one.workers],
@@ -242,8 +240,7 @@ def _executors(one: TopologyView) -> int:
     if one.tasks is None:
         return 0
     return sum(
-        min(len(part.ids), one.base.executors.get(name) or len(part.ids))
-        for name, part in one.tasks.components.items()
+        min(len(part.ids), one.base.executors.get(name) or len(part.ids)) for name, part in one.tasks.components.items()
     )
 
 

@@ -143,15 +143,9 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
         )
 
     return [
-        read(
-            "/cluster/configuration", lambda _: cluster.configuration(), "The cluster's conf", dict[str, Any]
-        ),
-        read(
-            "/cluster/summary", lambda _: cluster.summary(), "Metrics of the cluster", schemas.ClusterSummary
-        ),
-        read(
-            "/supervisor/summary", lambda _: cluster.supervisors(), "Supervisors", schemas.SupervisorSummary
-        ),
+        read("/cluster/configuration", lambda _: cluster.configuration(), "The cluster's conf", dict[str, Any]),
+        read("/cluster/summary", lambda _: cluster.summary(), "Metrics of the cluster", schemas.ClusterSummary),
+        read("/supervisor/summary", lambda _: cluster.supervisors(), "Supervisors", schemas.SupervisorSummary),
         read(
             "/supervisor",
             lambda request: _supervisor(cluster, request),
@@ -245,9 +239,7 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
             _ID,
             _SLOT,
         ),
-        disabled(
-            "start/{slot}/{minutes}", "Profile a worker", _SLOT, Parameter("minutes", str, where="path")
-        ),
+        disabled("start/{slot}/{minutes}", "Profile a worker", _SLOT, Parameter("minutes", str, where="path")),
         *(
             disabled(f"{verb}/{{slot}}", summary, _SLOT)
             for verb, summary in (

@@ -66,9 +66,7 @@ _Workers = list[
         },
     )
 ]
-SupervisorSummary = document(
-    "SupervisorSummary", {_Supervisors: "supervisors", bool: "schedulerDisplayResource"}
-)
+SupervisorSummary = document("SupervisorSummary", {_Supervisors: "supervisors", bool: "schedulerDisplayResource"})
 SupervisorPage = document(
     "SupervisorPage", {_Supervisors: "supervisors", _Workers: "workers", bool: "schedulerDisplayResource"}
 )
@@ -93,15 +91,11 @@ _Owner = document(
         int: "totalTopologies totalExecutors totalWorkers totalTasks",
         float: "totalMemoryUsage totalCpuUsage totalReqOnHeapMem totalReqOffHeapMem totalReqMem totalReqCpu "
         "totalAssignedOnHeapMem totalAssignedOffHeapMem",
-        Literal[
-            "N/A"
-        ]: "memoryGuarantee cpuGuarantee isolatedNodes memoryGuaranteeRemaining cpuGuaranteeRemaining",
+        Literal["N/A"]: "memoryGuarantee cpuGuarantee isolatedNodes memoryGuaranteeRemaining cpuGuaranteeRemaining",
     },
 )
 OwnerSummary = document("OwnerSummary", {list[_Owner]: "owners", bool: "schedulerDisplayResource"})
-_SpoutWindows = list[
-    document("SpoutWindow", {str: "windowPretty window", int: _COUNTS, _Decimals: "completeLatency"})
-]
+_SpoutWindows = list[document("SpoutWindow", {str: "windowPretty window", int: _COUNTS, _Decimals: "completeLatency"})]
 _BoltWindows = list[
     document("BoltWindow", {str: "windowPretty window", int: f"{_COUNTS} executed", _Decimals: _LATENCIES})
 ]
@@ -192,14 +186,10 @@ ComponentPage = document(
 )
 _ComponentError = document("ComponentError", {**_ERROR, str: f"{_ERROR[str]} component"})
 TopologyErrors = document("TopologyErrors", {list[_ComponentError]: "topologyErrors"})
-_Values = list[
-    document("StreamValue", {str: "stream_id component_id", Any: "value"}, optional="component_id")
-]
+_Values = list[document("StreamValue", {str: "stream_id component_id", Any: "value"}, optional="component_id")]
 _Reported = document("ReportedMetrics", {str: "component_id task", Any: "metrics"})
 _SpoutMetrics = document("SpoutMetrics", {str: "id", _Values: f"{_COUNTS} complete_ms_avg"})
-_BoltMetrics = document(
-    "BoltMetrics", {str: "id", _Values: f"{_COUNTS} executed executed_ms_avg process_ms_avg"}
-)
+_BoltMetrics = document("BoltMetrics", {str: "id", _Values: f"{_COUNTS} executed executed_ms_avg process_ms_avg"})
 TopologyMetrics = document(
     "TopologyMetrics",
     {
@@ -229,12 +219,8 @@ VisualNode = document(
 )
 _VisualStream = document("VisualStream", {str: ":stream :sani-stream", bool: ":checked"})
 VisualTable = document("VisualTable", {list[list[_VisualStream]]: "visualizationTable"})
-TopologyOperation = document(
-    "TopologyOperation", {str: "topologyOperation topologyId", Literal["success"]: "status"}
-)
-StacksPage = document(
-    "StacksPage", {Literal["ok"]: "status", str: "id dumplink", dict[str, list[str]]: "stacks"}
-)
+TopologyOperation = document("TopologyOperation", {str: "topologyOperation topologyId", Literal["success"]: "status"})
+StacksPage = document("StacksPage", {Literal["ok"]: "status", str: "id dumplink", dict[str, list[str]]: "stacks"})
 DisabledAction = document("DisabledAction", {str: "status message"})
 LogLevelsPage = document("LogLevelsPage", {_Map: "namedLoggerLevels"})
 

@@ -79,14 +79,10 @@ class TopologyPages:
             "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
             "workers": [worker_row(worker, links) for worker in snapshot.workers],
             "spouts": [
-                self._spout(part, window, sys, snapshot.id, links)
-                for part in shown.values()
-                if part.kind == "spout"
+                self._spout(part, window, sys, snapshot.id, links) for part in shown.values() if part.kind == "spout"
             ],
             "bolts": [
-                self._bolt(part, window, sys, snapshot.id, links)
-                for part in shown.values()
-                if part.kind == "bolt"
+                self._bolt(part, window, sys, snapshot.id, links) for part in shown.values() if part.kind == "bolt"
             ],
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
@@ -209,9 +205,7 @@ class TopologyPages:
             **(_spout_page if part.kind == "spout" else _bolt_page)(part, snapshot.id, window, sys, links),
         }
 
-    def _spout(
-        self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links
-    ) -> dict[str, Any]:
+    def _spout(self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
         totals = part.windows[window].totals(include_sys=sys)
         return {
             "spoutId": part.id,
@@ -221,9 +215,7 @@ class TopologyPages:
             **_last_error(part, topology_id, links),
         }
 
-    def _bolt(
-        self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links
-    ) -> dict[str, Any]:
+    def _bolt(self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
         totals = part.windows[window].totals(include_sys=sys)
         return {
             "boltId": part.id,
@@ -328,9 +320,7 @@ def _window_rows(part: ComponentSnapshot, sys: bool) -> list[tuple[dict[str, Any
     return rows
 
 
-def _spout_page(
-    part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
-) -> dict[str, Any]:
+def _spout_page(part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links) -> dict[str, Any]:
     one = part.windows[window]
     executors: list[dict[str, Any]] = []
     for executor in part.executors:
@@ -339,8 +329,7 @@ def _spout_page(
         executors.append({**row, "completeLatency": format_fixed(totals.complete_ms)})
     return {
         "spoutSummary": [
-            {**row, "completeLatency": format_fixed(totals.complete_ms)}
-            for row, totals in _window_rows(part, sys)
+            {**row, "completeLatency": format_fixed(totals.complete_ms)} for row, totals in _window_rows(part, sys)
         ],
         "outputStats": [
             {
@@ -357,9 +346,7 @@ def _spout_page(
     }
 
 
-def _bolt_page(
-    part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links
-) -> dict[str, Any]:
+def _bolt_page(part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links) -> dict[str, Any]:
     one = part.windows[window]
     executors: list[dict[str, Any]] = []
     for executor in part.executors:

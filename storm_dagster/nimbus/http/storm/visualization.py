@@ -39,9 +39,7 @@ def visualization(reader: ClusterReader, name: str, window: str, sys: bool) -> d
             ":type": kind,
             ":capacity": part.capacity,
             ":latency": totals.complete_ms if kind == "spout" else totals.process_ms,
-            ":transferred": {
-                stream: count for stream, count in sent.items() if sys or not is_system_name(stream)
-            },
+            ":transferred": {stream: count for stream, count in sent.items() if sys or not is_system_name(stream)},
             ":stats": _executors(part),
             ":link": f"/api/v1/topology/{quote(snapshot.id, safe='')}/component/{quote(component_id, safe='')}",
             ":inputs": [
@@ -62,8 +60,7 @@ def visualization_table(graph: dict[str, Any]) -> dict[str, Any]:
     """Every stream once, in rows of four: what a page offers to switch on and off."""
     streams = sorted({one[":stream"] for part in graph.values() for one in part[":inputs"]})
     boxes = [
-        {":stream": stream, ":sani-stream": _sane(stream), ":checked": not is_system_name(stream)}
-        for stream in streams
+        {":stream": stream, ":sani-stream": _sane(stream), ":checked": not is_system_name(stream)} for stream in streams
     ]
     rows = [boxes[start : start + _COLUMNS] for start in range(0, len(boxes), _COLUMNS)]
     return {"visualizationTable": rows}

@@ -41,9 +41,7 @@ class FaultContext:
     def pick(self, *roles: str) -> RunFile | None:
         """A live process of one of these roles; ``None`` when there is none now."""
         found = [record for role in roles for record in self.cluster.processes(role)]
-        return (
-            self.random.choice(sorted(found, key=lambda record: (record.role, record.id))) if found else None
-        )
+        return self.random.choice(sorted(found, key=lambda record: (record.role, record.id))) if found else None
 
 
 Inject = Callable[[FaultContext], AbstractContextManager[str | None]]
@@ -129,9 +127,7 @@ def leader(cluster: LocalCluster) -> RunFile | None:
     """The nimbus that reports itself as leader; ``None`` while none does."""
     for record in cluster.processes("nimbus"):
         try:
-            health = httpx.get(
-                f"http://127.0.0.1:{record.ports['http']}/healthz", timeout=2.0, trust_env=False
-            )
+            health = httpx.get(f"http://127.0.0.1:{record.ports['http']}/healthz", timeout=2.0, trust_env=False)
             if health.json().get("leader"):
                 return record
         except (httpx.HTTPError, ValueError, KeyError):

@@ -94,18 +94,14 @@ class ChaosRun:
         self.cluster, self.workload, self.log = cluster, workload, log
         self.random = random.Random(seed)
         self.report = ChaosReport(seed)
-        self.faults: Sequence[Fault] = [
-            each for each in (faults or all_faults()).values() if each.needs(cluster)
-        ]
+        self.faults: Sequence[Fault] = [each for each in (faults or all_faults()).values() if each.needs(cluster)]
         self._per_round = faults_per_round
         self._submissions = 0
 
     def run(self, *, rounds: int | None = None, seconds: float | None = None) -> ChaosReport:
         """Run that many rounds, or as many as begin within ``seconds``; end early when an invariant broke."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        while (rounds is None or self.report.rounds < rounds) and (
-            deadline is None or time.monotonic() < deadline
-        ):
+        while (rounds is None or self.report.rounds < rounds) and (deadline is None or time.monotonic() < deadline):
             self.report.rounds += 1
             self.round(self.report.rounds)
             if self.report.violations:

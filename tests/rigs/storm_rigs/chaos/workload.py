@@ -37,9 +37,7 @@ class WordCount:
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        return Counter(
-            word for _, line in module.read_lines(self.files, self.limit) for word in module.words_of(line)
-        )
+        return Counter(word for _, line in module.read_lines(self.files, self.limit) for word in module.words_of(line))
 
     def submit_arguments(self, name: str, *, workers: int = 4, rate: int | None = None) -> list[str]:
         """Arguments of ``storm-dagster submit``; ``rate`` in the place of the usual one."""
