@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import causes_still_true
-from storm_dagster.core.submission import ONE_TIME_KEYS, SUBMITTED_KEYS, normalize_submission, total_conf
+from storm_dagster.core.submission import UPGRADE_KEYS, normalize_submission, total_conf
 from storm_dagster.core.upgrade.machine import (
     UpgradeEvent,
     UpgradeTransition,
@@ -140,7 +140,7 @@ def gray_upgrade(
     check_uploaded_archive(ctx, archive, spec, total)
     ttl_secs = int(total.get("topology.upgrade.ttl") or 86_400_000) / 1000
     # Asked for this time; a restart of the topology is no upgrade.
-    conf = {key: value for key, value in conf.items() if key not in ONE_TIME_KEYS or key == SUBMITTED_KEYS}
+    conf = {key: value for key, value in conf.items() if key not in UPGRADE_KEYS}
     _sweep_lists(ctx, epoch, topology.id)
     code_dir = make_code_dir(topology.id, _next_number(ctx, epoch))
     store_code(

@@ -73,6 +73,13 @@ def test_the_new_code_keeps_the_conf_of_the_submission(topology: Upgraded) -> No
     assert conf["topology.submitted.keys"] == sorted([*CONF, "my.key"])
 
 
+def test_the_new_code_keeps_the_version_that_it_was_declared_with(topology: Upgraded) -> None:
+    record = topology.begin(conf={"declared.code.version": "abc", "topology.upgrade.worker.num": 1}).state.record
+    conf = json.loads(topology.world.blobs.read(conf_key(record.code_dir)))
+    assert conf["declared.code.version"] == "abc"
+    assert "topology.upgrade.worker.num" not in conf
+
+
 def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -> None:
     """Then the record goes, and the new code is the code."""
     report = topology.begin()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from storm_dagster.core.submission.conf import (
     ONE_TIME_KEYS,
     SUBMITTED_KEYS,
+    UPGRADE_KEYS,
     conf_differences,
     kept_conf,
     message_timeout_secs,
@@ -26,6 +27,7 @@ from storm_dagster.core.submission.validation import normalize_submission, valid
 __all__ = [
     "ONE_TIME_KEYS",
     "SUBMITTED_KEYS",
+    "UPGRADE_KEYS",
     "conf_differences",
     "executors_of",
     "fixed_task_components",

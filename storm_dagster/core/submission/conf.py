@@ -11,6 +11,7 @@ from storm_dagster.model.topology import TopologySpec
 __all__ = [
     "ONE_TIME_KEYS",
     "SUBMITTED_KEYS",
+    "UPGRADE_KEYS",
     "conf_differences",
     "kept_conf",
     "message_timeout_secs",
@@ -23,12 +24,11 @@ _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
 SUBMITTED_KEYS = "topology.submitted.keys"
 """Under this key a stored conf names the keys that came with the submission, not from the topology's code."""
 _KEEP_CONF = "topology.update.keep.conf"
-ONE_TIME_KEYS = frozenset(
-    {
-        *("topology.upgrade", "topology.upgrade.workers", "topology.upgrade.component"),
-        *("topology.upgrade.worker.num", _KEEP_CONF, SUBMITTED_KEYS, "declared.code.version"),
-    }
+UPGRADE_KEYS = frozenset(
+    {"topology.upgrade", "topology.upgrade.workers", "topology.upgrade.component", "topology.upgrade.worker.num"}
 )
+"""Keys that ask for a gray upgrade and choose its first workers: no version of the topology stores them."""
+ONE_TIME_KEYS = UPGRADE_KEYS | {_KEEP_CONF, SUBMITTED_KEYS, "declared.code.version"}
 """Keys that speak of the one submission that they came with: no later one keeps them."""
 
 
