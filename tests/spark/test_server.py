@@ -46,7 +46,7 @@ def test_the_command_binds_to_loopback() -> None:
 def test_the_environment_lets_python_workers_import_this_package() -> None:
     environment = spark_environment({"PYTHONPATH": "/a", "SPARK_REMOTE": "sc://elsewhere", "PATH": os.environ["PATH"]})
     root, *rest = environment["PYTHONPATH"].split(os.pathsep)
-    assert (Path(root) / "storm_dagster" / "spark" / "assignment" / "place.py").is_file()
+    assert (Path(root) / "storm_dagster" / "spark" / "assignment" / "assign_tasks.py").is_file()
     assert rest == ["/a"]
     assert environment["PYSPARK_PYTHON"] == sys.executable
     assert "SPARK_REMOTE" not in environment
