@@ -18,7 +18,7 @@ export no_proxy := 127.0.0.1,localhost
 
 # Installations into one environment come one after the other.
 .NOTPARALLEL:
-.PHONY: install java chromium demo test test-all check bench chaos fuzz compat browser docs screenshots dist-check clean
+.PHONY: install java chromium promtool demo test test-all check bench chaos fuzz compat browser docs screenshots dist-check clean
 
 # -- each target installs what it runs, and adds to what others have installed ---------------------------------------
 RUNTIME := $(VENV)/.runtime
@@ -68,15 +68,24 @@ chromium:
 	  echo "no Chromium: the browser tests are skipped. Debian: sudo apt-get install chromium; Ubuntu: sudo snap install chromium; Fedora: sudo dnf install chromium; elsewhere: $(BIN)/python -m playwright install chromium" >&2; \
 	fi
 
+# The tests run the alert rules with it. Debian's, taken out of its package: installed, that would start a server.
+promtool: | $(RUNTIME)
+	@[ -x $(BIN)/promtool ] || command -v promtool >/dev/null && exit 0; \
+	command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || exit 0; \
+	folder=$$(mktemp -d) && { [ "$$(id -u)" != 0 ] || apt-get update -qq; } && (cd $$folder && apt-get download -qq prometheus) 2>/dev/null \
+	  && dpkg-deb --fsys-tarfile $$folder/prometheus_*.deb | tar -xO ./usr/bin/promtool > $$folder/promtool \
+	  && install -m 755 $$folder/promtool $(BIN)/promtool || echo "no promtool: the test of the alert rules is skipped" >&2; \
+	rm -rf "$$folder"
+
 demo: java $(RUNTIME)
 	@KEEP=$(KEEP) $(BIN)/python examples/demo.py
 
 # -- tests: one small case of everything, then what takes longer -----------------------------------------------------
-test: java chromium $(TEST)
+test: java chromium promtool $(TEST)
 	$(PYTEST) $(PARALLEL) -m "not long and not chaos and not browser" --durations 15 $(ARGS)
 
 # Everything, longer: random search instead of the same examples each time.
-test-all: java chromium $(TEST) compat
+test-all: java chromium promtool $(TEST) compat
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) --durations 30 $(ARGS)
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS)
 
