@@ -251,17 +251,24 @@ def await_upgrade(
     deadline = ctx.monotonic() + wait_secs
     workers: Mapping[str, str] = {}
     reason = ""
+
+    def notify(phases: Mapping[str, str]) -> None:
+        for worker, phase in phases.items():
+            if workers.get(worker, "former") != phase:
+                on_worker(worker, phase)
+
     while True:
         assignment = ctx.cluster.assignment_info(request.topology_id)
         table = ctx.cluster.read_tasks(request.topology_id)
         state = ctx.cluster.read_upgrade(request.topology_id)
         if assignment is None or table is None or state.record is None:
-            return _ended(ctx, replace(request, workers=workers, reason=reason), back)
+            result = _ended(ctx, replace(request, workers=workers, reason=reason), back)
+            # The end may come between two polls, with the last changes of workers.
+            notify(result.workers)
+            return result
         snapshot = UpgradeSnapshot(state, assignment, table)
         reason = state.record.reason or reason
-        for worker, phase in snapshot.workers.items():
-            if workers.get(worker, "former") != phase:
-                on_worker(worker, phase)
+        notify(snapshot.workers)
         workers = snapshot.workers
         outcome = "under way" if ctx.monotonic() >= deadline else ""
         if not back and snapshot.phase == "paused" and not snapshot.complete:
