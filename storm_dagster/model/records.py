@@ -6,7 +6,7 @@ record, so that damaged or forged state is never acted on.
 
 Two releases may share a cluster while it is upgraded. A field that this release does not know is therefore read,
 ignored and kept: ``record.model_copy(update=...)`` and :func:`encode_record` write it back as it was read. Change
-a stored record by ``model_copy``; one that is built anew loses what a newer release wrote.
+a stored record by ``model_copy``; one that is built from scratch loses what a newer release wrote.
 """
 
 from __future__ import annotations

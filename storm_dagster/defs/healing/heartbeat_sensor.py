@@ -184,7 +184,7 @@ def recovery_observations(
 
 
 def alarm_observation(alarm: str | None, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
-    """LivenessResult of the supervisors: healing pauses, or goes on again."""
+    """Observation of the supervisors: healing pauses, or goes on again."""
     return dg.AssetObservation(
         asset_key=key,
         description=f"ALARM, healing pauses: {alarm}" if alarm else "healing goes on",
