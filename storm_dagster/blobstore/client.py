@@ -23,8 +23,6 @@ from storm_dagster.model.errors import (
 from storm_dagster.model.names import check_blob_key
 from storm_dagster.model.security import Security
 
-__all__ = ["NimbusBlobClient"]
-
 _CHUNK = 1 << 16
 _SPOOL = 8 << 20
 _FIRST_PAUSE = 0.1

@@ -28,8 +28,6 @@ from storm_dagster.blobstore.store import BlobMeta, check_sha256, chunked, no_su
 from storm_dagster.model.errors import Corrupt, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.names import check_blob_key
 
-__all__ = ["FsspecBlobStore"]
-
 _CHUNK = 1 << 20
 _SPOOL = 8 << 20
 _READS = 4

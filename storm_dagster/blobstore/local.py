@@ -33,8 +33,6 @@ from storm_dagster.model.errors import Corrupt, InvalidRequest, Unavailable
 from storm_dagster.model.host import lock_file
 from storm_dagster.model.names import check_blob_key
 
-__all__ = ["BlobWriter", "LocalBlobStore"]
-
 _CHUNK = 1 << 20
 _HASHED_NAME = "%h"
 """Starts the file name of a key that is too long when quoted; ``quote`` never produces it."""

@@ -13,13 +13,6 @@ from dataclasses import dataclass
 
 from storm_dagster.model.errors import Corrupt
 
-__all__ = [
-    "SequenceDecision",
-    "holders_of_latest",
-    "next_sequence",
-    "split_holder",
-]
-
 
 @dataclass(frozen=True)
 class SequenceDecision:

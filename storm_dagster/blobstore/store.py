@@ -10,8 +10,6 @@ from typing import BinaryIO, Protocol, runtime_checkable
 
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
-__all__ = ["BlobMeta", "BlobStore", "check_sha256", "chunked", "no_such_blob"]
-
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 

@@ -17,8 +17,6 @@ from storm_dagster import __version__
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.host import needs
 
-__all__ = ["VERBS", "cli", "run"]
-
 VERBS: dict[str, tuple[str, str]] = {
     "dev": ("cluster_verbs", "Start a whole local cluster"),
     "stop": ("cluster_verbs", "End a local cluster"),

@@ -22,8 +22,6 @@ from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavai
 from storm_dagster.model.home_conf import DEV_CONF
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["COMMANDS"]
-
 
 def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool) -> None:
     if invocation.json:

@@ -23,8 +23,6 @@ from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
 
-__all__ = ["COMMANDS"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from storm_dagster.nimbus.dagster.client import location_problem
 from storm_dagster.nimbus.dagster.queries import LOCATIONS
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 
-__all__ = ["HealthResult", "check_dagster"]
-
 HealthResult = tuple[Literal["ok", "warning", "broken"], str, str]
 """State, problem or measurement, and remedy."""
 

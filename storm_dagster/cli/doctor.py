@@ -25,8 +25,6 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.spark_token import derived_spark_token
 
-__all__ = ["COMMANDS"]
-
 _SPARK_SECS = 20.0
 
 

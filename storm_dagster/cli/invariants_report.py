@@ -11,8 +11,6 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Corrupt, Unavailable
 from storm_dagster.model.security import Security
 
-__all__ = ["report_invariants"]
-
 
 def report_invariants(invocation: Invocation, stable_secs: float) -> int:
     """Print what breaks an invariant, and for how long it was looked; the exit code (6 when one is broken).

@@ -8,8 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["QUIET_STDERR", "configure_daemon_logging", "configure_logging", "log_file"]
-
 QUIET_STDERR = "STORM_DAGSTER_LOG_FILES_ONLY"
 """Set by ``dev`` for its daemons: their log stands in ``HOME/logs`` alone."""
 _NOISY = ("httpx", "httpcore", "kazoo", "asyncio", "urllib3", "py4j", "uvicorn.access")

@@ -7,8 +7,6 @@ from typing import Any, Protocol
 
 import httpx
 
-__all__ = ["FileLog", "LogSource", "SupervisorLog", "last_lines"]
-
 _MOST_BYTES = 512 * 1024
 _PAGE = 1 << 20
 _HEAD = 17

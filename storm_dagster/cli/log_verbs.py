@@ -16,8 +16,6 @@ from storm_dagster.cli.output import plain, print_json
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.security import Security
 
-__all__ = ["COMMANDS"]
-
 
 def _workers(invocation: Invocation, name: str, http: httpx.Client) -> list[dict[str, Any]]:
     """The logs of a topology's workers: of its present deployment, else those here of the newest one.

@@ -17,9 +17,6 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
 from storm_dagster.model.security import Security
 
-__all__ = ["COMMANDS"]
-
-
 # -- blacklist ----------------------------------------------------------------------------------------------
 
 

@@ -22,8 +22,6 @@ from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 
-__all__ = ["Invocation", "verb"]
-
 
 @dataclass
 class Invocation:

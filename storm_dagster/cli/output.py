@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-__all__ = ["Steps", "human_seconds", "notify", "plain", "print_json", "print_table"]
-
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 

@@ -12,8 +12,6 @@ from storm_dagster.cli.options import Invocation, verb
 from storm_dagster.cli.output import notify, print_json, print_table
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["COMMANDS"]
-
 
 def _read(file: str) -> str:
     if file == "-":

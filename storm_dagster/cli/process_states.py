@@ -11,8 +11,6 @@ import psutil
 
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["ProcessState", "advice", "healing_sensor", "state_of", "uptime"]
-
 ProcessState = Literal["runs", "frozen", "dead"]
 
 

@@ -16,8 +16,6 @@ from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.security import public_conf
 
-__all__ = ["COMMANDS"]
-
 
 @verb("conf")
 @click.argument("key", required=False)

@@ -20,7 +20,6 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 
-__all__ = ["COMMANDS", "submission_conf"]
 _BUSY = ("STARTED", "STARTING", "IN_PROGRESS")
 
 

@@ -14,8 +14,6 @@ from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.waiting import wait_for_run, wait_for_status, wait_for_tasks
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["COMMANDS"]
-
 _WAIT_SECS = 300.0
 
 

@@ -23,8 +23,6 @@ from storm_dagster.client.upgrades import (
 from storm_dagster.core.upgrade.selection import Selection, parse_workers
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["COMMANDS"]
-
 
 def _answer(invocation: Invocation, done: Change, would: str | None = None) -> None:
     """Print what was done, or with ``--dry-run`` what ``would`` be."""

@@ -14,8 +14,6 @@ from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.security import Security
 
-__all__ = ["NimbusClient", "seed_urls"]
-
 _PAUSE = 0.2
 _QUIET_SECS = 3.0
 _NO_LEADER, _NO_ZOOKEEPER = "no leader", "no connection to ZooKeeper"

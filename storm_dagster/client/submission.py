@@ -25,8 +25,6 @@ from storm_dagster.packaging.archive import Archive, build_archive, collect_file
 from storm_dagster.packaging.conversion import topology_spec_of
 from storm_dagster.packaging.describing import DESCRIBING
 
-__all__ = ["STORM_JAR", "Submission", "submit_target", "submit_topology", "submit_uploaded"]
-
 STORM_JAR = "STORM_JAR"
 """Environment variable with the archive of the running program, set by ``storm-dagster jar``; Storm's name for it."""
 

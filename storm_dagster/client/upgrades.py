@@ -14,8 +14,6 @@ from storm_dagster.client.uploads import upload_target
 from storm_dagster.client.waiting import Progress, wait_for_run, wait_for_status, wait_for_tasks
 from storm_dagster.model.names import check_topology_name
 
-__all__ = ["Change", "complete_upgrade", "gray_upgrade", "roll_back", "update_topology"]
-
 
 @dataclass(frozen=True)
 class Change:

@@ -18,8 +18,6 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive
 from storm_dagster.packaging.bundle import bundle_target
 
-__all__ = ["Uploaded", "upload", "upload_target"]
-
 log: logging.Logger = logging.getLogger(__name__)
 _CHUNK = 1 << 20
 # Hashes that this process has uploaded or found stored: an archive is uploaded once per process.

@@ -9,8 +9,6 @@ from typing import Any
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import NotAlive, StormDagsterError, Unavailable, error_from_document
 
-__all__ = ["Progress", "wait_for_run", "wait_for_status", "wait_for_tasks"]
-
 Progress = Callable[[str, str], None]
 """Called with (step, state): ``("assignment", "SUCCESS")``, ``("tasks", "3 of 8 run")``."""
 

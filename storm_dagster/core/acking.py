@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-__all__ = ["AckTracker", "AckerResult", "PendingMap"]
-
 V = TypeVar("V")
 
 

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from storm_dagster.model.errors import NotAuthorized
 
-__all__ = ["CLUSTER", "Caller", "Operation", "authorize", "impersonate", "is_admin"]
-
 Operation = Literal["list", "submit", "topology", "admin"]
 """``list``: names and states; ``submit``: uploads, submissions and their runs; ``topology``: look at or
 change one topology; ``admin``: everything else (blobs, other hosts, placements of others, all confs)."""

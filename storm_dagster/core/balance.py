@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-__all__ = ["imbalance"]
-
 
 def imbalance(workers: Iterable[tuple[str, int]], *, wanted: int, supervisors: int) -> float:
     """Excess of the fullest worker or supervisor over its fair share: 0 is even, 1 is twice the share.

@@ -12,8 +12,6 @@ from typing import Generic, TypeVar
 
 from storm_dagster.model.dagster_events import DagsterEvent
 
-__all__ = ["EventOutbox", "OutboxEntry", "OutboxResult", "ReportResponse"]
-
 H = TypeVar("H")
 
 MOST_EVENTS = 1000

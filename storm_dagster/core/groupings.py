@@ -15,8 +15,6 @@ import msgspec
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["custom_chooser", "fields_chooser", "global_chooser", "partial_key_chooser", "stable_hash"]
-
 T = TypeVar("T")
 Choose = Callable[[Sequence[Any]], T]
 

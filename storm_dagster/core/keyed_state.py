@@ -17,8 +17,6 @@ import msgspec
 from storm_dagster.core.groupings import stable_hash
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 
-__all__ = ["Checkpoint", "Contents", "Partitioning", "encode_value", "frame", "key_of", "read_log"]
-
 _HEAD = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
 

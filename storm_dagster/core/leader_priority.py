@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from storm_dagster.model.names import code_key, conf_key, id_of_blob_key, jar_key
 
-__all__ = ["LeaderDecision", "leader_decision", "missing_blobs", "needed_blobs"]
-
 
 @dataclass(frozen=True)
 class LeaderDecision:

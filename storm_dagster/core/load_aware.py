@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle
 from typing import Any, Generic, TypeVar
 
-__all__ = ["LoadAwareShuffle", "smooth_turns"]
-
 T = TypeVar("T")
 
 _MOST = 100

@@ -26,19 +26,6 @@ from storm_dagster.model.records import Assignment, AssignmentType, TaskTable, W
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.view import ClusterView, TopologyView
 
-__all__ = [
-    "Runnable",
-    "assignment_of",
-    "causes_still_true",
-    "current_topology",
-    "monitor_batch",
-    "new_batch",
-    "offered_supervisors",
-    "placed_workers",
-    "rebalance_batch",
-    "same_workers",
-]
-
 
 @dataclass(frozen=True)
 class Runnable:

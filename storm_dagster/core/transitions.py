@@ -16,8 +16,6 @@ from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import StormBase, TopologyStatus
 from storm_dagster.model.view import ClusterView
 
-__all__ = ["HEALED", "DueAction", "DueMemory", "Event", "apply_event", "delay_of", "due_actions"]
-
 Event = Literal[
     "activate",
     "deactivate",

@@ -17,8 +17,6 @@ from typing import Any, Generic, TypeVar
 
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["Pane", "WindowShape", "Windows", "window_shape"]
-
 T = TypeVar("T")
 
 DEFAULT_WATERMARK_MS = 1000

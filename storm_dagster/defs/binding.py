@@ -14,8 +14,6 @@ from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
 
-__all__ = ["bind", "cluster_key", "op_job"]
-
 
 def bind(function: Callable[..., Any], names: DagsterNames) -> Callable[..., Any]:
     """``function`` for one cluster, as Dagster's decorators take it.

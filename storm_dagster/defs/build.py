@@ -43,8 +43,6 @@ from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["build_storm_defs", "build_storm_resources"]
-
 _RUNNING = dg.DefaultSensorStatus.RUNNING
 
 

@@ -13,8 +13,6 @@ import dagster as dg
 
 from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidRequest, StormDagsterError
 
-__all__ = ["failure_of", "is_final", "step_errors"]
-
 # A retry inside the run cannot change these: the request is wrong, the state forbids it, the epoch is
 # over (a re-execution takes the new one), or the bytes are damaged.
 _FINAL = (InvalidRequest, Conflict, Fenced, Corrupt)

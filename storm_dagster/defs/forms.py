@@ -10,21 +10,6 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-__all__ = [
-    "AskForRebalanceConfig",
-    "GrayUpgradeConfig",
-    "KillConfig",
-    "NameConfig",
-    "ReassignConfig",
-    "RebalanceConfig",
-    "RollbackConfig",
-    "StartClusterConfig",
-    "StopClusterConfig",
-    "SubmitConfig",
-    "UpdateConfig",
-]
-
-
 _HANDLE: str = Field(
     default="",
     description="Set by the command line and the services: the upload session that holds the code.",

@@ -8,8 +8,6 @@ import dagster as dg
 from storm_dagster.defs.pictures.metadata import table
 from storm_dagster.model.instance_advice import instance_advice, sensors_use_threads
 
-__all__ = ["SETTINGS_CHECK", "check_settings", "read_settings", "settings_check", "tick_limit"]
-
 SETTINGS_CHECK = "instance_settings"
 SHORT_TICK_SECS = 1.0
 

@@ -22,8 +22,6 @@ import dagster as dg
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["StormAsset", "StormTranslator", "Translation", "translate"]
-
 
 @dataclass(frozen=True)
 class StormAsset:

@@ -19,8 +19,6 @@ from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.zk.path_watch import NodeState, PathWatch
 
-__all__ = ["LONGEST_TICK_SECS", "ZooKeeperChange", "build_zookeeper_sensor"]
-
 LONGEST_TICK_SECS = 55.0
 """Dagster cuts a tick off after 60 seconds, and its cursor with it."""
 

@@ -31,8 +31,6 @@ from storm_dagster.core.authorization import (
 from storm_dagster.model.errors import NotAuthenticated, NotAuthorized, StormDagsterError
 from storm_dagster.model.security import Security
 
-__all__ = ["Authentication", "TopologyConf", "certificate_state", "groups_of"]
-
 _log = logging.getLogger(__name__)
 _audit = logging.getLogger("storm_dagster.audit")
 

@@ -14,8 +14,6 @@ from starlette.routing import Route
 from storm_dagster.http.responses import Endpoint
 from storm_dagster.http.schemas import ErrorDocument, Schemas, StormErrorDocument
 
-__all__ = ["HttpOperation", "Media", "Parameter", "build_routes", "document_of"]
-
 _CONVERTOR = re.compile(r"\{(\w+):\w+\}")
 _REASONS = {
     200: "done",

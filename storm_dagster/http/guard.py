@@ -21,8 +21,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from storm_dagster.http.responses import error_response
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["Guard", "Observe", "allowed_hosts", "host_of"]
-
 Observe = Callable[[str, str, int, float], None]
 """Called after each request with method, route pattern, status and seconds."""
 

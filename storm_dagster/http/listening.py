@@ -7,8 +7,6 @@ import socket
 
 from storm_dagster.model.errors import Unavailable
 
-__all__ = ["listen"]
-
 
 def listen(host: str, port: int, key: str) -> socket.socket:
     """A listening socket; :class:`Unavailable` names a port that is taken, and its conf key."""

@@ -9,8 +9,6 @@ from starlette.requests import Request
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["query_flag", "query_int", "query_text", "query_word"]
-
 _INT = re.compile(r"-?[0-9]{1,18}")
 
 

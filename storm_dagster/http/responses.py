@@ -16,8 +16,6 @@ from starlette.responses import JSONResponse, Response
 
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 
-__all__ = ["EXCEPTION_HANDLERS", "Endpoint", "bounded_json", "error_response", "get", "post"]
-
 _log = logging.getLogger(__name__)
 
 Endpoint = Callable[[Request], Awaitable[Response]]

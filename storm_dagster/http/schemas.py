@@ -8,20 +8,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model, with_config
 from typing_extensions import TypedDict
 
-__all__ = [
-    "Digest",
-    "ErrorDocument",
-    "Natural",
-    "Port",
-    "Schemas",
-    "StormErrorDocument",
-    "UploadHandle",
-    "choice",
-    "closed",
-    "document",
-    "extensible",
-]
-
 closed = with_config(ConfigDict(extra="forbid"))
 """Decorator of a document that has exactly the keys of its class, and so have those in it; others may gain keys."""
 extensible = with_config(ConfigDict(extra="ignore"))

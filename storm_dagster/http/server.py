@@ -17,8 +17,6 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from storm_dagster.http.authentication import certificate_state
 from storm_dagster.model.errors import Unavailable
 
-__all__ = ["HttpService"]
-
 _log = logging.getLogger(__name__)
 _MOST_CONNECTIONS = 512
 _HEAD_SECS = 10.0

@@ -18,8 +18,6 @@ from storm_dagster.launcher.run_launcher import STOCK_TAG
 from storm_dagster.launcher.wire import GO, RUN_ROLE, LineConnection
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["LoadedCode", "report_death", "reset_process", "serve_one"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 _REQUEST_SECS = 10.0

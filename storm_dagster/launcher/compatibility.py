@@ -10,8 +10,6 @@ from typing import Any
 
 import dagster as dg
 
-__all__ = ["DagsterInternals", "dagster_internals"]
-
 log: logging.Logger = logging.getLogger(__name__)
 _TRIED = ((1, 13), (1, 14))
 """(first version, first excluded version)."""

@@ -20,8 +20,6 @@ from typing import Any
 
 import dagster as dg
 
-__all__ = ["Fingerprint", "preload", "threads"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 # Settings that keep libraries from starting threads on import: a fork keeps only its own thread.

@@ -26,8 +26,6 @@ from storm_dagster.launcher.wire import (
 )
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["STOCK_TAG", "WarmRunLauncher"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 STOCK_TAG = ".dagster/grpc_info"

@@ -22,20 +22,6 @@ from typing import Any, Literal
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.run_file import RunFile, run_dir
 
-__all__ = [
-    "ANSWER_SECS",
-    "GO",
-    "RUN_ROLE",
-    "SOCKET",
-    "WARM_TAG",
-    "LineConnection",
-    "here",
-    "listen",
-    "run_record",
-    "run_records",
-    "same_place",
-]
-
 RUN_ROLE = "dagster-run"
 """Role of a run's process in ``HOME/run``."""
 SOCKET = "warm-runs.sock"

@@ -27,8 +27,6 @@ from storm_dagster.launcher.preload import Fingerprint, preload, threads
 from storm_dagster.launcher.wire import SOCKET, LineConnection, listen, run_record, run_records
 from storm_dagster.model.run_file import RunFile, run_dir
 
-__all__ = ["run"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 _CHECK_SECS = 2.0

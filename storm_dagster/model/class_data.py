@@ -13,8 +13,6 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["class_data_options"]
-
 log: logging.Logger = logging.getLogger(__name__)
 
 _CLAIM_SECS = 3600.0

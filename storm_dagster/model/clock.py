@@ -11,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["boot_clock", "boot_id"]
-
 
 def _clock() -> Callable[[], float]:
     """The first clock that goes on while the machine sleeps: Linux's own, else the monotonic one, which does so

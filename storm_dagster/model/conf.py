@@ -20,16 +20,6 @@ from storm_dagster.model.conf_schema import CONF_KEYS, OWNED_PREFIXES, check_val
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.security import SECRET_KEYS, public_conf, read_private_file
 
-__all__ = [
-    "ClusterConf",
-    "Conf",
-    "default_conf",
-    "load_cluster_conf",
-    "parse_assignments",
-    "unknown_keys",
-    "validate_conf",
-]
-
 Conf = Mapping[str, Any]
 
 

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from storm_dagster.model.security import HIDDEN, SECRET_KEYS
 
-__all__ = ["CONF_KEYS", "OWNED_PREFIXES", "ConfKey", "check_value"]
-
 OWNED_PREFIXES = ("topology.", "storm.", "nimbus.", "supervisor.", "worker.")
 """An unknown key below these is a mistake; all other prefixes belong to the user."""
 

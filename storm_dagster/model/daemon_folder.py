@@ -10,8 +10,6 @@ from typing import IO
 from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.host import lock_file
 
-__all__ = ["hold_folder", "write_atomically"]
-
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-__all__ = ["STORAGE_REMEDY", "storage_problem"]
-
 STORAGE_REMEDY = (
     "start the database that `storage` in dagster.yaml names (without one: fix the folder DAGSTER_HOME). "
     "Topologies run on meanwhile, and kill, activate and deactivate work"

@@ -13,8 +13,6 @@ import msgspec
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["MOST_METADATA_BYTES", "DagsterEvent", "decode_event"]
-
 MOST_METADATA_BYTES = 16_384
 """Most bytes of an event's metadata as JSON."""
 _LONGEST = {"key": 512, "partition": 512, "data_version": 256, "description": 2048}

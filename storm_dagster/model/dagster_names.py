@@ -12,16 +12,6 @@ from dataclasses import dataclass
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = [
-    "HEALING_TAGS",
-    "PRIORITY_TAGS",
-    "REBALANCE_JOB",
-    "STAGES",
-    "SUBMIT_JOB",
-    "TOKEN_TAG",
-    "DagsterNames",
-]
-
 SUBMIT_JOB = "submit_topology"
 REBALANCE_JOB = "rebalance_topology"
 

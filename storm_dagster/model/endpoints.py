@@ -11,15 +11,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import Corrupt
 
-__all__ = [
-    "ClusterFile",
-    "DagsterEndpoint",
-    "NimbusEndpoint",
-    "SparkEndpoint",
-    "SupervisorEndpoint",
-    "home_dir",
-]
-
 
 class _Endpoint(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="ignore")

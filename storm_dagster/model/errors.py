@@ -11,25 +11,6 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-__all__ = [
-    "AlreadyAlive",
-    "Conflict",
-    "Corrupt",
-    "Fenced",
-    "InvalidRequest",
-    "InvalidTopology",
-    "KeyNotFound",
-    "Misconfigured",
-    "MissingPart",
-    "NotAlive",
-    "NotAuthenticated",
-    "NotAuthorized",
-    "StormDagsterError",
-    "Unavailable",
-    "UnknownSubtree",
-    "error_from_document",
-]
-
 
 class StormDagsterError(Exception):
     """Base of every error that this package raises on purpose.

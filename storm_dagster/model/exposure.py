@@ -12,8 +12,6 @@ from typing import Any, Literal
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.security import Security
 
-__all__ = ["Guardian", "address_beyond_loopback", "check_exposure", "make_private"]
-
 Guardian = Literal["secret or tls", "secret", "zookeeper auth"]
 """Authentication that each kind of service can require."""
 

@@ -16,8 +16,6 @@ from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import Corrupt
 
-__all__ = ["DEV_CONF", "cluster_addresses", "cluster_conf", "write_dev_conf"]
-
 DEV_CONF = "dev.json"
 """File of HOME with the conf that the running ``dev`` was given beyond ``HOME/storm.yaml``."""
 

@@ -11,8 +11,6 @@ from typing import IO, Any
 
 from storm_dagster.model.errors import InvalidRequest, MissingPart
 
-__all__ = ["lock_file", "missing_part", "needs", "require_linux"]
-
 # Modules that are not named after the requirement that brings them.
 _BROUGHT_BY = {"yaml": "pyyaml", "zmq": "pyzmq", "grpc": "pyspark", "google": "pyspark"}
 

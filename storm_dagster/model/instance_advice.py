@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Advice", "instance_advice", "sensors_use_threads"]
-
 _STOCK_DEQUEUE_SECS = 5
 
 

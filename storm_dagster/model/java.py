@@ -11,8 +11,6 @@ from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
 
-__all__ = ["MINIMUM_JAVA", "java_command", "java_version"]
-
 MINIMUM_JAVA = 17
 """The oldest Java that pyspark 4's jars, and so the embedded ZooKeeper among them, run on."""
 

@@ -8,8 +8,6 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.records import KeptLevel
 from storm_dagster.model.wire import LevelChange, LevelName
 
-__all__ = ["LEVELS", "ROOT", "check_level", "level_in_force", "level_name"]
-
 LEVELS: dict[LevelName, int] = {
     "ALL": 1,
     "TRACE": 5,

@@ -9,8 +9,6 @@ from typing import TypeVar
 
 import msgspec
 
-__all__ = ["decode_memory", "encode_memory"]
-
 M = TypeVar("M")
 
 

@@ -10,25 +10,6 @@ import re
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
-__all__ = [
-    "ACKER",
-    "SYSTEM",
-    "TOPOLOGY_MASTER",
-    "check_blob_key",
-    "check_component_id",
-    "check_stream_id",
-    "check_topology_name",
-    "code_dir_of_blob_key",
-    "code_key",
-    "conf_key",
-    "id_of_blob_key",
-    "jar_key",
-    "make_code_dir",
-    "make_topology_id",
-    "placement_key",
-    "topology_name_of",
-]
-
 ACKER = "__acker"
 TOPOLOGY_MASTER = "__topology_master"
 SYSTEM = "__system"

@@ -9,16 +9,6 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = [
-    "PlacedWorker",
-    "PlacementBatch",
-    "PlacementResult",
-    "SupervisorSlots",
-    "TopologyPlacement",
-    "TopologyToPlace",
-    "UserWorker",
-]
-
 Event = Literal["new", "monitor", "rebalance"]
 
 

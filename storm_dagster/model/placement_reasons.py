@@ -10,24 +10,6 @@ from collections.abc import Iterable
 from enum import IntEnum
 from typing import NamedTuple
 
-__all__ = [
-    "MASTER_ALONE_FROM",
-    "Reason",
-    "Refusal",
-    "differ_node_refusal",
-    "dropped_requests",
-    "even_ignores",
-    "even_refusal",
-    "local_refusal",
-    "no_supervisor_refusal",
-    "reason_of",
-    "reason_text",
-    "short_of_slots_refusal",
-    "slot_reason_text",
-    "slot_rival",
-    "too_many_requests_refusal",
-]
-
 MASTER_ALONE_FROM = 10
 """From this number of workers on, the topology master gets a worker of its own, unless the conf decides."""
 

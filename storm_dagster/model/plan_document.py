@@ -10,16 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = [
-    "PlanComponent",
-    "PlanDocument",
-    "PlanOldWorker",
-    "PlanSupervisor",
-    "PlanTopology",
-    "decode_plan",
-    "place",
-]
-
 Port = Annotated[int, Field(ge=1, le=65535)]
 TaskId = Annotated[int, Field(ge=1, le=2_147_483_647)]
 Text = Annotated[str, Field(min_length=1, max_length=255)]

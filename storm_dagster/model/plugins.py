@@ -7,8 +7,6 @@ from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["load_plugin"]
-
 
 def load_plugin(key: str, name: str) -> Any:
     """The class, function or object that the conf key ``key`` names; :class:`InvalidRequest` when there is none."""

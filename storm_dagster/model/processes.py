@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 from storm_dagster.model.clock import boot_id
 
-__all__ = ["ExactProcess", "Process", "processes", "signal_exactly", "start_ticks"]
-
 # psutil, which all else here is asked of, derives the start from the wall clock; and workers start without it.
 _HAS_PROC = os.path.isdir("/proc/self")
 

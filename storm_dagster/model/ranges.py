@@ -11,8 +11,6 @@ from collections.abc import Iterable
 
 from storm_dagster.model.errors import Corrupt
 
-__all__ = ["decode_ranges", "encode_ranges"]
-
 _RANGES = re.compile(r"[1-9][0-9]{0,9}(-[1-9][0-9]{0,9})?(,[1-9][0-9]{0,9}(-[1-9][0-9]{0,9})?)*")
 # A forged record must not make a reader allocate without bound.
 _MOST_IDS = 10_000_000

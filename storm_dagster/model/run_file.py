@@ -17,8 +17,6 @@ from storm_dagster.model.clock import boot_id
 from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.processes import ExactProcess, start_ticks
 
-__all__ = ["RunFile", "run_dir"]
-
 
 def run_dir(home: Path) -> Path:
     """The folder of the run files of ``home``."""

@@ -21,8 +21,6 @@ from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
-__all__ = ["HIDDEN", "SECRET_KEYS", "Security", "public_conf", "read_private_file"]
-
 SECRET_KEYS = frozenset({"storm.secret", "storm.zookeeper.auth.payload", "dagster.graphql.headers"})
 """Conf keys whose values are secrets: never shown, logged, or given on a command line."""
 

@@ -16,8 +16,6 @@ from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.security import Security, read_private_file
 
-__all__ = ["SPARK_TOKEN", "derived_spark_token", "spark_token", "with_spark_token"]
-
 SPARK_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """The environment variable that passes Spark's server its token (never the command line)."""
 

@@ -14,18 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = [
-    "DEFAULT_STREAM",
-    "FIELD_TYPES",
-    "ComponentObject",
-    "ComponentSpec",
-    "GroupingSpec",
-    "InputSpec",
-    "StreamSpec",
-    "TopologySpec",
-    "decode_topology",
-]
-
 DEFAULT_STREAM = "default"
 
 GroupingType = Literal[

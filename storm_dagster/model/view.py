@@ -20,8 +20,6 @@ from storm_dagster.model.records import (
     WorkerNode,
 )
 
-__all__ = ["ClusterView", "TopologyView", "UpgradeState", "Versioned"]
-
 
 @dataclass(frozen=True)
 class Versioned:

@@ -12,24 +12,6 @@ from typing import Any, Literal
 
 import msgspec
 
-__all__ = [
-    "MAX_FRAME_BYTES",
-    "Bundle",
-    "Frame",
-    "Group",
-    "LevelChange",
-    "LevelName",
-    "Question",
-    "Request",
-    "StateQuestion",
-    "TaskReport",
-    "WorkerReport",
-    "decode_frame",
-    "decode_request",
-    "encode_frame",
-    "encode_request",
-]
-
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A larger message is refused by the socket before it is read; a tuple that needs one fails."""
 

@@ -16,15 +16,6 @@ from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.processes import Process, processes
 
-__all__ = [
-    "EXIT_STOPPED",
-    "EXIT_SUPERSEDED",
-    "WORKER_MODULE",
-    "HeartbeatFile",
-    "WorkerSpec",
-    "worker_processes",
-]
-
 WORKER_MODULE = "storm_dagster.worker"
 """Command line of a worker, before the path of its spec."""
 EXIT_STOPPED = 0

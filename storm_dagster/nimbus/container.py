@@ -15,8 +15,6 @@ from pathlib import Path
 
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 
-__all__ = ["ContainerHeartbeat"]
-
 _log = logging.getLogger(__name__)
 _KEPT = 10
 _TOLERATED = 30

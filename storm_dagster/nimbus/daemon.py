@@ -14,6 +14,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import storm_dagster
+from storm_dagster.http.listening import listen
+from storm_dagster.http.server import HttpService
 from storm_dagster.model import paths
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.daemon_folder import hold_folder
@@ -29,7 +31,7 @@ from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.blobs.uploads import Uploads
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
-from storm_dagster.nimbus.http.service import HttpService, build_app
+from storm_dagster.nimbus.http.service import build_app
 from storm_dagster.nimbus.leader_status import LeaderStatus
 from storm_dagster.nimbus.leadership.duties import LeaderDuties
 from storm_dagster.nimbus.leadership.election import Election
@@ -37,7 +39,6 @@ from storm_dagster.nimbus.leadership.start import (
     check_bind,
     check_mode,
     container_heartbeat,
-    listen,
     open_blob_store,
     open_cluster,
     open_reads,
@@ -53,8 +54,6 @@ from storm_dagster.nimbus.thrift.service import ThriftService
 from storm_dagster.operations.inimbus import load_inimbus
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-
-__all__ = ["run"]
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from storm_dagster.model.errors import Fenced, Unavailable
 
-__all__ = ["Known", "LeaderStatus"]
-
 
 @dataclass(frozen=True)
 class Known:

@@ -22,8 +22,6 @@ from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.leadership import LeadershipSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["Identity", "Nimbus"]
-
 
 @dataclass(frozen=True)
 class Identity:

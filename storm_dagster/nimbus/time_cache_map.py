@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-__all__ = ["TimeCacheMap"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -17,8 +17,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.transactions import fenced_transaction
 from storm_dagster.zk.cluster_state import Transaction
 
-__all__ = ["NOTIFIER_KEY", "Action", "PendingAction", "announce", "forget_action", "pending_actions"]
-
 NOTIFIER_KEY = "nimbus.topology.action.notifier.plugin.class"
 
 Action = Literal[

@@ -10,8 +10,6 @@ from storm_dagster.operations.inimbus import notify_new_slots
 from storm_dagster.zk.cluster_state import Transaction
 from storm_dagster.zk.shards import put_ops, read_sharded
 
-__all__ = ["append_assignment", "append_backup", "read_backup"]
-
 
 def append_assignment(
     ctx: OperationsContext, transaction: Transaction, assignment: Assignment, at: Versioned | None

@@ -33,15 +33,6 @@ from storm_dagster.operations.inimbus import INimbus, forced_scheduler, load_ini
 from storm_dagster.operations.steps import no_observer
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = [
-    "OperationsContext",
-    "Planner",
-    "check_name_free",
-    "damaged_topology",
-    "load_runnable",
-    "topology_by_name",
-]
-
 Planner = Callable[[PlacementBatch], PlacementResult]
 
 

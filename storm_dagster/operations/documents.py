@@ -7,8 +7,6 @@ from typing import Any
 
 from storm_dagster.model.errors import Corrupt
 
-__all__ = ["decode_json", "encode_json"]
-
 
 def encode_json(document: Any) -> bytes:
     """The document as UTF-8 JSON without blanks. Maps keep their order: that of components decides task ids."""

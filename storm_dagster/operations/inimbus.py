@@ -16,8 +16,6 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.plugins import load_plugin
 from storm_dagster.model.records import Assignment
 
-__all__ = ["INimbus", "forced_scheduler", "load_inimbus", "notify_new_slots"]
-
 _log = logging.getLogger(__name__)
 _KEY = "nimbus.inimbus.class"
 _METHODS = ("prepare", "assign_slots", "forced_scheduler")

@@ -11,19 +11,6 @@ from storm_dagster.model.placement import PlacementResult, TopologyPlacement
 from storm_dagster.model.records import Assignment, TaskTable, TopologyStatus
 from storm_dagster.model.topology import TopologySpec
 
-__all__ = [
-    "ActivateResult",
-    "AssignmentResult",
-    "CleanResult",
-    "CodeResult",
-    "ConfResult",
-    "LifecycleResult",
-    "PublishResult",
-    "ReassignResult",
-    "RebalanceResult",
-    "TasksResult",
-]
-
 
 @dataclass(frozen=True)
 class ConfResult:

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
-__all__ = ["Observed", "Operation", "all_operations", "no_observer", "operation", "shared_steps", "step"]
-
 _declared: dict[str, Operation] = {}
 
 

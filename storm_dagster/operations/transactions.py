@@ -17,16 +17,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import step
 from storm_dagster.zk.cluster_state import Transaction
 
-__all__ = [
-    "ReplyLost",
-    "bump_assignments_version",
-    "commit",
-    "delete_tree",
-    "fenced_transaction",
-    "lost_race",
-    "retry_on_conflict",
-]
-
 T = TypeVar("T")
 
 _LOST_REPLIES = 5

@@ -57,17 +57,6 @@ from storm_dagster.operations.transactions import (
 )
 from storm_dagster.zk.gray_upgrades import listed_nodes, put_record_ops
 
-__all__ = [
-    "UpgradeResult",
-    "advance_upgrades",
-    "await_upgrade",
-    "check_request",
-    "complete_upgrade",
-    "gray_upgrade",
-    "roll_back",
-    "roll_back_if_upgraded",
-]
-
 GRAY_UPGRADE = operation(
     "gray_upgrade",
     *("sweep.upgraded", "version_number"),

@@ -18,8 +18,6 @@ from pathspec import GitIgnoreSpec
 
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["MAX_BYTES", "MAX_FILES", "Archive", "IgnoreRules", "build_archive", "collect_files", "hash_file"]
-
 MAX_BYTES = 64 * 1024 * 1024
 """Most bytes of a program's own files; vendored requirements are not counted."""
 MAX_FILES = 20_000

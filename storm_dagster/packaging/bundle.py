@@ -14,8 +14,6 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.packaging.archive import Archive, build_archive, collect_files, hash_file
 from storm_dagster.packaging.describing import Description, describe_target
 
-__all__ = ["Bundle", "bundle_target", "vendor_requirements"]
-
 
 @dataclass(frozen=True)
 class Bundle:

@@ -7,8 +7,6 @@ from typing import Any
 
 from storm_dagster.model.topology import TopologySpec
 
-__all__ = ["topology_spec_of"]
-
 
 def topology_spec_of(value: Any) -> TopologySpec | None:
     """The spec of a Topology class (or instance), a TopologyBuilder or a spec; ``None`` for anything else.

@@ -20,8 +20,6 @@ from typing import Any
 from storm_dagster.model.errors import InvalidTopology, StormDagsterError
 from storm_dagster.model.topology import TopologySpec
 
-__all__ = ["describe", "main"]
-
 
 def _where(error: BaseException, root: str) -> str:
     """The innermost line of the user's own code that ``error`` passed through."""

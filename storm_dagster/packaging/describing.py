@@ -18,8 +18,6 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.packaging.target import Target, parse_target
 from storm_dagster.packaging.unpack import unpack_archive
 
-__all__ = ["DESCRIBING", "Description", "describe_target"]
-
 DESCRIBING = "STORM_DAGSTER_DESCRIBING"
 """Set in the child's environment: a module that submits while it is described is refused."""
 _MAX_REPLY = 64 * 1024 * 1024

@@ -13,8 +13,6 @@ from typing import Literal
 
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["ARCHIVE_SUFFIXES", "Target", "parse_target"]
-
 ARCHIVE_SUFFIXES = (".zip", ".jar", ".whl", ".tar.gz")
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

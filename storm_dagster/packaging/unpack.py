@@ -24,8 +24,6 @@ from typing import IO, Literal
 
 from storm_dagster.model.errors import InvalidTopology
 
-__all__ = ["UnpackLimits", "UnpackResult", "archive_kind", "unpack_archive"]
-
 _CHUNK = 256 * 1024
 
 

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 
-__all__ = ["ClusterSessionIds", "FixedSessionIds", "SessionIds", "pinned_id", "remote_with_session"]
-
 
 class SessionIds(Protocol):
     """Store of the id of one pinned session."""

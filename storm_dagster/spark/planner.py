@@ -42,15 +42,6 @@ from storm_dagster.spark.session import (
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "ClassicPlanner",
-    "ConnectPlanner",
-    "local_planner",
-    "package_archive",
-    "plan_on_cluster",
-    "planner_for",
-]
-
 _log = logging.getLogger(__name__)
 
 OpenSession = Callable[[Mapping[str, str]], "SparkSession"]

@@ -14,8 +14,6 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["main"]
-
 _QUIET = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "OPENBLAS_NUM_THREADS": "1"}
 _LIBRARIES = (
     "pyarrow.compute",

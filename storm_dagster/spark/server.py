@@ -16,13 +16,6 @@ from storm_dagster.model.class_data import class_data_options
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.java import java_command
 
-__all__ = [
-    "settings_of",
-    "spark_connect_command",
-    "spark_environment",
-    "spark_home",
-]
-
 _OURS = ("spark.remote", "spark.master", "spark.connect.port", "spark.driver.memory")
 _GUARDED = (
     "spark.connect.grpc.binding.",

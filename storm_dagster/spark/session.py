@@ -21,20 +21,6 @@ from storm_dagster.model.spark_token import with_spark_token
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "as_unavailable",
-    "ask_version",
-    "await_start",
-    "check_reachable",
-    "close_at_exit",
-    "forget_session",
-    "host_and_port",
-    "is_session_gone",
-    "open_classic",
-    "open_connect",
-    "within",
-]
-
 T = TypeVar("T")
 
 _GONE = ("SESSION_CLOSED", "SESSION_NOT_FOUND", "SESSION_CHANGED", "incorrect server side session identifier")

@@ -18,8 +18,6 @@ from storm_dagster.model.placement import (
 from storm_dagster.spark.pinned import FixedSessionIds
 from storm_dagster.spark.planner import ConnectPlanner, plan_on_cluster
 
-__all__ = ["WARM_BATCH", "warm_cluster", "warm_planner", "warm_up"]
-
 
 def _topology(name: str, **more: object) -> TopologyToPlace:
     tasks = {1: "split", 2: "split", 3: "__acker", 4: "__topology_master", 5: "lines"}

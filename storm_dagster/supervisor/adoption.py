@@ -20,8 +20,6 @@ from storm_dagster.model.worker_spec import WorkerSpec, worker_processes
 from storm_dagster.supervisor.launcher import SPEC, LaunchedWorker
 from storm_dagster.supervisor.processes import WorkerProcess
 
-__all__ = ["FoundWorker", "find_workers", "remove_stale_folders"]
-
 _log = logging.getLogger(__name__)
 
 

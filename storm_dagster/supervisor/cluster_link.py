@@ -23,8 +23,6 @@ from storm_dagster.model.records import Assignment, SupervisorInfo
 from storm_dagster.supervisor.upgrades import Upgrades
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["ClusterLink"]
-
 _log = logging.getLogger(__name__)
 
 _FULL_READ_SECS = 10.0

@@ -47,8 +47,6 @@ from storm_dagster.supervisor.processes import WorkerProcess
 from storm_dagster.supervisor.slots import LiveWorker, SlotTable, WorkerStarter
 from storm_dagster.supervisor.upgrades import Upgrades, started_at
 
-__all__ = ["Supervisor", "run"]
-
 _log = logging.getLogger(__name__)
 
 _TIDY_SECS = 10.0

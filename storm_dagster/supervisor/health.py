@@ -15,8 +15,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["HealthCheck", "check_once"]
-
 _log = logging.getLogger(__name__)
 
 _EVERY_SECS = 30.0

@@ -13,8 +13,6 @@ from pathlib import Path
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.supervisor.local_state import LocalState, LocalStateFile
 
-__all__ = ["Housekeeper", "remove_folder", "remove_old_logs", "remove_run_file", "rotate"]
-
 _log = logging.getLogger(__name__)
 
 KEEP_LOGS_SECS = 7 * 86_400.0

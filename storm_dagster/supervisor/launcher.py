@@ -28,8 +28,6 @@ from storm_dagster.supervisor.housekeeping import rotate
 from storm_dagster.supervisor.localizer import LocalCode
 from storm_dagster.supervisor.processes import WorkerProcess
 
-__all__ = ["LaunchedWorker", "Launcher", "log_path", "worker_command", "worker_environment"]
-
 _log = logging.getLogger(__name__)
 
 _KEPT_BACK = frozenset(

@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storm_dagster.model.daemon_folder import write_atomically
 
-__all__ = ["KnownWorker", "LocalState", "LocalStateFile", "WantedSlot"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_QUARANTINED = 5

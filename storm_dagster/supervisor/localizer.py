@@ -38,8 +38,6 @@ from storm_dagster.model.names import check_blob_key, code_key, conf_key, jar_ke
 from storm_dagster.model.security import Security
 from storm_dagster.packaging.unpack import UnpackLimits, unpack_archive
 
-__all__ = ["LocalCode", "Localizer"]
-
 _log = logging.getLogger(__name__)
 
 _PARTS = {"stormjar.jar": jar_key, "stormconf.ser": conf_key, "stormcode.ser": code_key}

@@ -30,8 +30,6 @@ from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.supervisor.launcher import SPEC
 from storm_dagster.supervisor.slots import LiveWorker
 
-__all__ = ["LogService"]
-
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0
 

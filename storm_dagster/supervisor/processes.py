@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from storm_dagster.model.clock import boot_id
 from storm_dagster.model.processes import ExactProcess, Process, processes, signal_exactly, start_ticks
 
-__all__ = ["ProcessWatch", "WorkerProcess", "end_session", "session_members"]
-
 _log = logging.getLogger(__name__)
 _POLL_MS = 100
 

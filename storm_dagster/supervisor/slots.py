@@ -46,8 +46,6 @@ from storm_dagster.supervisor.launcher import LaunchedWorker
 from storm_dagster.supervisor.localizer import LocalCode, Localizer
 from storm_dagster.supervisor.processes import ProcessWatch, WorkerProcess
 
-__all__ = ["LiveWorker", "SlotTable"]
-
 _log = logging.getLogger(__name__)
 
 _LONGEST_UNWATCHED = 5.0

@@ -20,8 +20,6 @@ from storm_dagster.model.view import UpgradeState
 from storm_dagster.zk.gray_upgrades import write_move
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["Upgrades", "started_at"]
-
 _log = logging.getLogger(__name__)
 _MOST_FAILURES = 100
 

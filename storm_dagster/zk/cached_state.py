@@ -25,8 +25,6 @@ from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.disk_cache import DiskCache
 from storm_dagster.zk.view_loading import load_view
 
-__all__ = ["CacheMetrics", "CachedReads"]
-
 _log = logging.getLogger(__name__)
 
 _RARELY_CHANGING = re.compile(r"/(topology|tasks|assignments|workers)/[^/]+(/[^/]+)?")

@@ -18,17 +18,6 @@ from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.state_protocol import CHILDREN_CHANGED, CREATED, DATA_CHANGED, DELETED, ClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
 
-__all__ = [
-    "CHILDREN_CHANGED",
-    "CREATED",
-    "DATA_CHANGED",
-    "DELETED",
-    "ClusterState",
-    "Transaction",
-    "ZooKeeperClusterState",
-    "parent_of",
-]
-
 _log = logging.getLogger(__name__)
 
 _EVENTS = {"CREATED": CREATED, "DELETED": DELETED, "CHANGED": DATA_CHANGED, "CHILD": CHILDREN_CHANGED}

@@ -19,8 +19,6 @@ from kazoo.security import ACL, make_digest_acl
 
 from storm_dagster.model.clock import boot_clock
 
-__all__ = ["CONNECT_SECONDS", "SessionLease", "make_client"]
-
 CONNECT_SECONDS = 1.0
 """Longest wait for the TCP connection to one server before the next one is tried."""
 

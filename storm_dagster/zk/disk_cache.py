@@ -10,8 +10,6 @@ from typing import Protocol
 
 from storm_dagster.model.plugins import load_plugin
 
-__all__ = ["DiskCache", "SqliteCache", "open_disk_cache"]
-
 
 class DiskCache(Protocol):
     """A store of bytes by text keys that survives the process. All methods may be called from any thread."""

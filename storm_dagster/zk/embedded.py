@@ -16,8 +16,6 @@ from storm_dagster.model.class_data import class_data_options
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.java import java_command
 
-__all__ = ["server_answers", "zookeeper_command", "zookeeper_jars"]
-
 # Server, wire records, logging, and what the server's classes refer to at load time.
 _JARS = ("zookeeper-", "zookeeper-jute-", "slf4j-api-", "log4j-api-", "log4j-core-", "log4j-slf4j2-impl-")
 _JARS_OPTIONAL = ("metrics-core-", "snappy-java-", "netty-", "commons-cli-", "commons-io-")

@@ -14,8 +14,6 @@ from pathlib import Path
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.zk.embedded import zookeeper_command
 
-__all__ = ["SYNC_TICKS", "Member", "ensemble_command", "server_mode"]
-
 INIT_TICKS = 40
 """Time in which a member must join and load the leader's state."""
 SYNC_TICKS = 8

@@ -17,16 +17,6 @@ from storm_dagster.model.view import UpgradeState
 from storm_dagster.zk.state_protocol import ClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
 
-__all__ = [
-    "UPGRADED",
-    "UPGRADING",
-    "listed_nodes",
-    "put_record_ops",
-    "read_upgrade",
-    "write_move",
-    "write_pick",
-]
-
 UPGRADING = "upgrading_workers"
 UPGRADED = "upgraded_workers"
 

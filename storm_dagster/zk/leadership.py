@@ -19,8 +19,6 @@ from storm_dagster.model.records import EpochRecord, encode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.watches import Wake
 
-__all__ = ["LeadershipSession"]
-
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 

@@ -13,8 +13,6 @@ from storm_dagster.model.conf import default_conf
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import zookeeper_hosts
 
-__all__ = ["NodeState", "PathWatch"]
-
 
 @dataclass(frozen=True)
 class NodeState:

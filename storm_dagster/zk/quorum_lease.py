@@ -21,8 +21,6 @@ from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.zk.session import LEASE_MARGIN_SECS, ZkSession
 
-__all__ = ["QuorumLease", "lease_of"]
-
 _log = logging.getLogger(__name__)
 
 

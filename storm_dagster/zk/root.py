@@ -18,14 +18,6 @@ from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, Unavai
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
 from storm_dagster.zk.session import ZkSession
 
-__all__ = [
-    "check_cluster_id",
-    "create_cluster_root",
-    "create_root_node",
-    "find_cluster_id",
-    "refuse_open_root",
-]
-
 _CLUSTER_ID = re.compile(r"[A-Za-z0-9._-]{1,100}")
 
 

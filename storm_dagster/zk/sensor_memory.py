@@ -16,8 +16,6 @@ from storm_dagster.model.errors import Conflict, Corrupt, Fenced, InvalidTopolog
 from storm_dagster.zk.shards import delete_ops, put_ops, read_sharded
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["load_memory", "store_memory"]
-
 _log = logging.getLogger(__name__)
 _KEPT = 8
 _NAME = re.compile(r"[0-9]{1,10}-[0-9a-f]{16}")

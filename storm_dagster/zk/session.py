@@ -34,8 +34,6 @@ from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.errors import Conflict, InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.zk.connection import LeaseConnection, SessionLease, make_client
 
-__all__ = ["LEASE_MARGIN_SECS", "ZkSession"]
-
 _log = logging.getLogger(__name__)
 
 LEASE_MARGIN_SECS = 0.5

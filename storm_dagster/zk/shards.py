@@ -16,8 +16,6 @@ from storm_dagster.model.view import Versioned
 from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
 
-__all__ = ["INLINE_BYTES", "MAX_SHARDS", "SHARD_BYTES", "delete_ops", "put_ops", "read_sharded", "resolve"]
-
 INLINE_BYTES = 256 * 1024
 """Largest record in its own node: one transaction carries two of them and more."""
 SHARD_BYTES = 256 * 1024

@@ -8,8 +8,6 @@ from typing import Protocol, runtime_checkable
 from storm_dagster.model.view import Versioned
 from storm_dagster.zk.transaction import Transaction
 
-__all__ = ["CHILDREN_CHANGED", "CREATED", "DATA_CHANGED", "DELETED", "ClusterState"]
-
 CREATED = "created"
 DELETED = "deleted"
 DATA_CHANGED = "data-changed"

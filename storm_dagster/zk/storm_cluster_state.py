@@ -37,8 +37,6 @@ from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.transaction import Transaction
 from storm_dagster.zk.watches import Wake, WatchSlots
 
-__all__ = ["StormClusterState", "connect_session", "zookeeper_hosts"]
-
 _log = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", bound=Record)

@@ -24,8 +24,6 @@ from storm_dagster.zk import shards, task_errors
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.transaction import Transaction, conflict
 
-__all__ = ["Executor", "StormOperations"]
-
 Executor = tuple[int, int]
 """First and last task id."""
 

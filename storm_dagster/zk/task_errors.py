@@ -9,8 +9,6 @@ from storm_dagster.model.errors import Corrupt
 from storm_dagster.model.records import TaskError, TaskTable, decode_record, encode_record
 from storm_dagster.zk.cluster_state import ClusterState
 
-__all__ = ["KEPT_ERRORS", "component_of_task", "read_errors", "report_error"]
-
 _log = logging.getLogger(__name__)
 
 KEPT_ERRORS = 10

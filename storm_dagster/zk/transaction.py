@@ -24,8 +24,6 @@ from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, Invalid
 from storm_dagster.model.records import MAX_NODE_BYTES
 from storm_dagster.zk.session import ZkSession
 
-__all__ = ["MAX_TRANSACTION_BYTES", "Transaction", "conflict"]
-
 MAX_TRANSACTION_BYTES = 768 * 1024
 """All data and paths of one transaction. ZooKeeper drops the connection at 1 MiB."""
 

@@ -24,8 +24,6 @@ from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.shards import read_sharded, resolve
 from storm_dagster.zk.worker_nodes import parse_worker_name
 
-__all__ = ["load_view"]
-
 _log = logging.getLogger(__name__)
 
 RecordT = TypeVar("RecordT", bound=Record)

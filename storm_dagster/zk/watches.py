@@ -12,8 +12,6 @@ from typing import Any
 from storm_dagster.model import paths
 from storm_dagster.model.errors import UnknownSubtree
 
-__all__ = ["Wake", "WatchSlots"]
-
 _log = logging.getLogger(__name__)
 
 Wake = Callable[[], object]

@@ -10,8 +10,6 @@ from storm_dagster.model.records import WorkerNode, decode_record, encode_record
 from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.transaction import conflict
 
-__all__ = ["delete_worker_node", "parse_worker_name", "read_workers", "write_worker_node"]
-
 _ATTEMPTS = 10
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
+from storm_dagster.http.listening import listen
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.daemon_folder import hold_folder
 from storm_dagster.model.errors import Conflict, InvalidRequest, Unavailable
@@ -21,7 +22,6 @@ from storm_dagster.nimbus.daemon import run
 from storm_dagster.nimbus.leadership.start import (
     check_bind,
     check_mode,
-    listen,
     open_blob_store,
 )
 from storm_dagster.nimbus.requests.inbox import clean_inbox

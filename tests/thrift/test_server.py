@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from storm_dagster.nimbus.leadership.start import listen
+from storm_dagster.http.listening import listen
 from storm_dagster.nimbus.thrift.dispatch import Dispatcher
 from storm_dagster.nimbus.thrift.idl import decoder, encode_call, load_idl
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer

@@ -32,8 +32,6 @@ from storm_dagster.model.host import lock_file, require_linux
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 
-__all__ = ["DevCluster", "Reporter", "refuse_live_home"]
-
 log = logging.getLogger(__name__)
 _MAX_DEATHS = 4
 _ENOUGH_CORES = 4

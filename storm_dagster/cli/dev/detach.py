@@ -20,8 +20,6 @@ from storm_dagster.cli.output import Steps
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 
-__all__ = ["REPORT_FD", "run_child", "run_foreground", "start_detached"]
-
 log: logging.Logger = logging.getLogger(__name__)
 REPORT_FD = "STORM_DAGSTER_REPORT_FD"
 """Environment variable: the pipe on which a detached ``dev`` reports to the command that started it."""

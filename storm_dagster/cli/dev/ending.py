@@ -12,8 +12,6 @@ from storm_dagster.cli.dev.process_table import family
 from storm_dagster.model.processes import Process, signal_exactly
 from storm_dagster.model.run_file import RunFile, run_dir
 
-__all__ = ["GRACE_SECS", "end_cluster", "end_session", "marks_of"]
-
 GRACE_SECS = 10.0
 # These would start new workers, or Dagster runs, while the old ones are being ended.
 _FROZEN_ROLES = ("supervisor", "dagster-daemon")

@@ -16,8 +16,6 @@ from storm_dagster.cli.dev.process_table import CLUSTER_MARK
 from storm_dagster.cli.log_setup import QUIET_STDERR
 from storm_dagster.model.conf import ClusterConf
 
-__all__ = ["ClusterPlan", "DevOptions", "daemon_environment", "prepare_dagster_home"]
-
 HOST = "127.0.0.1"
 PLACED = "the first placement is made"
 """Line of the process that warms Spark up."""

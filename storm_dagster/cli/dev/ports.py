@@ -13,8 +13,6 @@ from typing import Literal
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 
-__all__ = ["DevPorts", "choose_ports", "is_free"]
-
 # Below the ranges from which systems take ports for outgoing connections (Linux: from 32768), so that a
 # daemon that is being restarted does not find its port taken by some client.
 _AUTO = range(20_000, 32_000)

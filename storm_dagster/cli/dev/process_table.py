@@ -12,8 +12,6 @@ from storm_dagster.model.clock import boot_id
 from storm_dagster.model.processes import Process, processes
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["CLUSTER_MARK", "family"]
-
 CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
 """Environment variable, random for every ``dev``, that all its descendants inherit."""
 

@@ -11,17 +11,6 @@ import httpx
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.model.home_conf import cluster_conf
 
-__all__ = [
-    "NO_DAEMON",
-    "code_location_error",
-    "get_json",
-    "leader_url",
-    "listens",
-    "prepare_root",
-    "supervisor_ids",
-    "warm_up_dagster",
-]
-
 
 def listens(port: int, host: str = "127.0.0.1") -> bool:
     """Whether somebody accepts connections there."""

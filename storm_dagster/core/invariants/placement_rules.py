@@ -7,14 +7,6 @@ from collections import Counter
 from storm_dagster.core.invariants.snapshot import ClusterSnapshot, Found, WorkerPid, title, visible
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
-__all__ = [
-    "assigned_to_live_slots",
-    "one_live_owner",
-    "one_process_per_slot",
-    "one_slot_per_task",
-    "slots_not_shared",
-]
-
 # -- I1: every task has one slot ----------------------------------------------------------------------------
 
 

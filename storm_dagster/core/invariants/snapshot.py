@@ -9,19 +9,6 @@ from typing import Any
 from storm_dagster.model.records import TokenRecord
 from storm_dagster.model.view import ClusterView, TopologyView
 
-__all__ = [
-    "ClusterSnapshot",
-    "Found",
-    "GrayNodes",
-    "PendingViolations",
-    "Rule",
-    "Violation",
-    "WorkerPid",
-    "confirm_violations",
-    "title",
-    "visible",
-]
-
 
 @dataclass(frozen=True)
 class WorkerPid:

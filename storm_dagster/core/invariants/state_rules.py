@@ -7,20 +7,6 @@ from storm_dagster.model import paths
 from storm_dagster.model.names import code_key, conf_key, jar_key
 from storm_dagster.model.view import TopologyView
 
-__all__ = [
-    "base_implies_published",
-    "blobs_present",
-    "blobs_replicated",
-    "epoch_rises",
-    "no_idle_writes",
-    "no_orphans",
-    "no_stray_processes",
-    "one_topology_per_token",
-    "one_version_per_worker",
-    "rebalances_end",
-    "records_intact",
-]
-
 _UPGRADING = frozenset({"UPGRADING", "ROLLBACK"})
 
 # -- I3: no orphans, nothing referenced is missing ----------------------------------------------------------

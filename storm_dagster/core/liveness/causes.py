@@ -11,8 +11,6 @@ import msgspec
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
-__all__ = ["Attempt", "AttemptMemory", "Cause", "CauseKind", "due_attempts"]
-
 CauseKind = Literal["dead_worker", "dead_task", "never_ran", "lost_host", "silent_master", "unassigned"]
 
 _WORDS: Mapping[CauseKind, str] = {

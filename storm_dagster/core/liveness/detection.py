@@ -25,8 +25,6 @@ from storm_dagster.model.ranges import decode_ranges
 from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 
-__all__ = ["LivenessLimits", "LivenessResult", "observe", "unstopped_tasks"]
-
 _MASS_LOSS_SUPERVISORS = 3
 
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["FirstSeen", "LivenessMemory", "MissingSlot", "StartingWorker", "TopologyMemory"]
-
 
 class FirstSeen(NamedTuple):
     """A version or counter, with the boot clock at which the observer first saw it."""

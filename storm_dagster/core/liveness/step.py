@@ -19,8 +19,6 @@ from storm_dagster.core.liveness.detection import LivenessLimits, LivenessResult
 from storm_dagster.core.liveness.memory import LivenessMemory
 from storm_dagster.model.view import ClusterView
 
-__all__ = ["HealingSettings", "HealingState", "HealingStepResult", "healing_step"]
-
 
 @dataclass(frozen=True)
 class HealingSettings:

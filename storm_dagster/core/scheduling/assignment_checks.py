@@ -15,8 +15,6 @@ from storm_dagster.core.scheduling.units import units_of, worker_count
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.ranges import decode_ranges
 
-__all__ = ["differ_node_faults", "isolation_faults", "move_faults", "quota_faults"]
-
 
 def quota_faults(topology: TopologyToPlace) -> Iterator[str]:
     """More workers than asked for, or an uneven spread of executors. ``old`` is the current assignment."""

@@ -22,8 +22,6 @@ from storm_dagster.model.placement_reasons import (
     too_many_requests_refusal,
 )
 
-__all__ = ["place_balanced"]
-
 
 @dataclass(frozen=True)
 class _SlotRequest:

@@ -14,8 +14,6 @@ from storm_dagster.model.placement import TopologyToPlace, UserWorker
 from storm_dagster.model.records import TaskTable
 from storm_dagster.model.topology import TopologySpec
 
-__all__ = ["topology_to_place", "user_workers"]
-
 
 def user_workers(entries: Any) -> tuple[UserWorker, ...]:
     """The workers of ``use.userdefine.assignment``; :class:`InvalidRequest` names the first wrong entry."""

@@ -11,8 +11,6 @@ from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, even_ignores, even_refusal, short_of_slots_refusal
 
-__all__ = ["fixed_workers", "ignored_requests", "is_unchanged", "place_even"]
-
 
 def is_unchanged(topology: TopologyToPlace, units: tuple[Unit, ...], history: History, offer: Offer) -> bool:
     """Whether a monitor event leaves everything as it is: nothing is lost, and no further slot would be used."""

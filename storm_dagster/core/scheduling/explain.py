@@ -14,8 +14,6 @@ from storm_dagster.core.scheduling.units import Unit, exchanges, units_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, reason_of
 
-__all__ = ["Alternative", "Choice", "choice_of"]
-
 _COMPARED = (
     "tasks of its component in the worker",
     "tasks of its component on the supervisor",

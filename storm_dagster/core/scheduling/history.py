@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement import PlacedWorker, TopologyToPlace
 
-__all__ = ["History", "OldWorker", "Slot", "moved_tasks", "read_history"]
-
 Slot = tuple[str, int]
 """(supervisor id, port)."""
 

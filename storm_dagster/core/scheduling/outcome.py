@@ -10,8 +10,6 @@ from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement import PlacedWorker, TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text, slot_reason_text
 
-__all__ = ["NoRoom", "failed", "staying_bins", "succeeded"]
-
 
 class NoRoom(Exception):
     """The topology cannot be placed; the text says why and what to do. Never leaves the planner."""

@@ -23,8 +23,6 @@ from storm_dagster.model.placement_reasons import (
     short_of_slots_refusal,
 )
 
-__all__ = ["plan_placement"]
-
 
 def plan_placement(batch: PlacementBatch) -> PlacementResult:
     """Place every topology of the batch, in order of priority (lower first), then name.

@@ -11,8 +11,6 @@ from storm_dagster.core.scheduling.history import OldWorker, Slot
 from storm_dagster.core.scheduling.slots import Offer
 from storm_dagster.core.scheduling.units import Unit
 
-__all__ = ["Reuse", "choose_reused", "trim"]
-
 
 @dataclass(frozen=True)
 class Reuse:

@@ -11,8 +11,6 @@ from storm_dagster.core.scheduling.units import Unit, task_count
 from storm_dagster.model.placement import TopologyToPlace, UserWorker
 from storm_dagster.model.placement_reasons import Reason, dropped_requests, too_many_requests_refusal
 
-__all__ = ["RequestedWorker", "requested_workers"]
-
 
 @dataclass(frozen=True)
 class RequestedWorker:

@@ -12,8 +12,6 @@ from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.core.scheduling.units import Unit
 from storm_dagster.model.placement_reasons import Reason
 
-__all__ = ["Bin", "Key", "Selector", "fair_share"]
-
 Key = tuple[int, ...]
 """A worker as the chain of selectors sees it: smaller is better, selector by selector, its number last."""
 

@@ -10,8 +10,6 @@ from storm_dagster.core.scheduling.history import Slot
 from storm_dagster.model.placement import SupervisorSlots, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, slot_rival
 
-__all__ = ["DifferNeed", "Offer", "Pool", "interleaved", "offer_for", "spread_workers"]
-
 Load = tuple[int, int, str]
 """Minus the free ports, used ports, supervisor id. The least is the least loaded."""
 

@@ -9,8 +9,6 @@ from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
-__all__ = ["Unit", "exchanges", "task_count", "units_of", "worker_count"]
-
 
 @dataclass(frozen=True)
 class Unit:

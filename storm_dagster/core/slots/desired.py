@@ -10,8 +10,6 @@ from storm_dagster.core.upgrade.machine import code_for
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import UpgradeState
 
-__all__ = ["DesiredSlots", "check_ports", "desired_slots"]
-
 
 @dataclass(frozen=True)
 class DesiredSlots:

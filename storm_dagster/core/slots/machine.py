@@ -46,8 +46,6 @@ from storm_dagster.core.slots.model import (
 )
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 
-__all__ = ["crash_delay", "extend_deadline", "is_restarting", "step"]
-
 _Result: TypeAlias = "tuple[Slot, tuple[Instruction, ...]]"
 _KILL_AGAIN = 5.0
 

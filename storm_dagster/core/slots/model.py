@@ -5,30 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-__all__ = [
-    "Assigned",
-    "Beat",
-    "Clean",
-    "CodeFailed",
-    "CodeReady",
-    "Event",
-    "Exited",
-    "Fetch",
-    "Instruction",
-    "Kill",
-    "Launch",
-    "LaunchFailed",
-    "Launched",
-    "Report",
-    "Slot",
-    "SlotLimits",
-    "SlotState",
-    "Terminate",
-    "Tick",
-    "Work",
-    "Worker",
-]
-
 SlotState = Literal[
     "empty",
     "waiting-for-code",

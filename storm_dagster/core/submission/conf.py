@@ -8,17 +8,6 @@ from storm_dagster.model.conf import Conf
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import TopologySpec
 
-__all__ = [
-    "ONE_TIME_KEYS",
-    "SUBMITTED_KEYS",
-    "UPGRADE_KEYS",
-    "conf_differences",
-    "kept_conf",
-    "message_timeout_secs",
-    "normalize_conf",
-    "total_conf",
-]
-
 # Set by the system; what a client wrote there is overwritten.
 _SYSTEM_KEYS = ("topology.name", "topology.id", "storm.cluster.mode")
 SUBMITTED_KEYS = "topology.submitted.keys"

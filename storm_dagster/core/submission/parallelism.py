@@ -8,8 +8,6 @@ from storm_dagster.model.conf import Conf
 from storm_dagster.model.errors import InvalidTopology
 from storm_dagster.model.topology import ComponentSpec, TopologySpec
 
-__all__ = ["normalize_topology", "wanted_executors"]
-
 
 def normalize_topology(conf: Conf, spec: TopologySpec) -> TopologySpec:
     """The topology with its final parallelism; normalizing twice changes nothing.

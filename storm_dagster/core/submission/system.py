@@ -17,17 +17,6 @@ from storm_dagster.model.topology import (
     TopologySpec,
 )
 
-__all__ = [
-    "ACK_ACK",
-    "ACK_FAIL",
-    "ACK_INIT",
-    "ACK_RESET_TIMEOUT",
-    "METRICS_TICK",
-    "SYSTEM_STREAM",
-    "TICK",
-    "with_system_components",
-]
-
 ACK_INIT = "__ack_init"
 ACK_ACK = "__ack_ack"
 ACK_FAIL = "__ack_fail"

@@ -11,15 +11,6 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import ComponentTasks, TaskTable
 from storm_dagster.model.topology import ComponentSpec, TopologySpec
 
-__all__ = [
-    "executors_of",
-    "fixed_task_components",
-    "number_tasks",
-    "partition",
-    "rescale",
-    "topology_master_task",
-]
-
 
 def _task_count(part: ComponentSpec, conf: Conf) -> int:
     if part.parallelism < 1:

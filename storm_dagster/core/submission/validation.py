@@ -24,8 +24,6 @@ from storm_dagster.model.names import check_component_id, check_stream_id, check
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec
 
-__all__ = ["check_code_name", "normalize_submission", "validate_topology"]
-
 _IDENTIFIER = r"[^\W\d]\w*"
 _CODE_NAME = re.compile(rf"{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.{_IDENTIFIER})*")
 

@@ -17,25 +17,6 @@ from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.records import Assignment, GrayUpgrade, GrayWorker, StormBase, WorkerSlot
 from storm_dagster.model.view import UpgradeState
 
-__all__ = [
-    "FIRST_MINUTE_SECS",
-    "Move",
-    "Pick",
-    "SlotRun",
-    "UpgradeEvent",
-    "UpgradeTransition",
-    "check_begin",
-    "check_continue",
-    "check_ending",
-    "code_for",
-    "due",
-    "early_failure",
-    "landed",
-    "next_move",
-    "pick",
-    "transition",
-]
-
 FIRST_MINUTE_SECS = 60.0
 """An upgraded worker that ends so soon after its upgraded start rolls the upgrade back."""
 _REQUESTED = "it was asked for"

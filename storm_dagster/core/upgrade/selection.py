@@ -12,16 +12,6 @@ from storm_dagster.model.names import TOPOLOGY_MASTER
 from storm_dagster.model.records import GrayUpgrade, WorkerSlot
 from storm_dagster.model.topology import TopologySpec
 
-__all__ = [
-    "Selection",
-    "check_compatible",
-    "check_master_alone",
-    "check_selection",
-    "parse_workers",
-    "selected",
-    "selection_of_conf",
-]
-
 
 @dataclass(frozen=True)
 class Selection:

@@ -10,8 +10,6 @@ from storm_dagster.model.names import TOPOLOGY_MASTER, topology_name_of
 from storm_dagster.model.records import Assignment, TaskTable, WorkerSlot
 from storm_dagster.model.view import UpgradeState
 
-__all__ = ["UpgradePhase", "UpgradeSnapshot", "WorkerPhase", "worker_phase"]
-
 UpgradePhase = Literal["ended", "requested", "upgrading", "paused", "rolling back"]
 """``ended``: there is no record; ``requested``: a batch is not picked yet; ``paused``: no batch is under way."""
 WorkerPhase = Literal["former", "upgrading", "upgraded", "rolling back"]

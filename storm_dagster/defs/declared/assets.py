@@ -15,8 +15,6 @@ from storm_dagster.defs.translator import StormAsset
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.packaging.target import parse_target
 
-__all__ = ["topology_assets"]
-
 
 def topology_assets(
     declaration: Declaration,

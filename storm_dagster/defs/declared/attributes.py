@@ -5,8 +5,6 @@ from __future__ import annotations
 import dagster as dg
 from pydantic import ConfigDict, Field
 
-__all__ = ["FreshnessAttributes", "GrayAttributes", "ScheduleAttributes", "TopologyAlerts"]
-
 
 class _Strict(dg.Model, dg.Resolvable):
     model_config = ConfigDict(extra="forbid")

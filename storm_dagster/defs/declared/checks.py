@@ -15,8 +15,6 @@ from storm_dagster.defs.declared.declaration import Actual, Declaration, Describ
 from storm_dagster.defs.declared.metadata import spout_metrics
 from storm_dagster.defs.pictures.metadata import table
 
-__all__ = ["LAST_UPDATED", "CheckResult", "check_results", "fresh", "wanted_checks"]
-
 LAST_UPDATED = "dagster/last_updated_timestamp"
 """Dagster's metadata key for the time of which an observation speaks."""
 

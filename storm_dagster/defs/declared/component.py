@@ -44,8 +44,6 @@ from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest
 from storm_dagster.model.names import check_topology_name
 
-__all__ = ["StormTopologyComponent"]
-
 _FEW = 20
 """Up to so many declared topologies of a project have jobs of their own: three hundred jobs help nobody."""
 

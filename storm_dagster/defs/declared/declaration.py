@@ -25,16 +25,6 @@ from storm_dagster.packaging.archive import collect_files, hash_file
 from storm_dagster.packaging.describing import describe_target
 from storm_dagster.packaging.target import Target, parse_target
 
-__all__ = [
-    "CODE_VERSION_KEY",
-    "Actual",
-    "Declaration",
-    "Described",
-    "LoadedFiles",
-    "describe_declared",
-    "differences",
-]
-
 CODE_VERSION_KEY = "declared.code.version"
 """Conf key under which a declared topology carries the version of the code and conf that it was deployed from."""
 DATA_VERSION_TAG = "dagster/data_version"

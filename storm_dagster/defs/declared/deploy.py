@@ -33,8 +33,6 @@ from storm_dagster.model.view import ClusterView, UpgradeState
 from storm_dagster.packaging.bundle import bundle_target
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["DeployPolicy", "LeftToQueue", "alone", "read_actual", "reconcile"]
-
 DeployPolicy = Literal["hot", "gray", "manual"]
 _WAIT_SECS = 300.0
 _PAUSE_SECS = 1.0

@@ -10,8 +10,6 @@ import dagster as dg
 
 from storm_dagster.model.ranges import encode_ranges
 
-__all__ = ["component_state", "links", "spout_metrics", "topology_state", "workers_markdown"]
-
 _MOST_WORKERS = 100
 
 

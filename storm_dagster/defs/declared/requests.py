@@ -16,8 +16,6 @@ from storm_dagster.defs.failures import is_final
 from storm_dagster.defs.keys import topology_tags
 from storm_dagster.model.errors import Conflict, Fenced, StormDagsterError
 
-__all__ = ["DEPLOY_JOB", "by_hand", "deploy_request", "mark_final_failure", "newest_observation", "under_way"]
-
 DEPLOY_JOB = "deploy_declared"
 """The job that deploys declared topologies, those that are selected."""
 

@@ -23,8 +23,6 @@ from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.keys import topology_tags
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 
-__all__ = ["DEPLOY_TAG", "REBALANCE_JOB", "ask_job", "topology_definitions"]
-
 REBALANCE_JOB = "rebalance_declared"
 """The job that rebalances a declared topology."""
 DEPLOY_TAG = {"storm/deploy": "declared"}

@@ -20,8 +20,6 @@ from storm_dagster.defs.declared.topology import DeclaredSnapshot, DeclaredTopol
 from storm_dagster.defs.observe.sensors import digest, read_cursor
 from storm_dagster.model.errors import StormDagsterError
 
-__all__ = ["DECLARED_TAG", "shared_definitions", "state_events"]
-
 DECLARED_TAG = {"storm/declared": "topology"}
 """Tag of the asset of each declared topology."""
 _SEEN_EVERY_SECS = 600.0

@@ -28,8 +28,6 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["DeclaredSnapshot", "DeclaredTopology", "newest_version"]
-
 
 @dataclass(frozen=True)
 class DeclaredSnapshot:

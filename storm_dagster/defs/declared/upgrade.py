@@ -13,8 +13,6 @@ from storm_dagster.client import NimbusClient
 from storm_dagster.client.waiting import wait_for_status
 from storm_dagster.model.errors import InvalidTopology, NotAlive
 
-__all__ = ["next_batch", "upgrade_all_workers"]
-
 _LONGEST_SECS = 900.0
 
 Change = Callable[[str, Mapping[str, Any]], object]

@@ -52,8 +52,6 @@ from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["build_heartbeat_sensor"]
-
 _TICK_SECS = 45.0
 _POLL_EVERY_SECS = 5.0
 _COALESCE_SECS = 0.15

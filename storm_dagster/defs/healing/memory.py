@@ -25,18 +25,6 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = [
-    "CAUSE_TAG",
-    "REASSIGN_JOB",
-    "REASSIGN_OP",
-    "HealingCursor",
-    "HealingMemory",
-    "Restart",
-    "assign_attempt_numbers",
-    "restarts",
-    "run_requests",
-]
-
 REASSIGN_JOB = "reassign_topologies"
 REASSIGN_OP = f"{REASSIGN_JOB}_op"
 CAUSE_TAG = "storm/cause"

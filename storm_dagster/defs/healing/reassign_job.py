@@ -24,8 +24,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.results import ReassignResult
 
-__all__ = ["build_reassign_job"]
-
 _TEXT = "Place the tasks of dead workers, lost hosts and silent topology masters again."
 
 

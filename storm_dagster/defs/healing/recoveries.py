@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from storm_dagster.model.view import ClusterView, TopologyView
 
-__all__ = ["Recovery", "RecoveryMemory", "recoveries"]
-
 RecoveryMemory = Mapping[str, tuple[int, float | None]]
 """Topology id -> (version of its assignment when all ran last, boot clock since when some do not)."""
 

@@ -10,8 +10,6 @@ import dagster as dg
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, TOPOLOGY_TAG
 from storm_dagster.defs.resources.operating import Handles
 
-__all__ = ["observe_change"]
-
 
 def observe_change(
     context: dg.OpExecutionContext,

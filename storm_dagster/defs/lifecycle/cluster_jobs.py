@@ -26,8 +26,6 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.endpoints import ClusterFile, home_dir
 from storm_dagster.model.errors import Unavailable
 
-__all__ = ["build_cluster_jobs"]
-
 _START = "Start a local cluster, detached: ZooKeeper, Spark, nimbus, supervisors and a Dagster of its own."
 _STOP = "End every process of a local cluster, workers first."
 

@@ -22,8 +22,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.results import LifecycleResult
 
-__all__ = ["build_lifecycle_jobs"]
-
 _POLL_SECS = 0.5
 # After the delay the leader and lifecycle_sensor remove the topology too: this run lets them, and does it
 # itself when neither is there.

@@ -27,8 +27,6 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.live.rebalance import rebalance
 
-__all__ = ["REBALANCE_TEXT", "build_rebalance_schedule"]
-
 _ASK_JOB = "ask_for_rebalance"
 REBALANCE_TEXT = (
     "Ask the cluster to rebalance a topology; the rebalance itself is a run in the cluster's code location."

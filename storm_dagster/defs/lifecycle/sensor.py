@@ -26,8 +26,6 @@ from storm_dagster.model.memory_codec import decode_memory, encode_memory
 from storm_dagster.operations.live.lifecycle import finish_due
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 
-__all__ = ["LifecycleMemory", "build_lifecycle_sensor", "may_drop", "name_marks"]
-
 _log = logging.getLogger(__name__)
 _NAME = "lifecycle_sensor"
 _PARTITION_TAG = "dagster/partition"

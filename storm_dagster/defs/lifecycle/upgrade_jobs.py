@@ -20,8 +20,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
 
-__all__ = ["build_upgrade_jobs"]
-
 _GRAY = (
     "Run new code on some workers of a topology first, beside the old. With `target` an upgrade begins; without, the "
     "one under way goes on with another batch."

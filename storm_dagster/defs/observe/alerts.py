@@ -20,8 +20,6 @@ from storm_dagster.defs.observe.history import REPOSITORY_TAG, is_own_run
 from storm_dagster.defs.observe.sensors import read_cursor
 from storm_dagster.model.dagster_names import DagsterNames
 
-__all__ = ["Alert", "alerts_to_send", "build_alert_sensor"]
-
 _MOST_OPEN = 64
 _MOST_RUNS = 500
 _LONGEST_SECS = 30.0

@@ -30,8 +30,6 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.read.inspection import code_keys, inspect_cluster, stored_hashes
 
-__all__ = ["CHECK_ASSETS", "build_checks", "view_findings"]
-
 _STABLE_SECS = 5.0
 
 _ASSETS: Mapping[str, dg.AssetKey] = {

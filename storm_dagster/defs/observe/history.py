@@ -17,16 +17,6 @@ from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model.dagster_names import DagsterNames
 
-__all__ = [
-    "OWN_CLOCKS",
-    "OWN_JOBS",
-    "PRUNE_JOB",
-    "build_prune_history",
-    "is_own_run",
-    "prune_runs",
-    "prune_ticks",
-]
-
 PRUNE_JOB = "prune_history"
 OWN_JOBS = (
     *("submit_topology", "kill_topology", "activate_topology", "deactivate_topology", "restart_topology"),

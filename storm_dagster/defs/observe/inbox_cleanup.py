@@ -21,8 +21,6 @@ from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.operations.live.cleaner import clean, find_garbage, take_inventory
 from storm_dagster.operations.results import CleanResult
 
-__all__ = ["CLEAN_JOB", "build_inbox_cleanup"]
-
 CLEAN_JOB = "clean_inbox"
 _MEMORY = "seen"
 _GRACE_SECS = 60.0

@@ -28,8 +28,6 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["HOURS", "ROLLUP_JOB", "build_metrics_rollup", "drop_older", "roll_up_hour", "samples_of"]
-
 ROLLUP_JOB = "roll_up_metrics"
 HOURS = dg.HourlyPartitionsDefinition(start_date="2026-01-01-00:00", timezone="UTC")
 """Hours of UTC; a run of one that is over and was never sampled fails."""

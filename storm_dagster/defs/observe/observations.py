@@ -16,17 +16,6 @@ from storm_dagster.defs.pictures.svg import data_uri
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 
-__all__ = [
-    "drawn_supervisors",
-    "statistics_links",
-    "supervisors_observation",
-    "supervisors_state",
-    "topologies_observation",
-    "topologies_state",
-    "workers_observation",
-    "workers_state",
-]
-
 
 def statistics_links(http: str) -> dict[str, dg.UrlMetadataValue]:
     """Links to the current state of the topologies at the leader at ``http``; none without a leader."""

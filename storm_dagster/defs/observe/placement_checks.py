@@ -26,8 +26,6 @@ from storm_dagster.model.names import placement_key
 from storm_dagster.model.placement import TopologyToPlace
 from storm_dagster.operations.context import OperationsContext, load_runnable
 
-__all__ = ["PLACEMENT_CHECKS", "placement_check"]
-
 
 @dataclass(frozen=True)
 class _CheckedTopology:

@@ -31,8 +31,6 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.model.view import ClusterView
 
-__all__ = ["build_observation_sensors"]
-
 _AT_MOST_EVERY_SECS = 60.0
 _LONGEST_PAUSE_SECS = 3600.0
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from storm_dagster.defs.pictures.svg import bar, box, color, document, label, legend, short
 
-__all__ = ["DrawnSlot", "DrawnSupervisor", "cluster_picture"]
-
 _MARGIN = 12
 _WIDTH = 760
 _ROW = 30

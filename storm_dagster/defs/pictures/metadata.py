@@ -12,25 +12,12 @@ from typing import Any
 
 import dagster as dg
 
-from storm_dagster.defs.pictures.placement import SlotTasks, data_uri, slots_picture
+from storm_dagster.defs.pictures.placement import SlotTasks, slots_picture
+from storm_dagster.defs.pictures.svg import data_uri
 from storm_dagster.model.placement import PlacedWorker
 from storm_dagster.model.ranges import decode_ranges, encode_ranges
 from storm_dagster.model.records import Assignment, TaskTable
 from storm_dagster.model.topology import TopologySpec
-
-__all__ = [
-    "assignment_metadata",
-    "blobs_table",
-    "component_counts",
-    "components_table",
-    "mask",
-    "nodes_table",
-    "notes",
-    "slots_markdown",
-    "slots_table",
-    "tasks_table",
-    "unassigned_table",
-]
 
 _MOST_ROWS = 500
 _SECRET = re.compile(r"password|passwd|secret|token|credential|payload|private|keytab|api[._-]?key", re.I)

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
 from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
-from storm_dagster.defs.pictures.svg import box, clean, color, data_uri, document, label, legend, short
-
-__all__ = ["SlotTasks", "data_uri", "slots_picture"]
+from storm_dagster.defs.pictures.svg import box, clean, color, document, label, legend, short
 
 _CELL = 22
 _GAP = 3

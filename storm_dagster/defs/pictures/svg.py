@@ -7,8 +7,6 @@ import colorsys
 from collections.abc import Mapping
 from xml.sax.saxutils import escape, quoteattr
 
-__all__ = ["bar", "box", "clean", "color", "data_uri", "document", "label", "legend", "short"]
-
 
 def data_uri(svg: str) -> str:
     """The picture as ``data:image/svg+xml;base64,...``, for the URL of a markdown image."""

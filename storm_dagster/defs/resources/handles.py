@@ -25,8 +25,6 @@ from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.model.security import Security
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["BlobStoreResource", "ClusterHandle", "ZooKeeperResource", "leader_http"]
-
 
 class ClusterHandle(dg.ConfigurableResource):
     """Location of the cluster: a local cluster's HOME, or a conf folder."""

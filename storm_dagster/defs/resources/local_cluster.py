@@ -19,8 +19,6 @@ from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import Conflict, StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.run_file import RunFile
 
-__all__ = ["CLUSTER_MARK", "ensure_local_cluster", "local_cluster_runs", "run_cli", "start_cluster"]
-
 CLUSTER_MARK = "STORM_DAGSTER_CLUSTER"
 """By this variable `stop` knows the processes of its cluster."""
 _LONGEST_SECS = 300

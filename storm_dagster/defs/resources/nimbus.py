@@ -13,8 +13,6 @@ from storm_dagster.client import NimbusClient, upload_target
 from storm_dagster.defs.resources.handles import ClusterHandle
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["NimbusResource", "upload_of"]
-
 
 class NimbusResource(ClusterHandle):
     """Calls of nimbus: uploads, topologies, the cluster."""

@@ -18,8 +18,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit.staging import newest_token_key, read_record
 from storm_dagster.operations.submit.submission import take_over
 
-__all__ = ["Handles", "connect", "operations", "run_token", "tag_run", "token_for"]
-
 
 @dataclass(frozen=True)
 class Handles:

@@ -18,8 +18,6 @@ from storm_dagster.model.records import SupervisorInfo, WorkerNode
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.model.security import Security
 
-__all__ = ["RunningWorker", "SupervisorsResource", "WorkersResource"]
-
 _TAIL_BYTES = 64 * 1024
 
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from dagster_pyspark import LazyPySparkResource
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkResource", "open_session"]
-
 
 class SparkResource(ClusterHandle):
     """Spark for placements, and a session for the user's own assets."""

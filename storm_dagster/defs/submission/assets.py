@@ -34,8 +34,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import check_token, newest_token_key, read_tasks
 
-__all__ = ["build_submission_assets"]
-
 
 def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
     """The run's topology: its partition key, which must be a registered one.

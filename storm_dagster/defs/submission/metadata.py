@@ -31,17 +31,6 @@ from storm_dagster.operations.results import (
     TasksResult,
 )
 
-__all__ = [
-    "active_metadata",
-    "code_metadata",
-    "conf_metadata",
-    "placement_metadata",
-    "planned_metadata",
-    "published_metadata",
-    "stored_metadata",
-    "tasks_metadata",
-]
-
 
 def conf_metadata(report: ConfResult) -> dict[str, Any]:
     """Stage 1: id, token, epoch, the normalized conf, components, warnings."""

@@ -18,8 +18,6 @@ from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.explaining import moves_document
 from storm_dagster.operations.results import RebalanceResult
 
-__all__ = ["plan_rebalance", "publish_rebalance"]
-
 
 def _components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
     table = ops.cluster.read_tasks(topology_id)

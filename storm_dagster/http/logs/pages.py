@@ -8,16 +8,6 @@ from typing import BinaryIO
 
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 
-__all__ = [
-    "LONGEST_PAGE",
-    "PAGE_BYTES",
-    "RangeNotSatisfiable",
-    "check_encoding",
-    "page_bounds",
-    "read_page",
-    "whole_characters",
-]
-
 PAGE_BYTES = 131_072
 """JStorm's ``log.page.size``."""
 LONGEST_PAGE = 1 << 20

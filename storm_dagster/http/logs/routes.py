@@ -29,8 +29,6 @@ from storm_dagster.http.schemas import Port, choice
 from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
-__all__ = ["LogRoutes"]
-
 _CHUNK = 1 << 18
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO, Literal
 
-__all__ = ["Found", "Search", "search_log"]
-
 BLOCK = 131_072
 MOST_BLOCKS = 1024
 """Blocks that one request reads at most, as in JStorm: 128 MiB. ``next_offset`` is where to go on."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-__all__ = ["stacks_text"]
-
 
 def stacks_text(header: str, stacks: Mapping[str, Sequence[str]] | None, problem: str = "") -> str:
     """One worker's block; ``problem`` is the reason for no stacks."""

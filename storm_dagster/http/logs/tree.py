@@ -16,8 +16,6 @@ from typing import BinaryIO
 
 from storm_dagster.model.errors import KeyNotFound
 
-__all__ = ["Entry", "LogTree"]
-
 _MOST_PARTS = 16
 _MOST_ENTRIES = 10_000
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -20,8 +20,6 @@ from storm_dagster.model.names import id_of_blob_key
 from storm_dagster.model.records import Record, decode_record, encode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["BlobRecord", "BlobRegistry", "Registered", "is_registered_kind"]
-
 _log = logging.getLogger(__name__)
 _ATTEMPTS = 10
 

@@ -17,8 +17,6 @@ from storm_dagster.nimbus.blobs.registry import BlobRegistry, is_registered_kind
 from storm_dagster.nimbus.blobs.replication import Replicator
 from storm_dagster.nimbus.leader_status import LeaderStatus
 
-__all__ = ["BaseStore", "NimbusBlobStore", "WriteTerms"]
-
 _log = logging.getLogger(__name__)
 
 BaseStore = LocalBlobStore | FsspecBlobStore

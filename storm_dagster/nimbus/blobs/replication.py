@@ -21,8 +21,6 @@ from storm_dagster.blobstore import BlobMeta
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.security import Security
 
-__all__ = ["NimbusPeer", "Replicator"]
-
 _log = logging.getLogger(__name__)
 _CHUNK = 1 << 16
 _RETRY_SECS = 0.5

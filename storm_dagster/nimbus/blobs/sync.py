@@ -30,8 +30,6 @@ from storm_dagster.nimbus.leader_status import LeaderStatus
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.watches import Wake
 
-__all__ = ["BlobSync", "download_blob"]
-
 _log = logging.getLogger(__name__)
 
 

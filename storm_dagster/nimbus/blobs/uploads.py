@@ -16,8 +16,6 @@ from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound, St
 from storm_dagster.nimbus.blobs.replicated_store import NimbusBlobStore
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
-__all__ = ["PARTS", "Part", "Uploads"]
-
 _log = logging.getLogger(__name__)
 
 Part = Literal["archive", "conf", "topology"]

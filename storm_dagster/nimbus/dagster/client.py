@@ -21,8 +21,6 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigure
 from storm_dagster.nimbus.dagster import queries
 from storm_dagster.nimbus.dagster.transport import DagsterTransport, without_storage
 
-__all__ = ["DagsterClient", "FoundRun", "location_problem", "run_document"]
-
 FINISHED = frozenset({"SUCCESS", "FAILURE", "CANCELED"})
 _RUN_ID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _AGAIN = "ask again (a submission: with its token); what the run had begun is taken up"

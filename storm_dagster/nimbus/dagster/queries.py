@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ADD_PARTITION", "DROP_PARTITION", "FAILURES", "FIND_RUNS", "LAUNCH", "LOCATIONS", "REPORT", "RUN"]
-
 ADD_PARTITION = """
 mutation StormAddPartition($selector: RepositorySelector!, $definition: String!, $key: String!) {
   addDynamicPartition(repositorySelector: $selector, partitionsDefName: $definition, partitionKey: $key) {

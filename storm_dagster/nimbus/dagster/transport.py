@@ -21,8 +21,6 @@ from storm_dagster.model.dagster_errors import STORAGE_REMEDY, storage_problem
 from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailable
 from storm_dagster.model.security import read_private_file
 
-__all__ = ["DagsterAccess", "DagsterTransport", "without_storage"]
-
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _WHO = "set dagster.graphql.token.file or dagster.graphql.headers"

@@ -22,8 +22,6 @@ from storm_dagster.nimbus.blobs.replicated_store import WriteTerms
 from storm_dagster.nimbus.http.transfer import BlobResponse, receive_file
 from storm_dagster.nimbus.member import Nimbus
 
-__all__ = ["blob_operations"]
-
 _MOST_DOCUMENT_BYTES = 64 << 20
 """Largest conf or topology part of an upload."""
 

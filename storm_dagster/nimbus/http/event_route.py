@@ -20,8 +20,6 @@ from storm_dagster.model.errors import InvalidRequest, NotAuthenticated, Unavail
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.context import topology_by_name
 
-__all__ = ["event_operation"]
-
 _MOST_AT_ONCE = 4
 """Batches in progress; with a slow Dagster they must not take all threads of the service."""
 _MOST_EVENTS = 100

@@ -19,8 +19,6 @@ from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
-__all__ = ["Metrics"]
-
 _TOPOLOGIES_SECS = 2.0
 """Longest wait for topology masters in one scrape."""
 _TOPOLOGY_COUNTS = (

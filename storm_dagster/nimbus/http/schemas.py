@@ -9,19 +9,6 @@ from typing_extensions import NotRequired, TypedDict
 
 from storm_dagster.http.schemas import Natural, UploadHandle, closed, extensible
 
-__all__ = [
-    "BlacklistDocument",
-    "ChangedDocument",
-    "ClusterDocument",
-    "HealthDocument",
-    "ListDocument",
-    "RunDocument",
-    "ShowDocument",
-    "StateDocument",
-    "SubmissionDocument",
-    "SubmittedDocument",
-]
-
 _Status = Literal["ACTIVE", "INACTIVE", "KILLED", "REBALANCING", "UPGRADING", "ROLLBACK"]
 _Stats = dict[str, float]
 

@@ -10,7 +10,6 @@ from storm_dagster.http.description import build_routes
 from storm_dagster.http.guard import Guard, allowed_hosts, host_of
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
-from storm_dagster.http.server import HttpService
 from storm_dagster.model.security import Security, public_conf
 from storm_dagster.nimbus.http.blob_routes import blob_operations
 from storm_dagster.nimbus.http.event_route import event_operation
@@ -22,8 +21,6 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.nimbus.requests.topology_access import topology_conf_reader
 from storm_dagster.nimbus.requests.worker_stacks import stacks_at
-
-__all__ = ["HttpService", "build_app"]
 
 
 def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -> ASGIApp:

@@ -21,8 +21,6 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
 from storm_dagster.operations.live.blacklist import change_blacklist
 
-__all__ = ["topology_operations"]
-
 
 def topology_operations(
     nimbus: Nimbus, reader: ClusterReader, submissions: Submissions, metrics: Metrics

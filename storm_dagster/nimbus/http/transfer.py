@@ -18,8 +18,6 @@ from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, Unavailable
 from storm_dagster.nimbus.requests.inbox import new_inbox_file
 
-__all__ = ["BlobResponse", "Received", "receive_file"]
-
 
 @dataclass(frozen=True)
 class Received:

@@ -25,8 +25,6 @@ from storm_dagster.operations.live import cleaner, healing, lifecycle
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.upgrade import advance_upgrades
 
-__all__ = ["LeaderDuties"]
-
 _log = logging.getLogger(__name__)
 
 _TICK_SECS = 1.0

@@ -13,8 +13,6 @@ from storm_dagster.model.errors import StormDagsterError, Unavailable
 from storm_dagster.nimbus.blobs.sync import BlobSync
 from storm_dagster.nimbus.member import Nimbus
 
-__all__ = ["Election"]
-
 _log = logging.getLogger(__name__)
 
 CHECK_SECS = 5.0

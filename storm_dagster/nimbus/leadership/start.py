@@ -7,7 +7,6 @@ from pathlib import Path
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
-from storm_dagster.http.listening import listen
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import Corrupt, InvalidRequest
@@ -19,17 +18,6 @@ from storm_dagster.zk.cached_state import CachedReads
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.disk_cache import open_disk_cache
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-
-__all__ = [
-    "check_bind",
-    "check_mode",
-    "container_heartbeat",
-    "listen",
-    "open_blob_store",
-    "open_cluster",
-    "open_reads",
-    "thrift_host",
-]
 
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,6 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.operations.actions import NOTIFIER_KEY, PendingAction, forget_action, pending_actions
 from storm_dagster.operations.context import OperationsContext
 
-__all__ = ["ActionNotifier", "load_listener"]
-
 _log = logging.getLogger(__name__)
 
 _POLL_SECS = 1.0

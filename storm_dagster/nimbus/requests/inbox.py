@@ -7,8 +7,6 @@ import secrets
 import shutil
 from pathlib import Path
 
-__all__ = ["clean_inbox", "new_inbox_file"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -14,8 +14,6 @@ from storm_dagster.model.wire import StateQuestion
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.live.worker_requests import ask_worker
 
-__all__ = ["read_state"]
-
 _ALL_SECS = 10.0
 _MOST = 1000
 _AFTER = re.compile(r"(\d{1,9}):(\d{1,15})")

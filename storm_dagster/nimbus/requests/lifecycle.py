@@ -25,8 +25,6 @@ from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.submit.submission import update_differences
 from storm_dagster.operations.upgrade import UpgradeResult, check_request
 
-__all__ = ["VERBS", "LifecycleRequests"]
-
 _log = logging.getLogger(__name__)
 
 VERBS = (

@@ -22,17 +22,6 @@ from storm_dagster.nimbus.requests.window_stats import (
     task_windows,
 )
 
-__all__ = [
-    "ComponentSnapshot",
-    "ExecutorSnapshot",
-    "SupervisorSnapshot",
-    "TopologySnapshot",
-    "WorkerSnapshot",
-    "snapshot_topology",
-    "supervisors_of",
-    "workers_of",
-]
-
 _CAPACITY_WINDOW = "600"
 
 

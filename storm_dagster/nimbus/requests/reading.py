@@ -29,8 +29,6 @@ from storm_dagster.operations.live.worker_requests import ask_topology_master
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import explain_document, problems
 
-__all__ = ["AskTopologyMaster", "ClusterReader", "TopologyStats"]
-
 _log = logging.getLogger(__name__)
 
 AskTopologyMaster = Callable[[TopologyView], Mapping[str, Any] | None]

@@ -25,8 +25,6 @@ from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 from storm_dagster.operations.context import check_name_free
 from storm_dagster.operations.submit.staging import check_token, read_token
 
-__all__ = ["Submissions"]
-
 _FIELDS = {"name", "handle", "token", "inactive", "allow_degraded"}
 _REMEMBERED_SECS = 600.0
 _POLL_SECS = 0.5

@@ -12,8 +12,6 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.operations.context import topology_by_name
 
-__all__ = ["topology_conf_reader"]
-
 
 def topology_conf_reader(nimbus: Nimbus, reader: ClusterReader) -> Callable[[str], Mapping[str, Any] | None]:
     """A function from a topology's name or id to its conf; ``None`` when it does not run or cannot be read.

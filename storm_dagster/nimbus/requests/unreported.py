@@ -18,8 +18,6 @@ from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.transactions import fenced_transaction
 
-__all__ = ["LeaderOutbox"]
-
 _log = logging.getLogger(__name__)
 
 _MOST_EVENTS = 200

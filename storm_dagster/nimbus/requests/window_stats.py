@@ -12,18 +12,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = [
-    "ALL_TIME",
-    "WINDOWS",
-    "Totals",
-    "WindowStats",
-    "check_window",
-    "is_system_name",
-    "merge",
-    "split_input",
-    "task_windows",
-]
-
 ALL_TIME = ":all-time"
 WINDOWS = ("600", "10800", "86400", ALL_TIME)
 """Storm's window names: seconds, and the whole life."""

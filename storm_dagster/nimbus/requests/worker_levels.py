@@ -16,8 +16,6 @@ from storm_dagster.operations.live.log_levels import keep_log_levels
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.live.worker_requests import ask_worker
 
-__all__ = ["WorkerLevels"]
-
 _log = logging.getLogger(__name__)
 _ANSWER_SECS = 2.0
 _AT_ONCE = 8

@@ -11,8 +11,6 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.live.worker_requests import ask_worker
 
-__all__ = ["stacks_at", "stacks_of_worker"]
-
 _ANSWER_SECS = 2.0
 
 

@@ -16,8 +16,6 @@ from storm_dagster.core.authorization import Caller, Operation, authorize, is_ad
 from storm_dagster.model.errors import NotAuthenticated, StormDagsterError
 from storm_dagster.model.security import Security
 
-__all__ = ["Access", "ThriftPeer", "operation_of"]
-
 _audit = logging.getLogger("storm_dagster.audit")
 
 _LIST = frozenset(

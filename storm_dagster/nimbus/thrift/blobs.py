@@ -16,8 +16,6 @@ from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, version_number
 from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 
-__all__ = ["Blobs"]
-
 _INTERNAL = ("upload.", "staging.", "staging-of.")
 _PAGE = 100
 _READ_WRITE_ADMIN = 7

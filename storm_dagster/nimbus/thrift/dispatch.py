@@ -15,8 +15,6 @@ from storm_dagster.nimbus.thrift.errors import declared_exceptions, failure_text
 from storm_dagster.nimbus.thrift.frames import MalformedFrame, check_message
 from storm_dagster.nimbus.thrift.idl import decoder, encode_failure, encode_reply, load_idl
 
-__all__ = ["Dispatcher"]
-
 _log = logging.getLogger(__name__)
 _ONEWAY = 4
 _LARGE_VALUES = 20_000

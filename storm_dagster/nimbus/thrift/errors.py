@@ -21,8 +21,6 @@ from storm_dagster.model.errors import (
     StormDagsterError,
 )
 
-__all__ = ["KeyExists", "RefusedCall", "declared_exceptions", "failure_text", "set_declared"]
-
 
 class KeyExists(Conflict):
     """A blob of that key exists already."""

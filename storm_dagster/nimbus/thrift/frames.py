@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import struct
 
-__all__ = ["MOST_DEPTH", "MOST_VALUES", "MalformedFrame", "check_message"]
-
 MOST_DEPTH = 32
 """Nesting of structures and containers; Storm's deepest structure has 9 levels."""
 MOST_VALUES = 250_000

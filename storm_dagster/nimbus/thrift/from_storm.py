@@ -23,8 +23,6 @@ from storm_dagster.model.topology import (
     TopologySpec,
 )
 
-__all__ = ["PARTIAL_KEY_GROUPING", "read_conf", "read_topology_struct"]
-
 PARTIAL_KEY_GROUPING = "org.apache.storm.grouping.PartialKeyGrouping"
 """The one custom grouping of Storm's that has a counterpart here; its arguments are field names."""
 

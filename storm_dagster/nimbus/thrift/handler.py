@@ -36,8 +36,6 @@ from storm_dagster.nimbus.thrift.transfers import Downloads, UploadSessions
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
 
-__all__ = ["REFUSED", "NimbusHandler"]
-
 _SUPERVISORS = "supervisors and workers speak to ZooKeeper here, and not to nimbus"
 REFUSED: Mapping[str, str] = {
     "setWorkerProfiler": "workers here are no JVMs: dump their stacks with the `workers` resource in Dagster",

@@ -20,8 +20,6 @@ except ImportError:
     from thriftpy2.protocol.binary import TBinaryProtocol as _Protocol
     from thriftpy2.transport.memory import TMemoryBuffer as _Buffer
 
-__all__ = ["STORM_VERSION", "decoder", "encode_call", "encode_failure", "encode_reply", "load_idl"]
-
 STORM_VERSION = f"2.6.0+storm.dagster.{storm_dagster.__version__}"
 """The version of a nimbus in summaries: clients compare it with versions of Storm to choose what they may call."""
 

@@ -29,8 +29,6 @@ from storm_dagster.nimbus.requests.window_stats import (
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 from storm_dagster.nimbus.thrift.summaries import Summaries, i32, resources, worker_summary
 
-__all__ = ["Pages"]
-
 _ALL_ERRORS, _NO_ERRORS, _ONE_ERROR = 0, 1, 2
 
 

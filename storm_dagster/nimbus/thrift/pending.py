@@ -24,8 +24,6 @@ from storm_dagster.model.errors import (
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.submitting import Submissions
 
-__all__ = ["PendingSubmission", "PendingSubmissions"]
-
 _log = logging.getLogger(__name__)
 _PREFIX, _SUFFIX = "upload.", ".pending"
 _POLL_SECS = 3.0

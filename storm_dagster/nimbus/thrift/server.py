@@ -22,8 +22,6 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.nimbus.thrift.access import ThriftPeer
 from storm_dagster.nimbus.thrift.frames import MalformedFrame
 
-__all__ = ["ServerLimits", "ThriftServer"]
-
 _log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 * 1024

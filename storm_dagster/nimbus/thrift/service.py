@@ -18,8 +18,6 @@ from storm_dagster.nimbus.thrift.handler import REFUSED, NimbusHandler
 from storm_dagster.nimbus.thrift.pending import PendingSubmissions
 from storm_dagster.nimbus.thrift.server import ServerLimits, ThriftServer
 
-__all__ = ["ThriftService"]
-
 _log = logging.getLogger(__name__)
 
 

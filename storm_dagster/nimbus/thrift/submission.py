@@ -37,8 +37,6 @@ from storm_dagster.operations.context import check_name_free
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.submit.staging import read_token
 
-__all__ = ["ANSWER_SECS", "Late", "TopologySubmission", "within"]
-
 _log = logging.getLogger(__name__)
 
 ANSWER_SECS = 6.0

@@ -16,8 +16,6 @@ from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, Work
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.thrift.idl import STORM_VERSION, load_idl
 
-__all__ = ["Summaries", "i32", "resources", "version_number", "worker_summary"]
-
 _MOST_I32 = 2**31 - 1
 
 

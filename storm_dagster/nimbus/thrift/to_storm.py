@@ -13,8 +13,6 @@ from storm_dagster.model.topology import ComponentSpec, GroupingSpec, TopologySp
 from storm_dagster.nimbus.thrift.from_storm import PARTIAL_KEY_GROUPING
 from storm_dagster.nimbus.thrift.idl import load_idl
 
-__all__ = ["topology_struct"]
-
 
 def topology_struct(spec: TopologySpec) -> Any:
     """The structure; components in their order."""

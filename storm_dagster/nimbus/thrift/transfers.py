@@ -21,8 +21,6 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.inbox import new_inbox_file
 from storm_dagster.nimbus.time_cache_map import TimeCacheMap
 
-__all__ = ["Downloads", "Upload", "UploadSessions"]
-
 _log = logging.getLogger(__name__)
 _MOST_OPEN = 1000
 

@@ -13,8 +13,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 
-__all__ = ["change_blacklist", "check_host"]
-
 BLACKLIST = operation("blacklist", "blacklist")
 
 _HOST = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")

@@ -29,8 +29,6 @@ from storm_dagster.operations.transactions import (
 )
 from storm_dagster.zk.shards import delete_ops
 
-__all__ = ["CleanerMemory", "Garbage", "Inventory", "clean", "find_garbage", "read_tokens", "take_inventory"]
-
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
 
 _PER_TOPOLOGY = (

@@ -28,8 +28,6 @@ from storm_dagster.operations.submit.staging import (
 from storm_dagster.operations.submit.submission import SUBMIT, stage_code, stage_conf, stage_tasks, take_over
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
 
-__all__ = ["delete_replaced", "restart", "update"]
-
 UPDATE = operation("update", SUBMIT, SWEEP, DELETE_CODE)
 _LONGEST_DRAIN_SECS = 30.0
 RESTART = operation("restart", UPDATE)

@@ -17,8 +17,6 @@ from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 
-__all__ = ["DRAIN", "drain", "undo_drain"]
-
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
 

@@ -27,8 +27,6 @@ from storm_dagster.operations.transactions import (
 )
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
-__all__ = ["reassign"]
-
 REASSIGN = operation("reassign", "store.placement.json", "reassign")
 
 

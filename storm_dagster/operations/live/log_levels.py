@@ -16,8 +16,6 @@ from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
 
-__all__ = ["keep_log_levels", "level_change"]
-
 LOG_LEVELS = operation("log_levels", "log_levels")
 
 MOST_LOGGERS = 200

@@ -41,8 +41,6 @@ from storm_dagster.operations.transactions import (
 )
 from storm_dagster.zk.cluster_state import Transaction
 
-__all__ = ["PendingRebalance", "finish_rebalance", "rebalance", "require_offered_host"]
-
 FINISH_REBALANCE = shared_steps("finish_rebalance", "store.placement.json", "finish_rebalance")
 ABANDON_REBALANCE = shared_steps("abandon_rebalance", "abandon_rebalance")
 REBALANCE = operation("rebalance", "rebalance", FINISH_REBALANCE)

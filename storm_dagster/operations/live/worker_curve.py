@@ -14,8 +14,6 @@ from storm_dagster.model.security import Security
 if TYPE_CHECKING:
     import zmq
 
-__all__ = ["link_key_of", "secure_client", "secure_server"]
-
 
 def link_key_of(security: Security, topology_id: str) -> str:
     """The key of a topology's workers in hex; ``""`` without a secret (links are then open, on loopback)."""

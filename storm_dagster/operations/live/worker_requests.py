@@ -13,8 +13,6 @@ from storm_dagster.model.view import TopologyView
 from storm_dagster.model.wire import LevelChange, Question, Request, StateQuestion, encode_request
 from storm_dagster.operations.live.worker_curve import secure_client
 
-__all__ = ["ask_topology_master", "ask_worker"]
-
 _STARTING_SECS = 0.2
 
 

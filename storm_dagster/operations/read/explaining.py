@@ -14,8 +14,6 @@ from storm_dagster.model.placement import PlacementBatch, TopologyPlacement, Top
 from storm_dagster.model.records import Assignment
 from storm_dagster.model.view import ClusterView, TopologyView
 
-__all__ = ["choice_document", "explain_document", "moves_document", "problems"]
-
 _FIELDS = frozenset(TopologyPlacement.model_fields)
 
 

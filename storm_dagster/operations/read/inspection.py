@@ -30,15 +30,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.live.cleaner import CleanerMemory, find_garbage, read_tokens, take_inventory
 
-__all__ = [
-    "InspectionResult",
-    "code_keys",
-    "inspect_cluster",
-    "stored_hashes",
-    "take_snapshot",
-    "worker_processes",
-]
-
 
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
     """The worker processes of this machine, those of one HOME when it is given.

@@ -46,8 +46,6 @@ from storm_dagster.model.topology import (
 )
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["parse_plans", "plan_batch", "plan_documents", "plan_text", "result_document"]
-
 Planner = Callable[[PlacementBatch], PlacementResult]
 
 

@@ -10,8 +10,6 @@ from storm_dagster.model.records import TaskError, WorkerNode, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 
-__all__ = ["STAT_NAMES", "errors_of", "list_document", "show_document"]
-
 TaskStatus = Literal["starting", "running", "dead", "unassigned"]
 
 STAT_NAMES = (

@@ -14,8 +14,6 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.packaging.unpack import unpack_archive
 
-__all__ = ["check_uploaded_archive"]
-
 _CHUNK = 1 << 20
 
 

@@ -16,8 +16,6 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import encode_json
 from storm_dagster.operations.steps import step
 
-__all__ = ["StoredCode", "store_code"]
-
 _CHUNK = 1 << 16
 _HOLDER_POLL_SECS = 0.1
 

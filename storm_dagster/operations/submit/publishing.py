@@ -46,15 +46,6 @@ from storm_dagster.operations.transactions import (
 )
 from storm_dagster.zk.shards import delete_ops
 
-__all__ = [
-    "activate_topology",
-    "finish_activation",
-    "placement_error",
-    "publish_assignment",
-    "stage_assignment",
-    "write_reasons",
-]
-
 STAGE_ASSIGNMENT = shared_steps("stage_assignment", "stage.placement")
 PUBLISH_ASSIGNMENT = shared_steps("publish_assignment", "stage.placement", "store.placement.json", "publish")
 ACTIVATE_TOPOLOGY = shared_steps("activate_topology", "activate")

@@ -26,25 +26,6 @@ from storm_dagster.operations.documents import decode_json, encode_json
 from storm_dagster.operations.steps import step
 from storm_dagster.operations.transactions import ReplyLost, commit, fenced_transaction, lost_race
 
-__all__ = [
-    "PARTS",
-    "StagedPlacement",
-    "StagedTasks",
-    "StagingRecord",
-    "allocate_topology_id",
-    "check_token",
-    "newest_token_key",
-    "read_placement",
-    "read_record",
-    "read_tasks",
-    "read_token",
-    "read_topology",
-    "staging_key",
-    "token_of_staging_key",
-    "upload_key",
-    "write_part",
-]
-
 Part = Literal["record", "conf", "topology", "tasks", "placement"]
 PARTS: tuple[Part, ...] = ("record", "conf", "topology", "tasks", "placement")
 

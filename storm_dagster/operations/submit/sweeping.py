@@ -11,8 +11,6 @@ from storm_dagster.operations.steps import shared_steps, step
 from storm_dagster.operations.submit.staging import PARTS, newest_token_key, staging_key
 from storm_dagster.operations.transactions import delete_tree
 
-__all__ = ["delete_blobs", "delete_code", "sweep"]
-
 SWEEP = shared_steps(
     "sweep",
     *(f"sweep.{part}" for part in ("tasks", "taskbeats", "taskerrors", "gray_upgrade", "metrics", "workers")),

@@ -18,8 +18,6 @@ from storm_dagster.spark.assignment.free_ports import FreePorts
 from storm_dagster.spark.assignment.schema import ALLOCATED
 from storm_dagster.spark.assignment.slot_allocation import PlacementRefused, SlotAllocation
 
-__all__ = ["allocate_slots"]
-
 Row = dict[str, Any]
 
 

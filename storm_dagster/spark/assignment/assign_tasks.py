@@ -15,8 +15,6 @@ from storm_dagster.spark.assignment.reuse import Reused, keep_executors
 from storm_dagster.spark.assignment.schema import PLACED
 from storm_dagster.spark.assignment.selectors import FilledWorker, WorkerSelector, fair_share
 
-__all__ = ["assign_tasks"]
-
 Row = dict[str, Any]
 
 

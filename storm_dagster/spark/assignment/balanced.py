@@ -10,8 +10,6 @@ from storm_dagster.spark.assignment.reuse import Saving, choose_reused
 from storm_dagster.spark.assignment.selectors import fair_share
 from storm_dagster.spark.assignment.slot_allocation import PlacementRefused, SlotAllocation
 
-__all__ = ["allocate_balanced"]
-
 Row = dict[str, Any]
 
 

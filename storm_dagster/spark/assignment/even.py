@@ -10,8 +10,6 @@ from storm_dagster.spark.assignment.free_ports import Slot
 from storm_dagster.spark.assignment.reuse import Saving, choose_reused
 from storm_dagster.spark.assignment.slot_allocation import PlacementRefused, SlotAllocation
 
-__all__ = ["allocate_even", "allocate_local", "even_shares", "unsupported_requests"]
-
 Row = dict[str, Any]
 
 

@@ -13,8 +13,6 @@ from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
 from storm_dagster.spark.assignment.schema import HISTORY, RUNS, SUPERVISORS, TOPOLOGIES
 
-__all__ = ["Frames", "batch_frames", "service_order"]
-
 
 @dataclass(frozen=True)
 class Frames:

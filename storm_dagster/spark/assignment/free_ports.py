@@ -10,8 +10,6 @@ import pyarrow as pa
 
 from storm_dagster.model.placement_reasons import Reason, slot_rival
 
-__all__ = ["FreePorts"]
-
 Slot = tuple[str, int]
 _Load = tuple[int, int, str]
 

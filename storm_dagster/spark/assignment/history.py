@@ -12,17 +12,6 @@ import pyarrow as pa
 
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM, dropped_requests
 
-__all__ = [
-    "KEPT",
-    "LOST",
-    "UNSTOPPED",
-    "EventHistory",
-    "Executors",
-    "HeldWorker",
-    "read_history",
-    "worker_need",
-]
-
 LOST, KEPT, UNSTOPPED = 0, 1, 2
 
 Row = dict[str, Any]

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["plan_many_with_spark", "plan_with_spark"]
-
 _MOST_PARTITIONS = 32
 _TOPOLOGY = ("cluster", "topology")
 

@@ -18,8 +18,6 @@ from storm_dagster.spark.assignment.history import (
 )
 from storm_dagster.spark.assignment.schema import SLOT_REQUESTS
 
-__all__ = ["request_slots"]
-
 Row = dict[str, Any]
 
 

@@ -13,8 +13,6 @@ from storm_dagster.model.placement import PlacedWorker, PlacementBatch, Topology
 from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text, slot_reason_text
 from storm_dagster.spark.assignment.frames import service_order
 
-__all__ = ["read_results"]
-
 Row = dict[str, Any]
 
 _TEXTS = {int(reason): reason_text(reason) for reason in Reason}

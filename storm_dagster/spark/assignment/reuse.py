@@ -6,8 +6,6 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Reused", "Saving", "choose_reused", "keep_executors"]
-
 Row = dict[str, Any]
 _Order = tuple[int, int, str, int]
 

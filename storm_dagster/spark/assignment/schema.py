@@ -4,20 +4,6 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-__all__ = [
-    "ABOUT",
-    "ALLOCATED",
-    "HISTORY",
-    "PLACED",
-    "RUNS",
-    "SLOT_REQUEST",
-    "SLOT_REQUESTS",
-    "SUPERVISORS",
-    "TOPOLOGIES",
-    "ddl",
-    "ddl_type",
-]
-
 _INTS = pa.list_(pa.int32())
 _NAMES = pa.list_(pa.string())
 

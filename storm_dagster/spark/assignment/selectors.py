@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 
 from storm_dagster.model.placement_reasons import Reason
 
-__all__ = ["FilledWorker", "WorkerSelector", "fair_share"]
-
 _Inner = tuple[int, int, int, int]
 """(of the component, in all, minus related, number) of a worker: its order inside its supervisor."""
 _Outer = tuple[int, int, int, int, int, int, int]

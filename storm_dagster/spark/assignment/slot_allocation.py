@@ -8,8 +8,6 @@ from storm_dagster.model.placement_reasons import Reason, Refusal, short_of_slot
 from storm_dagster.spark.assignment.free_ports import FreePorts, Slot
 from storm_dagster.spark.assignment.history import worker_need
 
-__all__ = ["PlacementRefused", "SlotAllocation"]
-
 Row = dict[str, Any]
 
 

@@ -17,8 +17,6 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.host import missing_part
 from storm_dagster.model.topology import GroupingSpec, TopologySpec
 
-__all__ = ["LocalLink", "RemoteLink", "Route", "build_routes", "resolve"]
-
 _NEVER = object()
 
 

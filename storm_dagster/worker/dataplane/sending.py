@@ -16,18 +16,6 @@ from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.worker.dataplane.routes import Route
 from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge, next_tuple_id
 
-__all__ = [
-    "check_travels",
-    "check_types",
-    "check_values",
-    "deliver",
-    "encoding_error",
-    "route_of",
-    "send_remote",
-    "send_to_targets",
-    "wrap_emit",
-]
-
 _log = logging.getLogger("storm_dagster.component")
 _encode = msgspec.msgpack.Encoder().encode
 

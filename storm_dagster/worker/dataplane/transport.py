@@ -20,8 +20,6 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.wire import MAX_FRAME_BYTES, Frame, encode_frame
 from storm_dagster.operations.live.worker_curve import secure_client, secure_server
 
-__all__ = ["Backlog", "Peer", "Transport"]
-
 _log = logging.getLogger(__name__)
 
 _SEND_FRAMES = 64

@@ -18,8 +18,6 @@ import msgspec
 
 from storm_dagster.api.tuples import Tuple
 
-__all__ = ["Ledger", "Tree", "anchor_tree", "joint_anchor", "leaves", "next_edge", "next_tuple_id"]
-
 _NUMBERS = 4096
 # A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of them.
 next_edge: Callable[[], int] = chain.from_iterable(

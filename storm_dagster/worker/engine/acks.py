@@ -12,8 +12,6 @@ from storm_dagster.worker.engine.system import Acker
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
-__all__ = ["AckExchange"]
-
 
 class AckExchange:
     """Routes acks to ackers and results to spouts: directly in this worker, to others in the next frame."""

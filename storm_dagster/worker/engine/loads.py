@@ -8,8 +8,6 @@ from typing import Any
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.tasks.runner import Runner
 
-__all__ = ["Loads"]
-
 _REFRESH_SECS = 1.0
 _VALID_SECS = 4.0
 """A peer repeats a load while its task is busy; without that it has died, or the task has moved."""

@@ -12,8 +12,6 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import TaskBeats, WorkerBeat
 from storm_dagster.model.wire import WorkerReport
 
-__all__ = ["ListeningClock", "TopologyMasterTable"]
-
 
 class ListeningClock:
     """Clock that counts only seconds in which this worker could receive reports.

@@ -27,8 +27,6 @@ from storm_dagster.worker.tasks.factory import make_runner
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
-__all__ = ["NativeEngine"]
-
 _log = logging.getLogger(__name__)
 
 _CLOCK_SECS = 0.1

@@ -9,8 +9,6 @@ from typing import Any
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.tasks.runner import Runner
 
-__all__ = ["Pressure"]
-
 _REPEAT_SECS = 1.0
 _VALID_SECS = 4.0
 """A request expires unless the peer repeats it: the peer may have died."""

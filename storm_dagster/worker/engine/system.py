@@ -11,8 +11,6 @@ from storm_dagster.worker.dataplane.routes import Route
 from storm_dagster.worker.engine.master import ListeningClock, TopologyMasterTable
 from storm_dagster.worker.tasks.runner import Runner, Shared
 
-__all__ = ["Acker", "TopologyMaster"]
-
 
 class Acker(Runner):
     """One ``__acker`` task. Its messages are batched beside tuples; see ``Frame`` and ``Ledger``."""

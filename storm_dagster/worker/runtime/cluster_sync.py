@@ -26,8 +26,6 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 if TYPE_CHECKING:
     from storm_dagster.worker.runtime.loop import Loop
 
-__all__ = ["ClusterSync"]
-
 _log = logging.getLogger(__name__)
 
 _RUNNING = ("ACTIVE", "UPGRADING", "ROLLBACK")

@@ -17,8 +17,6 @@ from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.worker.tasks.runner import Runner, Shared
 
-__all__ = ["BlockedLoop", "HeartbeatThread", "Watchdog"]
-
 _log = logging.getLogger(__name__)
 
 

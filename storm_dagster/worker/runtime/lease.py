@@ -10,8 +10,6 @@ from typing import Protocol
 
 from storm_dagster.model.clock import boot_clock
 
-__all__ = ["SessionClock", "WorkerLease"]
-
 
 class SessionClock(Protocol):
     """The part of a ZooKeeper session that a lease needs."""

@@ -10,8 +10,6 @@ from storm_dagster.model.log_levels import LEVELS, ROOT, level_in_force, level_n
 from storm_dagster.model.records import KeptLevels
 from storm_dagster.model.wire import LevelChange, LevelName
 
-__all__ = ["LogLevels"]
-
 _log = logging.getLogger(__name__)
 _MOST = 200
 

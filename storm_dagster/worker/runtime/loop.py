@@ -25,8 +25,6 @@ from storm_dagster.worker.engine.native import NativeEngine
 from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.worker.runtime.log_levels import LogLevels
 
-__all__ = ["Loop"]
-
 _log = logging.getLogger(__name__)
 
 _FRAMES = 32

@@ -31,8 +31,6 @@ from storm_dagster.worker.tasks.runner import Shared
 from storm_dagster.zk.quorum_lease import lease_of
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["ErrorReporter", "run_worker"]
-
 _log = logging.getLogger(__name__)
 
 _BIND_SECS = 5.0

@@ -14,8 +14,6 @@ from storm_dagster.worker.runtime.lease import WorkerLease
 from storm_dagster.zk.gray_upgrades import write_pick
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["UpgradeDriver"]
-
 _log = logging.getLogger(__name__)
 _READ_SECS = 15.0
 

@@ -22,8 +22,6 @@ from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_
 from storm_dagster.worker.tasks.drivers import acks_itself, attach_drivers
 from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, Runner, make_component
 
-__all__ = ["PASS_NANOS", "SLICE", "BoltRunner", "count_inputs"]
-
 SLICE = 64
 """Tuples between two checks of the lease and the clock."""
 PASS_NANOS = 10_000_000

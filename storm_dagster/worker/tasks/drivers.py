@@ -9,8 +9,6 @@ from storm_dagster.model.errors import InvalidTopology
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.runner import Runner
 
-__all__ = ["acks_itself", "attach_drivers"]
-
 
 def acks_itself(bolt: Any) -> bool:
     """Whether the bolt acks instead of the runner: it gathers tuples, or defers acks to checkpoints."""

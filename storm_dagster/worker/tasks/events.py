@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from storm_dagster.worker.tasks.runner import Runner, Shared
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["EventDelivery", "EventSender"]
-
 _log = logging.getLogger(__name__)
 
 _REQUEST_SECS = 20.0

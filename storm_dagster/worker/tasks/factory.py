@@ -11,8 +11,6 @@ from storm_dagster.worker.tasks.bolts import BoltRunner
 from storm_dagster.worker.tasks.runner import Runner, Shared
 from storm_dagster.worker.tasks.spouts import SpoutRunner
 
-__all__ = ["make_runner"]
-
 
 def make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:
     """Create the runner of one task of a user's component.

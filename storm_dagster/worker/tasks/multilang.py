@@ -24,8 +24,6 @@ import msgspec
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.model.errors import InvalidRequest
 
-__all__ = ["LOG_LEVELS", "ShellProcess", "handshake", "read_message"]
-
 _log = logging.getLogger("storm_dagster.component")
 
 LOG_LEVELS = {0: 5, 1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}

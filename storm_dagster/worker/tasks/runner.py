@@ -20,8 +20,6 @@ from storm_dagster.worker.tasks.stats import TaskStats
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.stateful import StateDriver
 
-__all__ = ["MOST_RETRY_SECS", "PULSE_DUE", "TICK_DUE", "Runner", "Shared", "make_component"]
-
 _log = logging.getLogger(__name__)
 
 TICK_DUE, PULSE_DUE = 1, 2

@@ -18,8 +18,6 @@ from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, hands
 from storm_dagster.worker.tasks.runner import Runner
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
-__all__ = ["ShellBoltRunner", "ShellRunner", "ShellSpoutRunner"]
-
 _log = logging.getLogger("storm_dagster.component")
 
 _HEARTBEAT_SECS = 1.0

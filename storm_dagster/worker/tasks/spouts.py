@@ -19,8 +19,6 @@ from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
 from storm_dagster.worker.tasks.bolts import BoltCollector
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
-__all__ = ["PASS_CALLS", "PASS_SECS", "SpoutBase", "SpoutRunner"]
-
 PASS_CALLS = 100
 """Most calls of ``next_tuple`` in one pass of the loop."""
 PASS_SECS = 0.002

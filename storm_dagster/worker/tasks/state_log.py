@@ -26,8 +26,6 @@ from urllib.parse import quote
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, frame, read_log
 from storm_dagster.model.errors import Corrupt, Unavailable
 
-__all__ = ["StateLog", "state_folder"]
-
 _LOG = re.compile(r"(\d+)\.(\d+)\.log")
 _LEAST_COMPACTED = 1 << 20
 Stamp = tuple[int, int]

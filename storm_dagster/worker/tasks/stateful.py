@@ -20,8 +20,6 @@ from storm_dagster.worker.tasks.state_log import StateLog, state_folder
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.runner import Runner
 
-__all__ = ["KeyedState", "StateDriver"]
-
 _PAUSE_SECS = 0.01
 """Least time between two checkpoints; one costs about 50 microseconds."""
 _ABSENT: Any = object()

@@ -10,8 +10,6 @@ import time
 from bisect import bisect_right
 from typing import Any
 
-__all__ = ["WINDOWS", "TaskStats"]
-
 WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20

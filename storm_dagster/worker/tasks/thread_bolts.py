@@ -15,8 +15,6 @@ from storm_dagster.worker.tasks.drivers import acks_itself
 from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE
 from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin, ack_in_loop, fail_in_loop
 
-__all__ = ["AsyncBoltRunner", "BlockingBoltRunner"]
-
 _COUNTED = 64
 """Most tuples that are counted in one call of the loop."""
 _COUNT_NANOS = 5_000_000

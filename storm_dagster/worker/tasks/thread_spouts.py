@@ -10,8 +10,6 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.tasks.spouts import SpoutBase
 from storm_dagster.worker.tasks.threads import CLOSE_SECS, STOP, ThreadMixin
 
-__all__ = ["BlockingSpoutRunner"]
-
 _RETIRE = object()
 """In an inbox: stop emitting."""
 

@@ -24,8 +24,6 @@ from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor
 from storm_dagster.worker.tasks.drivers import attach_drivers
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
-__all__ = ["CLOSE_SECS", "PULSE", "STOP", "TICK", "ThreadMixin", "ack_in_loop", "fail_in_loop"]
-
 _log = logging.getLogger("storm_dagster.component")
 _MOST_LOOP_CALLS = 20_000
 """Queued calls at which the thread waits for the loop."""

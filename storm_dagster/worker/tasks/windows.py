@@ -13,8 +13,6 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 if TYPE_CHECKING:
     from storm_dagster.worker.tasks.runner import Runner
 
-__all__ = ["WindowDriver"]
-
 _log = logging.getLogger("storm_dagster.component")
 
 _CHECK_SECS = 0.1

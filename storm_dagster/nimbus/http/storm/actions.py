@@ -18,8 +18,6 @@ from storm_dagster.nimbus.requests.worker_stacks import stacks_of_worker
 from storm_dagster.operations.context import topology_by_name
 from storm_dagster.operations.live.log_levels import level_change
 
-__all__ = ["TopologyActions"]
-
 _WAIT = re.compile(r"[0-9]{1,9}")
 _SLOT = re.compile(r"(?P<host>[A-Za-z0-9._:\[\]-]{1,255}):(?P<port>[0-9]{1,5})")
 

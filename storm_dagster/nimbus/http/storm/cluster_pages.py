@@ -14,8 +14,6 @@ from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.page_snapshot import SupervisorSnapshot, WorkerSnapshot, supervisors_of
 from storm_dagster.nimbus.requests.reading import ClusterReader
 
-__all__ = ["ClusterPages", "worker_row"]
-
 OWNER = ""
 """Nobody owns a topology here: all that may reach the service are one owner, as in an unsecured Storm."""
 

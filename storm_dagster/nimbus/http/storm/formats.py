@@ -8,8 +8,6 @@ from urllib.parse import quote, quote_plus
 
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
-__all__ = ["Links", "encode_query", "format_fixed", "pretty_secs", "short_error", "window_hint"]
-
 _LONGEST_ERROR = 200
 
 

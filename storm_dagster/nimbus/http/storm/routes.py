@@ -25,8 +25,6 @@ from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import check_window
 from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
 
-__all__ = ["storm_operations"]
-
 _Seconds = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 _ID = Parameter("id", str, "Topology id, or name", where="path")
 _WINDOW = Parameter("window", str, "600, 10800, 86400 or :all-time (default, also for any other)")

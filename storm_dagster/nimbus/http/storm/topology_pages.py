@@ -29,8 +29,6 @@ from storm_dagster.nimbus.requests.window_stats import (
     split_input,
 )
 
-__all__ = ["TopologyPages"]
-
 
 class TopologyPages:
     """Every page takes a topology's id or name; :class:`NotAlive` when there is none."""

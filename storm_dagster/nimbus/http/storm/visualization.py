@@ -11,8 +11,6 @@ from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import WINDOWS, is_system_name
 
-__all__ = ["visualization", "visualization_table"]
-
 _UNSAFE = re.compile(r"[^A-Za-z_\-:.]")
 _COLUMNS = 4
 
