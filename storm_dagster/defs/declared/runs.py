@@ -55,9 +55,18 @@ class AskConfig(dg.Config):
 
 def topology_definitions(topology: DeclaredTopology, *, own_jobs: bool) -> dg.Definitions:
     """All of them; ``own_jobs`` are `submit_NAME`, `deploy_NAME` and `kill_NAME`."""
+    try:
+        checks = _checks(topology)
+    except dg.DagsterInvalidDefinitionError as error:
+        if "." not in topology.name:
+            raise
+        raise InvalidRequest(
+            f"topology {topology.name!r}: Dagster {dg.__version__} accepts no dot in the key of an asset with checks: "
+            "choose a name without one, or use Dagster 1.13.4 or newer"
+        ) from error
     return dg.Definitions(
         assets=[_asset(topology), *topology.specs[1:]],
-        asset_checks=[_checks(topology)],
+        asset_checks=[checks],
         jobs=_jobs(topology) if own_jobs else [],
         schedules=_schedules(topology),
     )
