@@ -26,6 +26,7 @@ from unittest import mock
 
 import click
 import msgspec
+from dagster.components.testing import create_defs_folder_sandbox
 from pydantic import BaseModel
 
 import storm_dagster
@@ -79,7 +80,7 @@ _SAMPLES = {
     "sensor": "sensor",
     "record": "0",
 }
-_ENVIRONMENT = re.compile(r"""["']((?:STORM|DAGSTER|SPARK|PYSPARK|JAVA|XDG)_[A-Z_]+)["']""")
+_ENVIRONMENT = re.compile(r"""["'](STORM_JAR|(?:STORM_DAGSTER|DAGSTER|SPARK|PYSPARK|JAVA|XDG)_[A-Z_]+)["']""")
 
 
 def public_names() -> dict[str, Names]:
@@ -149,7 +150,7 @@ def _documents() -> Names:
     for module_name in DOCUMENT_MODULES:
         module = importlib.import_module(f"storm_dagster.{module_name}")
         for name, cls in vars(module).items():
-            if not isinstance(cls, type) or cls.__module__ != module.__name__:
+            if not isinstance(cls, type) or cls.__module__ != module.__name__ or name == "Record":
                 continue
             if (fields := _fields(cls)) is not None and fields:
                 found[name.lstrip("_")] = fields
@@ -423,7 +424,36 @@ def _dagster() -> Names:
     component = storm_dagster.StormTopologyComponent
     found["component"] = sorted(_model_fields(component.get_model_cls() or component, set()))
     found["run launcher"] = list(WarmRunLauncher.config_type())
+    found["of a declared topology"] = list(_declared())
     return found
+
+
+def _declared() -> Iterator[str]:
+    """Names that one topology in a ``defs.yaml`` has in Dagster; the ones of the package's own location stand elsewhere."""
+    every_hour = "0 * * * *"
+    attributes = {
+        "name": "wc",
+        "target": "nowhere.py:Nothing",
+        "schedule": {"deploy": every_hour, "rebalance": every_hour},
+        "freshness": {"fail_minutes": 40},
+        "alerts": {"errors": 1, "failed_ratio": 0.1, "complete_ms": 5},
+    }
+    # That its target is not there is only logged.
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=storm_dagster.StormTopologyComponent,
+            defs_yaml_contents={"type": "storm_dagster.StormTopologyComponent", "attributes": attributes},
+        )
+        with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
+            repository = defs.get_repository_def()
+            jobs = [job for job in repository.get_all_jobs() if not job.name.startswith("__")]
+            yield from (f"job {job.name}" for job in jobs)
+            yield from (f"op {node.name}" for job in jobs for node in job.nodes)
+            yield from (f"sensor {sensor.name}" for sensor in repository.sensor_defs)
+            yield from (f"schedule {schedule.name}" for schedule in repository.schedule_defs)
+            yield from (f"asset {spec.key.to_user_string()}" for spec in defs.resolve_all_asset_specs())
+            for key in repository.asset_graph.asset_check_keys:
+                yield f"check {key.asset_key.to_user_string()}:{key.name}"
 
 
 def _config_fields(node: Any) -> Iterator[str]:
@@ -509,4 +539,7 @@ def _parameters(function: Callable[..., Any]) -> Iterable[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(public_names(), indent=1, sort_keys=True))
+    # Dagster logs to standard output.
+    with contextlib.redirect_stdout(sys.stderr):
+        collected = public_names()
+    print(json.dumps(collected, indent=1))
