@@ -1,0 +1,63 @@
+"""Names that leave a process: none of 0.1.0 is lost, but those that were retired on purpose.
+
+Clusters of two releases, clients, dashboards, confs and code of users rely on them. The names of assets, jobs, sensors
+and so on in Dagster are looked after by ``tests/dagster/test_names.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+
+from storm_rigs.public_names import Names, public_names
+
+NAMES: dict[str, Names] = json.loads(Path(__file__).with_name("names_of_0.1.0.json").read_text(encoding="utf-8"))
+
+_SHARED = "all declared topologies share one, so that a location loads hundreds of them (CHANGELOG.md)"
+RETIRED: dict[tuple[str, str, str], str] = {
+    ("dagster", "of a declared topology", "sensor watch_wc"): f"declared_topologies_sensor; {_SHARED}",
+    ("dagster", "of a declared topology", "job rebalance_wc"): f"rebalance_declared; {_SHARED}",
+    ("dagster", "of a declared topology", "op rebalance_wc_op"): f"rebalance_declared_op; {_SHARED}",
+}
+"""(kind, subject, name) of what is no longer there -> what took its place, and the reason."""
+
+
+def lost_names(before: dict[str, Names], now: dict[str, Names]) -> set[tuple[str, str, str]]:
+    """(kind, subject, name) of each name that ``now`` lacks."""
+    return {
+        (kind, subject, name)
+        for kind, subjects in before.items()
+        for subject, names in subjects.items()
+        for name in set(names) - set(now.get(kind, {}).get(subject, ()))
+    }
+
+
+@pytest.fixture(scope="module")
+def now() -> dict[str, Names]:
+    """The names of this tree."""
+    return public_names()
+
+
+def test_no_name_is_lost(now: dict[str, Names]) -> None:
+    lost = sorted(lost_names(NAMES, now) - RETIRED.keys())
+    assert not lost, "restore them, or say in RETIRED and CHANGELOG.md why they went:\n" + "\n".join(
+        f"  {kind} / {subject}: {name}" for kind, subject, name in lost
+    )
+
+
+def test_retired_names_were_there_and_are_gone(now: dict[str, Names]) -> None:
+    assert RETIRED.keys() == RETIRED.keys() & lost_names(NAMES, now)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+def test_each_kind_is_compared(now: dict[str, Names], kind: str) -> None:
+    assert all(NAMES[kind].values()) and NAMES[kind]
+    changed = copy.deepcopy(now)
+    subject = next(subject for subject in NAMES[kind] if changed[kind][subject])
+    name = changed[kind][subject].pop(changed[kind][subject].index(NAMES[kind][subject][0]))
+    assert (kind, subject, name) in lost_names(NAMES, changed)
+    del changed[kind]
+    assert {one[0] for one in lost_names(NAMES, changed) - RETIRED.keys()} == {kind}
