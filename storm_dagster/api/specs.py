@@ -6,16 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Union
 
-from storm_dagster.api.streams import Grouping, Outputs, code_name, stream_specs
+from storm_dagster.api.streams import Grouping, Outputs, stream_specs
 from storm_dagster.model.errors import InvalidTopology
-from storm_dagster.model.topology import (
-    DEFAULT_STREAM,
-    ComponentObject,
-    ComponentSpec,
-    GroupingSpec,
-    InputSpec,
-    StreamSpec,
-)
+from storm_dagster.model.groupings import GroupingSpec
+from storm_dagster.model.names import code_name
+from storm_dagster.model.topology import DEFAULT_STREAM, ComponentObject, ComponentSpec, InputSpec, StreamSpec
 
 __all__ = ["Inputs", "Spec", "StreamOf"]
 

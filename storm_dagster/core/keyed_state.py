@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from storm_dagster.core.groupings import stable_hash
 from storm_dagster.model.errors import Corrupt, InvalidRequest
+from storm_dagster.model.groupings import stable_hash
 
 _HEAD = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode

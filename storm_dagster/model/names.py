@@ -1,4 +1,4 @@
-"""Grammar of names: topologies, components, streams, blob keys, topology ids.
+"""Grammar of names: topologies, components, streams, code, blob keys, topology ids.
 
 The rules are JStorm's, a little stricter (``docs/decisions.md#ids-and-names``). Names travel
 into ZooKeeper paths, file names, Dagster partition keys and web pages, so everything is an allow-list.
@@ -7,6 +7,7 @@ into ZooKeeper paths, file names, Dagster partition keys and web pages, so every
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 
@@ -50,6 +51,33 @@ def check_component_id(component_id: object, what: str = "component") -> str:
 def check_stream_id(stream_id: object) -> str:
     """A user's stream id, checked by the same rule as component ids."""
     return check_component_id(stream_id, "stream")
+
+
+def code_name(target: Any, what: str) -> str:
+    """``"module:QualName"`` of a class or function that a worker can import.
+
+    :class:`InvalidTopology` for a lambda, for anything defined inside a function, and for what lives in
+    ``__main__``: a worker could not import it.
+    """
+    if isinstance(target, str):
+        module, colon, name = target.partition(":")
+        if not (module and colon and name):
+            raise InvalidTopology(f"{what} {target!r} must be of the form 'module:name'")
+    else:
+        module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+        if not module or not name:
+            raise InvalidTopology(f"{what} {target!r:.80} must be a class or function of a module")
+    if "<lambda>" in name:
+        raise InvalidTopology(f"{what} is a lambda: workers import code by name, define it in a module")
+    if "<locals>" in name:
+        raise InvalidTopology(
+            f"{what} {name!r} is defined inside a function: move it to the top of its module, workers import it by name"
+        )
+    if module == "__main__":
+        raise InvalidTopology(
+            f"{what} {name!r} lives in __main__: submit the file as a TARGET, or move it to a module that can be imported"
+        )
+    return f"{module}:{name}"
 
 
 def make_topology_id(name: str, count: int, epoch_secs: int) -> str:

@@ -13,12 +13,9 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.groupings import GroupingSpec
 
 DEFAULT_STREAM = "default"
-
-GroupingType = Literal[
-    "shuffle", "fields", "partial_key", "all", "global", "none", "direct", "local_or_shuffle", "custom"
-]
 
 
 class _Frozen(BaseModel):
@@ -54,17 +51,6 @@ class StreamSpec(_Frozen):
     direct: bool = False
     types: tuple[str, ...] = ()
     """One of :data:`FIELD_TYPES` for each field, or nothing at all: then values are not checked."""
-
-
-class GroupingSpec(_Frozen):
-    """Distribution of a stream's tuples over the receiving component's tasks."""
-
-    type: GroupingType
-    fields: tuple[str, ...] = ()
-    """For ``fields`` and ``partial_key``: the fields that make the key."""
-    object: str | None = None
-    """For ``custom``: ``"module:function"``, called with (context, source component, stream, target tasks)."""
-    args: dict[str, Any] = {}
 
 
 class InputSpec(_Frozen):

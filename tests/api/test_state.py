@@ -19,8 +19,8 @@ from storm_dagster.api import (
     Window,
     WindowedBolt,
 )
-from storm_dagster.core.groupings import stable_hash
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.groupings import stable_hash
 from storm_dagster.testing.topology_harness import HarnessResult, TopologyHarness
 from storm_dagster.worker.tasks import stateful
 

@@ -6,19 +6,24 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from storm_dagster.core.acking import AckTracker, PendingMap
-from storm_dagster.core.groupings import (
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.groupings import (
+    GROUPINGS,
+    Grouping,
+    GroupingType,
     custom_chooser,
     fields_chooser,
     partial_key_chooser,
     stable_hash,
 )
-from storm_dagster.model.errors import InvalidRequest
 
 HASHES = [1055753242, 344747109, 3885220735, 4058625515, 4143597793]
 KEYS = st.one_of(
@@ -37,7 +42,7 @@ def test_the_hash_never_changes() -> None:
 
 
 def test_the_hash_is_the_same_in_another_process() -> None:
-    code = "from storm_dagster.core.groupings import stable_hash as h; print([h('word'), h(1), h(('a', 2)), h(None), h(b'x')])"
+    code = "from storm_dagster.model.groupings import stable_hash as h; print([h('word'), h(1), h(('a', 2)), h(None), h(b'x')])"
     out = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONHASHSEED": "77"},
@@ -73,6 +78,14 @@ def test_choosers_spread() -> None:
     assert custom([]) == ["y", "x"]
     with pytest.raises(InvalidRequest):
         custom_chooser({1: "x"}, lambda values: 9)([])
+
+
+def test_every_grouping_can_be_named_written_and_read_about() -> None:
+    assert set(GROUPINGS) == set(get_args(GroupingType))
+    page = (Path(__file__).parents[2] / "docs" / "authoring.md").read_text(encoding="utf-8")
+    for name in GROUPINGS:
+        author = name if hasattr(Grouping, name) else name.upper()
+        assert hasattr(Grouping, author) and f"`Grouping.{author}" in page
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12))

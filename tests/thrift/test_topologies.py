@@ -8,10 +8,10 @@ import pytest
 import streamparse.thrift as storm
 
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.groupings import GroupingSpec
 from storm_dagster.model.topology import (
     ComponentObject,
     ComponentSpec,
-    GroupingSpec,
     InputSpec,
     StreamSpec,
     TopologySpec,

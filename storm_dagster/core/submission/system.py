@@ -7,15 +7,9 @@ placement and ``show`` treat them like any other. The stored topology does not c
 from __future__ import annotations
 
 from storm_dagster.model.conf import Conf
+from storm_dagster.model.groupings import GroupingSpec
 from storm_dagster.model.names import ACKER, SYSTEM, TOPOLOGY_MASTER
-from storm_dagster.model.topology import (
-    ComponentObject,
-    ComponentSpec,
-    GroupingSpec,
-    InputSpec,
-    StreamSpec,
-    TopologySpec,
-)
+from storm_dagster.model.topology import ComponentObject, ComponentSpec, InputSpec, StreamSpec, TopologySpec
 
 ACK_INIT = "__ack_init"
 ACK_ACK = "__ack_ack"

@@ -20,6 +20,7 @@ from storm_dagster.core.windowing import window_shape
 from storm_dagster.model.conf import Conf
 from storm_dagster.model.conf_schema import check_value
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.groupings import GROUPINGS
 from storm_dagster.model.names import check_component_id, check_stream_id, check_topology_name
 from storm_dagster.model.records import encode_record
 from storm_dagster.model.topology import ComponentSpec, InputSpec, StreamSpec, TopologySpec
@@ -157,7 +158,8 @@ def _check_inputs(spec: TopologySpec, component_id: str, part: ComponentSpec) ->
 def _check_grouping(component_id: str, given: InputSpec, stream: StreamSpec) -> None:
     grouping = given.grouping
     where = f"bolt {component_id!r}: {grouping.type} grouping on stream {given.stream!r} of {given.component!r}"
-    if grouping.type in ("fields", "partial_key"):
+    needs = GROUPINGS[grouping.type].needs
+    if needs == "fields":
         if not grouping.fields:
             raise InvalidTopology(f"{where} names no field: name at least one, or use the global grouping")
         for name in grouping.fields:
@@ -166,9 +168,9 @@ def _check_grouping(component_id: str, given: InputSpec, stream: StreamSpec) -> 
                     f"{where} uses field {name!r}, which the stream does not declare: "
                     f"{_hint(name, stream.fields, 'fields')}"
                 )
-    if grouping.type == "direct" and not stream.direct:
+    if needs == "direct" and not stream.direct:
         raise InvalidTopology(f"{where}, which is no direct stream: declare it direct, or group otherwise")
-    if grouping.type == "custom":
+    if needs == "object":
         if not grouping.object:
             raise InvalidTopology(f"{where} names no function: give 'module:function'")
         check_code_name(grouping.object, where)

@@ -13,20 +13,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from storm_dagster.model.errors import InvalidTopology
+from storm_dagster.model.groupings import GROUPINGS, GroupingSpec
 from storm_dagster.model.topology import (
     DEFAULT_STREAM,
     ComponentObject,
     ComponentSpec,
-    GroupingSpec,
     InputSpec,
     StreamSpec,
     TopologySpec,
 )
 
-PARTIAL_KEY_GROUPING = "org.apache.storm.grouping.PartialKeyGrouping"
-"""The one custom grouping of Storm's that has a counterpart here; its arguments are field names."""
-
-_PLAIN = ("shuffle", "all", "none", "direct", "local_or_shuffle")
 _DEFAULT_PARALLELISM = 1
 
 
@@ -122,32 +118,31 @@ def _conf(where: str, text: str | None) -> dict[str, Any]:
     return conf
 
 
-def _grouping(where: str, grouping: Any) -> GroupingSpec:
-    if grouping is not None:
-        if grouping.fields is not None:
-            fields = tuple(grouping.fields)
-            return GroupingSpec(type="fields", fields=fields) if fields else GroupingSpec(type="global")
-        for plain in _PLAIN:
-            if getattr(grouping, plain) is not None:
-                return GroupingSpec(type=plain)
-        if grouping.custom_object is not None:
-            return _custom(where, grouping.custom_object)
-        if grouping.custom_serialized is not None:
-            raise InvalidTopology(
-                f"{where} has a grouping that is a serialized Java object, which cannot run here: use one of Storm's"
-            )
+def _grouping(where: str, given: Any) -> GroupingSpec:
+    custom = getattr(given, "custom_object", None)
+    fields = getattr(given, "fields", None) or ()
+    if custom is not None and not fields:
+        strings = [argument.string_arg for argument in custom.args_list or ()]
+        fields = strings if all(strings) else ()
+    for name, rule in GROUPINGS.items():
+        member, _, java = rule.storm.partition(":")
+        value = getattr(given, member, None)
+        same = value is not None and (not java or java == value.full_class_name)
+        if same and bool(fields) == (rule.needs == "fields"):
+            return GroupingSpec(type=name, fields=tuple(fields))
+    if custom is not None:
+        known = [rule.storm.partition(":")[2] for rule in GROUPINGS.values()]
+        ours = " and ".join(f"{java} with field names" for java in known if java)
+        raise InvalidTopology(
+            f"{where} is grouped by the Java class {custom.full_class_name!r:.200}, which cannot run here: of custom "
+            f"groupings only {ours} has a counterpart"
+        )
+    if getattr(given, "custom_serialized", None) is not None:
+        raise InvalidTopology(
+            f"{where} has a grouping that is a serialized Java object, which cannot run here: use one of Storm's"
+        )
     raise InvalidTopology(
         f"{where} has a grouping of an unknown kind: use fields, global, shuffle, all, none, direct or local-or-shuffle"
-    )
-
-
-def _custom(where: str, custom: Any) -> GroupingSpec:
-    fields = [argument.string_arg for argument in custom.args_list or ()]
-    if custom.full_class_name == PARTIAL_KEY_GROUPING and fields and all(fields):
-        return GroupingSpec(type="partial_key", fields=tuple(fields))
-    raise InvalidTopology(
-        f"{where} is grouped by the Java class {custom.full_class_name!r:.200}, which cannot run here: of custom groupings "
-        f"only {PARTIAL_KEY_GROUPING} with field names has a counterpart"
     )
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from storm_dagster.model.topology import ComponentSpec, GroupingSpec, TopologySpec
-from storm_dagster.nimbus.thrift.from_storm import PARTIAL_KEY_GROUPING
+from storm_dagster.model.groupings import GROUPINGS, GroupingSpec
+from storm_dagster.model.topology import ComponentSpec, TopologySpec
 from storm_dagster.nimbus.thrift.idl import load_idl
 
 
@@ -63,11 +63,11 @@ def _common(part: ComponentSpec) -> Any:
 
 def _grouping(grouping: GroupingSpec) -> Any:
     idl = load_idl()
-    if grouping.type in ("fields", "global"):
-        return idl.Grouping(fields=list(grouping.fields))
-    if grouping.type == "partial_key":
+    rule = GROUPINGS[grouping.type]
+    if not rule.storm:
+        return idl.Grouping(custom_object=_python(grouping.object or grouping.type, grouping.args))
+    member, _, java = rule.storm.partition(":")
+    if java:
         fields = [idl.JavaObjectArg(string_arg=field) for field in grouping.fields]
-        return idl.Grouping(custom_object=idl.JavaObject(full_class_name=PARTIAL_KEY_GROUPING, args_list=fields))
-    if grouping.type == "custom":
-        return idl.Grouping(custom_object=_python(str(grouping.object), grouping.args))
-    return idl.Grouping(**{grouping.type: idl.NullStruct()})
+        return idl.Grouping(custom_object=idl.JavaObject(full_class_name=java, args_list=fields))
+    return idl.Grouping(**{member: list(grouping.fields) if member == "fields" else idl.NullStruct()})

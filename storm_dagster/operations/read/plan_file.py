@@ -24,6 +24,7 @@ from storm_dagster.core.submission import (
 )
 from storm_dagster.model.conf import ClusterConf, Conf, default_conf, validate_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.groupings import Grouping
 from storm_dagster.model.placement import (
     PlacedWorker,
     PlacementBatch,
@@ -39,7 +40,6 @@ from storm_dagster.model.topology import (
     DEFAULT_STREAM,
     ComponentObject,
     ComponentSpec,
-    GroupingSpec,
     InputSpec,
     StreamSpec,
     TopologySpec,
@@ -194,9 +194,7 @@ def _component(part: PlanComponent, source: str) -> ComponentSpec:
         object=ComponentObject(python="plan:component"),
         parallelism=part.parallelism,
         conf=conf,
-        inputs=tuple(
-            InputSpec(component=name, grouping=GroupingSpec(type="shuffle")) for name in dict.fromkeys(part.inputs)
-        ),
+        inputs=tuple(InputSpec(component=name, grouping=Grouping.SHUFFLE) for name in dict.fromkeys(part.inputs)),
         outputs={DEFAULT_STREAM: StreamSpec()},
     )
 

@@ -6,16 +6,11 @@ import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from storm_dagster.core.groupings import (
-    custom_chooser,
-    fields_chooser,
-    global_chooser,
-    partial_key_chooser,
-)
 from storm_dagster.core.load_aware import LoadAwareShuffle
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser
 from storm_dagster.model.host import missing_part
-from storm_dagster.model.topology import GroupingSpec, TopologySpec
+from storm_dagster.model.topology import TopologySpec
 
 _NEVER = object()
 
@@ -163,44 +158,30 @@ def build_routes(
             for item in reading.inputs:
                 if item.component == component and item.stream == stream and targets:
                     links = [link(target, stream) for target in targets]
-                    _subscribe(route, item.grouping, links, declared.fields, task, component, context)
+                    _subscribe(route, item.grouping, links, task, context)
         route.copies = len(route.fans)
         if route.copies == 1 and not route.many and route.direct is None:
             route.only = route.fans[0]
     return routes
 
 
-def _subscribe(
-    route: Route,
-    grouping: GroupingSpec,
-    links: list[Any],
-    fields: Sequence[str],
-    task: int,
-    component: str,
-    context: Any,
-) -> None:
-    kind = grouping.type
-    if kind == "direct":
-        route.direct = {**(route.direct or {}), **{link.task: link for link in links}}
+def _subscribe(route: Route, grouping: GroupingSpec, links: list[Any], task: int, context: Any) -> None:
+    rule = GROUPINGS[grouping.type]
+    by_task = {link.task: link for link in links}
+    if rule.needs == "direct":
+        route.direct = {**(route.direct or {}), **by_task}
         return
-    if kind == "all":
-        chosen = tuple(links)
-        route.many.append(lambda values: chosen)
-    elif kind == "custom":
-        made = resolve(grouping.object or "")(
-            context, component, route.stream, [link.task for link in links], **grouping.args
-        )
-        route.many.append(custom_chooser({link.task: link for link in links}, made))
-    elif kind in ("fields", "partial_key"):
-        indices = [list(fields).index(name) for name in grouping.fields]
-        make = fields_chooser if kind == "fields" else partial_key_chooser
-        route.fans.append(make(links, indices))
-    elif kind == "global":
-        route.fans.append(global_chooser(links))
+    if rule.local:
+        links = [link for link in links if link.append is not None] or links
+    if rule.needs == "object":
+        made = resolve(grouping.object or "")(context, route.component, route.stream, list(by_task), **grouping.args)
+        choose = custom_chooser(by_task, made)
+    elif rule.chooser:
+        names = grouping.fields if rule.needs == "fields" else ()
+        choose = rule.chooser(links, [route.fields.index(name) for name in names])
     else:
-        if kind == "local_or_shuffle":
-            links = [link for link in links if link.append is not None] or links
         shuffle: LoadAwareShuffle[Any] = LoadAwareShuffle(links, task)
         if len(links) > 1:
             route.shuffles.append(shuffle)
-        route.fans.append(shuffle.choose)
+        choose = shuffle.choose
+    (route.many if rule.many else route.fans).append(choose)

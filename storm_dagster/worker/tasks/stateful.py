@@ -11,9 +11,9 @@ import msgspec
 
 from storm_dagster.api.stateful import StatefulBolt
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.groupings import stable_hash
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.worker.tasks.state_log import StateLog, state_folder
 

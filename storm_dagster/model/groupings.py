@@ -1,0 +1,238 @@
+"""Groupings: choice of the tasks that receive a tuple. :data:`GROUPINGS` lists them.
+
+Pure: a chooser works on opaque targets, given in the order of their task ids, and its answers depend on
+nothing but its arguments and the tuples that it saw. :func:`stable_hash` is the same in every process, on
+every machine and in every version, so that a key stays with its task across restarts.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+import msgspec
+from pydantic import BaseModel
+
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology
+from storm_dagster.model.names import code_name
+
+T = TypeVar("T")
+Choose = Callable[[Sequence[Any]], T]
+
+_MOST_CACHED = 65_536
+_encode = msgspec.msgpack.Encoder(order="sorted").encode
+
+
+def _normal(value: Any) -> Any:
+    # Values that are equal in Python must have equal bytes: 1 == 1.0 == True, (1, 2) is sent as [1, 2].
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, list | tuple):
+        return [_normal(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((_normal(item) for item in value), key=repr)
+    if isinstance(value, Mapping):
+        return {key: _normal(item) for key, item in value.items()}
+    return value
+
+
+def stable_hash(key: Any) -> int:
+    """A 32-bit hash of a key: text, bytes, numbers, ``None``, and lists and maps of such.
+
+    ``InvalidRequest`` for a value of another type, whose hash could differ between processes.
+    """
+    if type(key) is str:
+        crc = zlib.crc32(key.encode("utf-8", "surrogatepass"))
+    else:
+        try:
+            crc = zlib.crc32(_encode(_normal(key)), 1)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise InvalidRequest(f"a value of type {type(key).__name__} cannot be grouped by: {error}") from None
+    # The low bits decide between few tasks, so that all bits must take part in them.
+    mixed = (crc * 0x9E3779B1) & 0xFFFFFFFF
+    return mixed ^ (mixed >> 15)
+
+
+def _key_reader(indices: Sequence[int]) -> Callable[[Sequence[Any]], Any]:
+    if len(indices) == 1:
+        index = indices[0]
+        return lambda values: values[index]
+    chosen = tuple(indices)
+    return lambda values: tuple([values[index] for index in chosen])
+
+
+def fields_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
+    """Chooser of the same target for equal values at ``indices``.
+
+    Answers are remembered for the newest keys, which makes a known key one dictionary access.
+    """
+    targets = tuple(targets)
+    count = len(targets)
+    known: dict[Any, T] = {}
+    if count == 1:
+        only = targets[0]
+        return lambda values: only
+    read = _key_reader(indices)
+    lookup = known.get
+
+    def choose(values: Sequence[Any]) -> T:
+        key = read(values)
+        try:
+            found = lookup(key)
+        except TypeError:
+            return targets[stable_hash(key) % count]
+        if found is None:
+            if len(known) >= _MOST_CACHED:
+                known.clear()
+            found = known[key] = targets[stable_hash(key) % count]
+        return found
+
+    if len(indices) > 1:
+        return choose
+    index = indices[0]
+
+    def choose_by_one(values: Sequence[Any]) -> T:
+        try:
+            return known[values[index]]
+        except (KeyError, TypeError):
+            return choose(values)
+
+    return choose_by_one
+
+
+def partial_key_chooser(targets: Sequence[T], indices: Sequence[int]) -> Choose[T]:
+    """Chooser among two candidate targets of each key: the one that it used less so far gets the tuple."""
+    targets = tuple(targets)
+    count = len(targets)
+    used = [0] * count
+    read = _key_reader(indices)
+
+    def choose(values: Sequence[Any]) -> T:
+        key = read(values)
+        first = stable_hash(key) % count
+        second = stable_hash([key, "second"]) % count
+        chosen = first if used[first] <= used[second] else second
+        used[chosen] += 1
+        return targets[chosen]
+
+    return choose
+
+
+def global_chooser(targets: Sequence[T], indices: Sequence[int] = ()) -> Choose[T]:
+    """Chooser of the first target: the task with the lowest id."""
+    only = targets[0]
+    return lambda values: only
+
+
+def custom_chooser(
+    by_task: Mapping[int, T], choose: Callable[[Sequence[Any]], int | Iterable[int]]
+) -> Callable[[Sequence[Any]], list[T]]:
+    """The user's chooser of task ids, its results checked; ``InvalidRequest`` names a task that is no target."""
+
+    def targets_of(values: Sequence[Any]) -> list[T]:
+        answer = choose(values)
+        ids = [answer] if isinstance(answer, int) else list(answer)
+        try:
+            return [by_task[task] for task in ids]
+        except (KeyError, TypeError):
+            raise InvalidRequest(
+                f"a custom grouping chose {ids!r:.80}, the target tasks are {sorted(by_task)}"
+            ) from None
+
+    return targets_of
+
+
+class GroupingRule(NamedTuple):
+    """What one grouping needs, how it chooses tasks, and its name in Storm's Thrift union."""
+
+    chooser: Callable[[Sequence[Any], Sequence[int]], Choose[Any]] | None = None
+    """Makes a chooser from the targets and the indices of the key's fields. Without one, targets take turns by load."""
+    many: bool = False
+    """A choice is a sequence of targets, not one target."""
+    local: bool = False
+    """Only targets in the emitter's own worker count, if there are any."""
+    needs: Literal["fields", "direct", "object", None] = None
+    """Names of fields, a direct stream (the emitter chooses), or a function (it chooses)."""
+    storm: str = ""
+    """Member of Storm's union, or ``custom_object:<Java class>``. Without one it cannot be submitted over Thrift."""
+
+
+GroupingType = Literal[
+    "shuffle", "fields", "partial_key", "all", "global", "none", "direct", "local_or_shuffle", "custom"
+]
+GROUPINGS: dict[GroupingType, GroupingRule] = {
+    "shuffle": GroupingRule(storm="shuffle"),
+    "fields": GroupingRule(fields_chooser, needs="fields", storm="fields"),
+    "partial_key": GroupingRule(
+        partial_key_chooser, needs="fields", storm="custom_object:org.apache.storm.grouping.PartialKeyGrouping"
+    ),
+    "all": GroupingRule(lambda targets, indices: lambda values: targets, many=True, storm="all"),
+    "global": GroupingRule(global_chooser, storm="fields"),
+    "none": GroupingRule(storm="none"),
+    "direct": GroupingRule(needs="direct", storm="direct"),
+    "local_or_shuffle": GroupingRule(local=True, storm="local_or_shuffle"),
+    "custom": GroupingRule(many=True, needs="object"),
+}
+
+
+class GroupingSpec(BaseModel, frozen=True, extra="forbid"):
+    """Distribution of a stream's tuples over the receiving component's tasks."""
+
+    type: GroupingType
+    fields: tuple[str, ...] = ()
+    """For groupings that need fields: those that make the key."""
+    object: str | None = None
+    """For ``custom``: ``"module:function"``, called with (context, source component, stream, target tasks)."""
+    args: dict[str, Any] = {}
+
+
+class Grouping:
+    """Groupings, which distribute a stream over the tasks of a reader: constants and three methods."""
+
+    SHUFFLE: ClassVar[GroupingSpec] = GroupingSpec(type="shuffle")
+    """Evenly, in turn."""
+    ALL: ClassVar[GroupingSpec] = GroupingSpec(type="all")
+    """A copy to every task."""
+    GLOBAL: ClassVar[GroupingSpec] = GroupingSpec(type="global")
+    """Everything to the task with the lowest id."""
+    NONE: ClassVar[GroupingSpec] = GroupingSpec(type="none")
+    """No preference; as shuffle."""
+    DIRECT: ClassVar[GroupingSpec] = GroupingSpec(type="direct")
+    """To the task that the emitter names."""
+    LOCAL_OR_SHUFFLE: ClassVar[GroupingSpec] = GroupingSpec(type="local_or_shuffle")
+    """Among the tasks in the emitter's own worker when it has any, else like shuffle."""
+
+    @staticmethod
+    def fields(*names: str) -> GroupingSpec:
+        """Equal values of these fields always reach the same task, across restarts and machines."""
+        return GroupingSpec(type="fields", fields=_names(names, "fields"))
+
+    @staticmethod
+    def partial_key(*names: str) -> GroupingSpec:
+        """As :meth:`fields`, but each key has two tasks, and goes to the less loaded one."""
+        return GroupingSpec(type="partial_key", fields=_names(names, "partial_key"))
+
+    @staticmethod
+    def custom(function: str | Callable[..., Any], **args: Any) -> GroupingSpec:
+        """A function of yours, ``"module:function"``.
+
+        It is called once per emitting task as ``function(context, component, stream, tasks, **args)``
+        and returns the chooser: a callable from a tuple's values to the task ids that get it.
+        """
+        try:
+            json.dumps(args)
+        except (TypeError, ValueError):
+            raise InvalidTopology(f"arguments of a custom grouping must be JSON values, got {args!r:.80}") from None
+        return GroupingSpec(type="custom", object=code_name(function, "custom grouping"), args=args)
+
+
+def _names(names: tuple[Any, ...], what: str) -> tuple[str, ...]:
+    if len(names) == 1 and isinstance(names[0], list | tuple):
+        names = tuple(names[0])
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise InvalidTopology(f"Grouping.{what} needs at least one field name")
+    return names
