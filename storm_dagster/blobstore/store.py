@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -70,6 +71,11 @@ class BlobStore(Protocol):
     def exists(self, key: str) -> bool:
         """Whether the blob is there."""
         ...
+
+
+def put_by_hash(store: BlobStore, key: str, raw: bytes) -> BlobMeta:
+    """Store ``raw`` under ``key`` by its hash alone; its bytes travel only when the store has them under no key."""
+    return store.put_existing(key, hashlib.sha256(raw).hexdigest()) or store.put(key, raw)
 
 
 def no_such_blob(key: str, where: str) -> KeyNotFound:

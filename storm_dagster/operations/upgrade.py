@@ -118,7 +118,7 @@ def gray_upgrade(
         return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection))
     check_begin(base, snapshot)
     epoch = ctx.current_epoch()
-    submitted, spec, _, archive = read_source(ctx, token or "none", handle, None, topology.code_dir)
+    submitted, spec, _, archive = read_source(ctx, handle, None, topology.code_dir)
     spec = spec.model_copy(update={"name": base.name})
     conf, spec = normalize_submission(ctx.values(), submitted, spec, topology.id)
     total = total_conf(ctx.values(), conf)

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from storm_dagster.blobstore import BlobStore, LocalBlobStore
 from storm_dagster.blobstore.fsspec_store import FsspecBlobStore
+from storm_dagster.blobstore.store import put_by_hash
 from storm_dagster.model.errors import Corrupt, InvalidRequest, KeyNotFound, Unavailable
 
 Store = LocalBlobStore | FsspecBlobStore
@@ -86,6 +87,15 @@ def test_existing_content_is_reused(store: Store) -> None:
     assert store.put_existing("other", sha(b"unknown")) is None
     store.delete("t-1-100-stormjar.jar")
     assert store.read("upload.h.archive") == b"archive"
+
+
+def test_known_bytes_are_named_and_unknown_ones_stored(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = put_by_hash(store, "staging.t.topology", b"code")
+    monkeypatch.setattr(store, "put", lambda *_: pytest.fail("the bytes were stored again"))
+    second = put_by_hash(store, "t-1-100-stormcode.ser", b"code")
+    assert (first.sha256, first.size) == (second.sha256, second.size) == (sha(b"code"), 4)
+    store.delete("staging.t.topology")
+    assert store.read("t-1-100-stormcode.ser") == b"code"
 
 
 def test_listing_by_prefix(store: Store) -> None:

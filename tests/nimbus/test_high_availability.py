@@ -118,11 +118,12 @@ def test_a_late_follower_fetches_everything(nimbuses: Any, state: Any) -> None:
         for key in CODE:
             blobs.put(key, key.encode())
         blobs.put("upload.h.archive", b"archive")
+        blobs.put("upload.again.archive", b"archive")
         blobs.put("wc-1-100-placement.json", b"{}")
     tree = state()
     make_active(tree)
     second = nimbuses.start("n2").await_serving()
-    wanted = sorted([*CODE, "upload.h.archive", "wc-1-100-placement.json"])
+    wanted = sorted([*CODE, "upload.again.archive", "upload.h.archive", "wc-1-100-placement.json"])
     eventually(lambda: store_of(second).keys() == wanted, what="the follower's blobs")
     assert store_of(second).read(KEY) == KEY.encode()
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 2, what="both registrations")

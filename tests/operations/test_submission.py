@@ -18,10 +18,12 @@ from storm_dagster.model.errors import (
     NotAlive,
     Unavailable,
 )
-from storm_dagster.model.names import jar_key
+from storm_dagster.model.names import code_key, conf_key, jar_key
+from storm_dagster.model.topology import decode_topology
 from storm_dagster.operations.live import lifecycle
+from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.submit import submission
-from storm_dagster.operations.submit.staging import read_token
+from storm_dagster.operations.submit.staging import read_token, staging_key, upload_key
 from storm_rigs.archives import pack_archive
 
 pytestmark = pytest.mark.zookeeper
@@ -177,6 +179,65 @@ def test_unknown_keys_are_warnings_for_thrift(world: Any) -> None:
     # A later stage run reads what is staged, where the key still stands.
     assert "topology.kryo.register" in report.conf
     submission.stage_conf(ctx, name="wc", token="t1", handle=None)
+
+
+# A number that JSON writers write in different ways.
+LARGE = {"lines": {"object": {"python": "wc.spouts:Lines", "args": {"most": 1e22}}}}
+
+
+@pytest.mark.parametrize(("own", "unchanged"), [({}, True), ({"topology.debug": True}, False)])
+def test_each_content_is_stored_once(
+    world: Any, stages: Callable[..., None], monkeypatch: pytest.MonkeyPatch, own: Any, unchanged: bool
+) -> None:
+    """Staged and final keys name what is there already: only what normalization changes is stored beside the upload."""
+    uploaded = decode_topology(json.dumps({"name": "wc", "conf": own, "spouts": LARGE})).to_json()
+    handle = world.upload("h", json.loads(uploaded), {"topology.workers": 2})
+    world.blobs.put(upload_key("h", "topology"), uploaded)
+    sent: list[str] = []
+    put = world.blobs.put
+    monkeypatch.setattr(world.blobs, "put", lambda key, raw, **more: (sent.append(key), put(key, raw, **more))[1])
+    stages(world.context(), name="wc", token="t", handle=handle)
+    topology_id = submission.read_record(world.context(), "t").topology_id
+
+    metas = {meta.key: meta for meta in world.blobs.list()}
+    same: dict[str, set[str]] = {}
+    for key, meta in metas.items():
+        same.setdefault(meta.sha256, set()).add(key)
+    topologies = {staging_key("t", "topology"), code_key(topology_id)}
+    assert {frozenset(keys) for keys in same.values() if len(keys) > 1} == {
+        frozenset({upload_key("h", "archive"), jar_key(topology_id)}),
+        frozenset({staging_key("t", "conf"), conf_key(topology_id)}),
+        frozenset({*topologies, upload_key("h", "topology")} if unchanged else topologies),
+    }
+    on_disk = [path.stat().st_size for path in (world.blobs.directory / "objects").iterdir()]
+    assert sum(on_disk) == sum(metas[min(keys)].size for keys in same.values()) and len(on_disk) == len(same)
+    # And none of them is handed to the store a second time.
+    assert not {jar_key(topology_id), conf_key(topology_id), code_key(topology_id)} & set(sent)
+    assert (staging_key("t", "topology") in sent) is not unchanged
+
+    # A content stays as long as some key names it, and no longer.
+    for key in (*(upload_key("h", part) for part in ("archive", "conf", "topology")), staging_key("t", "topology")):
+        world.blobs.delete(key)
+    world.blobs.clean_abandoned(-1)
+    assert decode_topology(world.blobs.read(code_key(topology_id))).spouts["lines"].object.args == {"most": 1e22}
+    assert world.blobs.exists(jar_key(topology_id))
+    lifecycle.kill(world.context(), "wc", 0)
+    clean(world.context(), boot_now=1, grace_secs=0, token_secs=0, upload_secs=0)
+    assert list((world.blobs.directory / "objects").iterdir()) == []
+
+
+def test_what_is_staged_is_not_checked_and_normalized_again(world: Any) -> None:
+    """A stage that runs again without its upload gives the same, whatever the cluster's conf says by now."""
+    world.upload("h", conf={"topology.kryo.register": []})
+    world.blobs.put(upload_key("h", "source"), b"thrift")
+    first = submission.stage_conf(world.context(), name="wc", token="t", handle="h")
+    for part in ("archive", "conf", "topology", "source"):
+        world.blobs.delete(upload_key("h", part))
+    world.conf["topology.tasks"] = 7
+    again = submission.stage_conf(world.context(), name="wc", token="t", handle="h")
+    assert (again.conf, again.topology, again.warnings) == (first.conf, first.topology, ())
+    with pytest.raises(Conflict, match="token of its own"):
+        submission.stage_conf(world.context(), name="other", token="t", handle=None)
 
 
 def test_what_does_not_fit_fails_at_once_with_the_planners_words(world: Any) -> None:

@@ -97,6 +97,6 @@ def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: s
         )
     if tags.get(STAGED_BY_TAG) != context.run.run_id:
         if take_over(ops, token):
-            context.log.info("another leader since %s was staged: it was validated again", token)
+            context.log.info("another leader since %s was staged: it was staged again", token)
         tag_run(context, token)
     return token

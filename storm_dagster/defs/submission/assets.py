@@ -112,7 +112,7 @@ def topology_conf(
         handle = upload_of(context.log, nimbus, config.handle, config.target, config.conf)
     with operations(context, handles) as ops:
         if token is None:
-            # Launched by hand. Without anything to submit, what is staged for the name is validated again.
+            # Launched by hand. Without anything to submit, what is staged for the name is submitted as it is.
             token = _staged_before(ops, name) if handle is None else context.run.run_id
         check_token(token)
         tag_run(context, token)

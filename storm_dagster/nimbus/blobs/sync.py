@@ -180,7 +180,9 @@ class BlobSync:
             if key in needed or is_registered_kind(key) or (held and held.sha256 == blob.get("sha256")):
                 continue
             try:
-                self._fetch(known.leader_http, check_blob_key(key), str(blob.get("sha256")))
+                sha256 = str(blob.get("sha256"))
+                if self._base.put_existing(check_blob_key(key), sha256) is None:
+                    self._fetch(known.leader_http, key, sha256)
             except (StormDagsterError, httpx.HTTPError, OSError) as error:
                 _log.info("%s cannot be fetched from the leader: %s", key, error)
         if mine and not set(mine) & set(theirs):

@@ -6,7 +6,7 @@ transaction ends the one and publishes the other. There is never a moment withou
 
 from __future__ import annotations
 
-from storm_dagster.core.submission import message_timeout_secs, total_conf
+from storm_dagster.core.submission import SUBMITTED_KEYS, message_timeout_secs, normalize_submission, total_conf
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.model.names import ACKER, code_key, conf_key, jar_key
 from storm_dagster.model.topology import decode_topology
@@ -25,7 +25,14 @@ from storm_dagster.operations.submit.staging import (
     read_topology,
     write_part,
 )
-from storm_dagster.operations.submit.submission import SUBMIT, stage_code, stage_conf, stage_tasks, take_over
+from storm_dagster.operations.submit.submission import (
+    SUBMIT,
+    check_confs,
+    stage_code,
+    stage_conf,
+    stage_tasks,
+    take_over,
+)
 from storm_dagster.operations.submit.sweeping import DELETE_CODE, SWEEP, delete_code, sweep
 
 UPDATE = operation("update", SUBMIT, SWEEP, DELETE_CODE)
@@ -144,7 +151,10 @@ def delete_replaced(ctx: OperationsContext, topology_id: str) -> None:
 
 
 def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> None:
-    """Stage the running topology's conf and code, with its present parallelism, as if they were uploaded."""
+    """Stage the running topology's conf and code, with its present parallelism.
+
+    What an older release stored meets the rules of this one here, as an upload does where it is read.
+    """
     conf = decode_json(ctx.blobs.read(conf_key(topology.code_dir)), conf_key(topology.code_dir))
     spec = decode_topology(ctx.blobs.read(code_key(topology.code_dir)))
     executors = topology.base.executors
@@ -159,7 +169,10 @@ def _stage_copy(ctx: OperationsContext, topology: TopologyView, token: str) -> N
             component: count for component, count in executors.items() if component in spec.spouts
         },
     }
+    conf, spec, _ = check_confs(conf, spec, f"the stored conf of {topology.id}", "warn")
+    conf.setdefault(SUBMITTED_KEYS, [])
+    conf, spec = normalize_submission(ctx.values(), conf, spec)
     head = StagingRecord(topology_id=topology.id, name=topology.base.name, epoch=0, archive=jar_key(topology.code_dir))
     write_part(ctx, token, "conf", conf)
-    write_part(ctx, token, "topology", spec.model_dump(mode="json", exclude_defaults=True))
+    write_part(ctx, token, "topology", spec)
     write_part(ctx, token, "record", head)

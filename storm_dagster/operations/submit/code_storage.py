@@ -1,4 +1,4 @@
-"""Archive, conf and topology as the blobs of one version of a topology's code."""
+"""Archive, conf and topology as the blobs of one version of a topology's code (``docs/decisions.md#content-once``)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
-from storm_dagster.blobstore.store import BlobMeta
+from storm_dagster.blobstore.store import BlobMeta, put_by_hash
 from storm_dagster.core.submission import total_conf
 from storm_dagster.model import paths
 from storm_dagster.model.errors import KeyNotFound, NotAlive, Unavailable
@@ -47,8 +47,8 @@ def store_code(
 ) -> StoredCode:
     """Store the code under the prefix ``code_dir`` and see it replicated.
 
-    ``archive`` is the blob key of the uploaded archive; one that is stored already with the same content is not
-    copied again. ``keep``: what is stored under the prefix is never replaced. Raises :class:`Unavailable` when
+    ``archive`` is the blob key of the uploaded archive. What is stored already under another key, as an upload or
+    staged, gets a second name and is not copied. ``keep``: what is stored under the prefix is never replaced. Raises :class:`Unavailable` when
     ``topology.min.replication.count`` nimbuses do not hold all of it within
     ``topology.max.replication.wait.time.sec``, unless degraded was allowed.
     """
@@ -75,7 +75,7 @@ def _store(ctx: OperationsContext, key: str, raw: bytes, *, keep: bool) -> BlobM
     if stored is not None:
         return stored
     with step(ctx, f"store.{key.rpartition('-')[2]}"):
-        return ctx.blobs.put(key, raw)
+        return put_by_hash(ctx.blobs, key, raw)
 
 
 def _store_archive(ctx: OperationsContext, code_dir: str, name: str, archive: str, *, keep: bool) -> BlobMeta:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from storm_dagster.blobstore.store import put_by_hash
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt, InvalidRequest, KeyNotFound, NotAlive
 from storm_dagster.model.names import make_topology_id
@@ -143,11 +144,17 @@ def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: i
 
 
 def write_part(ctx: OperationsContext, token: str, part: Part, document: Any) -> None:
-    """Store one part; a record as its JSON, anything else as plain JSON."""
-    raw = encode_record(document, limit=None) if isinstance(document, Record) else encode_json(document)
+    """Store one part; a record as its JSON, a topology in its blob form, anything else as plain JSON.
+
+    A topology that normalization left as it was is the uploaded content; the other parts are new.
+    """
     key = staging_key(token, part)
     with step(ctx, f"stage.{part}"):
-        ctx.blobs.put(key, raw)
+        if isinstance(document, TopologySpec):
+            put_by_hash(ctx.blobs, key, document.to_json())
+        else:
+            record = isinstance(document, Record)
+            ctx.blobs.put(key, encode_record(document, limit=None) if record else encode_json(document))
 
 
 def _read(ctx: OperationsContext, token: str, part: Part) -> bytes:

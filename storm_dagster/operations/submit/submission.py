@@ -53,6 +53,7 @@ from storm_dagster.operations.submit.staging import (
 
 __all__ = [
     "activate_topology",
+    "check_confs",
     "publish_assignment",
     "read_source",
     "stage_assignment",
@@ -84,9 +85,9 @@ def stage_conf(
 ) -> ConfResult:
     """Stage 1: check and normalize conf and topology, bind the token to a topology id, stage both.
 
-    Source is the upload ``handle``; without one, or when it has expired, what is staged already, which is
-    validated again. A re-execution takes the current leadership epoch. ``unknown`` decides about unknown
-    conf keys (default: a warning when the upload's part ``source`` is ``thrift``, else an error).
+    Source is the upload ``handle``; without one, or when it has expired, what is staged already: checked and
+    normalized before, and taken as it is. A re-execution takes the current leadership epoch. ``unknown`` decides
+    about unknown conf keys (default: a warning when the upload's part ``source`` is ``thrift``, else an error).
     ``replaces`` (a topology id) publishes over the topology of that name instead of beside it.
 
     Raises :class:`InvalidTopology` before anything is stored, :class:`AlreadyAlive` when the name is taken,
@@ -110,12 +111,14 @@ def stage_conf(
         raise NotAlive(f"topology {replaces} is not alive and cannot be replaced: submit {name!r} as a new topology")
     if published:
         return _take_epoch(ctx, token, epoch)
-    submitted, spec, warnings, archive = read_source(
-        ctx, token, handle, unknown, alive.code_dir if alive and replaces else None
-    )
-    spec = spec.model_copy(update={"name": name})
+    warnings: list[str] = []
     # Checked in full before the token's node, the first thing that is stored.
-    conf, spec = normalize_submission(ctx.values(), submitted, spec)
+    if handle is not None and ctx.blobs.exists(upload_key(handle, "topology")):
+        former = alive.code_dir if alive and replaces else None
+        submitted, spec, warnings, archive = read_source(ctx, handle, unknown, former)
+        conf, spec = normalize_submission(ctx.values(), submitted, spec.model_copy(update={"name": name}))
+    else:
+        conf, spec, archive = _read_staged(ctx, name, token, handle)
     topology_id = allocate_topology_id(ctx, token, name, epoch)[0].topology_id
     conf["topology.id"] = topology_id
     record = StagingRecord(
@@ -129,7 +132,7 @@ def stage_conf(
         replaces=replaces,
     )
     write_part(ctx, token, "conf", conf)
-    write_part(ctx, token, "topology", spec.model_dump(mode="json", exclude_defaults=True))
+    write_part(ctx, token, "topology", spec)
     write_part(ctx, token, "record", record)
     with step(ctx, "stage.newest"):
         ctx.blobs.put(newest_token_key(name), token.encode())
@@ -146,7 +149,7 @@ def stage_conf(
 
 
 def take_over(ctx: OperationsContext, token: str) -> bool:
-    """For a stage that runs again in another process: the current epoch, what is staged validated again.
+    """For a stage that runs again in another process: what it needs is staged again, under the current epoch.
 
     Nothing happens, and ``False`` is returned, when the staging is of the current epoch. Errors as of
     :func:`stage_conf`.
@@ -191,58 +194,63 @@ def _take_epoch(ctx: OperationsContext, token: str, epoch: int) -> ConfResult:
     )
 
 
+def _read_staged(
+    ctx: OperationsContext, name: str, token: str, handle: str | None
+) -> tuple[dict[str, Any], TopologySpec, str]:
+    """Conf and topology as they were staged before, and the blob key of the archive."""
+    if not ctx.blobs.exists(staging_key(token, "record")):
+        if handle:
+            raise _no_upload(handle)
+        raise NotAlive(f"submission {token!r} has nothing staged and names no upload: submit from the start")
+    record = read_record(ctx, token)
+    if record.name != name:
+        raise Conflict(f"token {token!r} belongs to topology {record.name!r}: submit {name!r} with a token of its own")
+    return *read_topology(ctx, token), record.archive
+
+
 def read_source(
-    ctx: OperationsContext,
-    token: str,
-    handle: str | None,
-    unknown: Literal["error", "warn"] | None,
-    former: str | None = None,
+    ctx: OperationsContext, handle: str, unknown: Literal["error", "warn"] | None, former: str | None
 ) -> tuple[dict[str, Any], TopologySpec, list[str], str]:
-    """Conf and topology as submitted, warnings, and the blob key of the archive.
+    """Conf and topology as uploaded, checked here and nowhere after, warnings, and the blob key of the archive.
 
     The conf keeps what was submitted with the code stored under ``former`` and is not given again; not for an upload
     by Thrift, for a Storm client sends the whole conf each time.
     """
-    whole = handle is not None and _blob(ctx, upload_key(handle, "source")) == b"thrift"
-    uploaded = None if handle is None else _blob(ctx, upload_key(handle, "topology"))
-    staged = uploaded is None
-    if handle is not None and uploaded is not None:
-        raw_conf = _blob(ctx, upload_key(handle, "conf")) or b"{}"
-        archive = upload_key(handle, "archive")
-        if unknown is None:
-            unknown = "warn" if whole else "error"
-        where = "the uploaded conf"
-    else:
-        uploaded = _blob(ctx, staging_key(token, "topology"))
-        raw_conf = _blob(ctx, staging_key(token, "conf")) or b"{}"
-        if uploaded is None:
-            raise NotAlive(
-                f"upload {handle!r} does not exist, it has expired or was never finished: upload again"
-                if handle
-                else f"submission {token!r} has nothing staged and names no upload: submit from the start"
-            )
-        archive = read_record(ctx, token).archive
-        # Its unknown keys were checked when it was uploaded.
-        unknown = unknown or "warn"
-        where = "the staged conf"
+    uploaded = _blob(ctx, upload_key(handle, "topology"))
+    if uploaded is None:
+        raise _no_upload(handle)
+    whole = _blob(ctx, upload_key(handle, "source")) == b"thrift"
+    raw_conf = _blob(ctx, upload_key(handle, "conf")) or b"{}"
+    if unknown is None:
+        unknown = "warn" if whole else "error"
+    where = "the uploaded conf"
     spec = decode_topology(uploaded)
     try:
         document = decode_json(raw_conf, where)
     except Exception as error:
         raise InvalidTopology(f"{where} is not valid JSON: {error}") from None
-    conf, warnings = validate_conf(document, source=where, unknown=unknown, submitted=True)
-    if staged:
-        conf.setdefault(SUBMITTED_KEYS, [])
-    else:
-        conf.pop(SUBMITTED_KEYS, None)
-        if former is not None and not whole:
-            conf = {**kept_conf(ctx.values(), load_runnable(ctx, former).conf, document), **conf}
+    conf, spec, warnings = check_confs(document, spec, where, unknown)
+    conf.pop(SUBMITTED_KEYS, None)
+    if former is not None and not whole:
+        conf = {**kept_conf(ctx.values(), load_runnable(ctx, former).conf, document), **conf}
+    return conf, spec, warnings, upload_key(handle, "archive")
+
+
+def check_confs(
+    document: Any, spec: TopologySpec, source: str, unknown: Literal["error", "warn"]
+) -> tuple[dict[str, Any], TopologySpec, list[str]]:
+    """Conf and topology with every conf in them checked, and warnings; :class:`InvalidTopology` for a wrong one."""
+    conf, warnings = validate_conf(document, source=source, unknown=unknown, submitted=True)
     own, more = validate_conf(spec.conf, source="the topology's own conf", unknown=unknown, submitted=True)
     warnings.extend(more)
     for component_id, kind, part in spec.components():
         source = f"conf of {kind} {component_id!r}"
         warnings.extend(validate_conf(part.conf, source=source, unknown=unknown, submitted=True)[1])
-    return conf, spec.model_copy(update={"conf": own}), warnings, archive
+    return conf, spec.model_copy(update={"conf": own}), warnings
+
+
+def _no_upload(handle: str) -> NotAlive:
+    return NotAlive(f"upload {handle!r} does not exist, it has expired or was never finished: upload again")
 
 
 def update_differences(ctx: OperationsContext, topology: TopologyView, handle: str) -> dict[str, dict[str, Any]]:
@@ -250,7 +258,7 @@ def update_differences(ctx: OperationsContext, topology: TopologyView, handle: s
 
     :class:`InvalidTopology` for an upload that no topology can be made of.
     """
-    submitted, spec, _, _ = read_source(ctx, "none", handle, None, topology.code_dir)
+    submitted, spec, _, _ = read_source(ctx, handle, None, topology.code_dir)
     old = {**load_runnable(ctx, topology.code_dir).conf, "topology.workers": topology.base.workers}
     new = total_conf(ctx.values(), normalize_conf(ctx.values(), submitted, spec, topology.id))
     found = conf_differences(old, new)
