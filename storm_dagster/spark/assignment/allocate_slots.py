@@ -7,7 +7,6 @@ supervisors, slots and workers, never tasks.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pyarrow as pa
 
@@ -15,22 +14,19 @@ from storm_dagster.model.placement_reasons import no_supervisor_refusal
 from storm_dagster.spark.assignment.balanced import allocate_balanced
 from storm_dagster.spark.assignment.even import allocate_even, allocate_local
 from storm_dagster.spark.assignment.free_ports import FreePorts
-from storm_dagster.spark.assignment.schema import ALLOCATED
+from storm_dagster.spark.assignment.schema import ALLOCATED, Row
 from storm_dagster.spark.assignment.slot_allocation import PlacementRefused, SlotAllocation
-
-Row = dict[str, Any]
 
 
 def allocate_slots(key: tuple[pa.Scalar, ...], slots: pa.Table, requests: pa.Table) -> pa.Table:
     """Allocated slots of each topology of one cluster, or the reason why it gets none."""
     ports = FreePorts(slots)
-    columns: dict[str, list[Any]] = {name: [] for name in ALLOCATED.names}
-    for request in sorted(requests.to_pylist(), key=lambda row: row["topology"]):
-        for row in _allocate(json.loads(request["text"]), request["request"], ports):
-            row.update(cluster=request["cluster"], topology=request["topology"])
-            for name, values in columns.items():
-                values.append(row.get(name))
-    return pa.table(columns, schema=ALLOCATED)
+    rows = [
+        {**row, "cluster": request["cluster"], "topology": request["topology"]}
+        for request in sorted(requests.to_pylist(), key=lambda row: row["topology"])
+        for row in _allocate(json.loads(request["text"]), request["request"], ports)
+    ]
+    return pa.Table.from_pylist(rows, schema=ALLOCATED)
 
 
 def _allocate(about: Row, request: Row, ports: FreePorts) -> list[Row]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from itertools import groupby
-from typing import Any
 
 import pyarrow as pa
 
@@ -12,10 +11,8 @@ from storm_dagster.model.placement_reasons import Reason, even_ignores
 from storm_dagster.spark.assignment.even import even_shares, unsupported_requests
 from storm_dagster.spark.assignment.history import KEPT, LOST, EventHistory, Executors, read_history
 from storm_dagster.spark.assignment.reuse import Reused, keep_executors
-from storm_dagster.spark.assignment.schema import PLACED
+from storm_dagster.spark.assignment.schema import PLACED, Row
 from storm_dagster.spark.assignment.selectors import FilledWorker, WorkerSelector, fair_share
-
-Row = dict[str, Any]
 
 
 def assign_tasks(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:
@@ -38,7 +35,7 @@ def assign_tasks(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) ->
         assignment.out[0]["text"] = json.dumps(warnings)
     for row in assignment.out:
         row.update(cluster=key[0].as_py(), topology=key[1].as_py())
-    return pa.table({name: [row.get(name) for row in assignment.out] for name in PLACED.names}, schema=PLACED)
+    return pa.Table.from_pylist(assignment.out, schema=PLACED)
 
 
 class _TaskAssignment:

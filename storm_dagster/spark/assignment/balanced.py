@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from storm_dagster.model.placement_reasons import Reason, differ_node_refusal, too_many_requests_refusal
 from storm_dagster.spark.assignment.free_ports import Slot
 from storm_dagster.spark.assignment.reuse import Saving, choose_reused
+from storm_dagster.spark.assignment.schema import Row
 from storm_dagster.spark.assignment.selectors import fair_share
 from storm_dagster.spark.assignment.slot_allocation import PlacementRefused, SlotAllocation
-
-Row = dict[str, Any]
 
 
 def allocate_balanced(allocation: SlotAllocation) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import Any
 
 from storm_dagster.model.placement_reasons import Reason, even_refusal, local_refusal, no_supervisor_refusal
 from storm_dagster.spark.assignment.free_ports import Slot
 from storm_dagster.spark.assignment.reuse import Saving, choose_reused
+from storm_dagster.spark.assignment.schema import Row
 from storm_dagster.spark.assignment.slot_allocation import PlacementRefused, SlotAllocation
-
-Row = dict[str, Any]
 
 
 def even_shares(count: int, total: int) -> list[int]:

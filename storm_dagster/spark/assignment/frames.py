@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.placement import PlacementBatch, TopologyToPlace
-from storm_dagster.spark.assignment.schema import HISTORY, RUNS, SUPERVISORS, TOPOLOGIES
+from storm_dagster.spark.assignment.schema import HISTORY, RUNS, SUPERVISORS, TOPOLOGIES, Row
 
 
 @dataclass(frozen=True)
@@ -36,42 +37,39 @@ Run = tuple[int, int, int, int, list[int] | None]
 """(component, first task, executors, tasks in each, tasks of an irregular one)."""
 
 
-class _Codes(dict[str, int]):
-    """Numbers for component names, in order of appearance."""
-
-    def __missing__(self, name: str) -> int:
-        self[name] = len(self)
-        return self[name]
+_Codes = defaultdict[str, int]
+"""Numbers for component names, in order of appearance."""
 
 
 def batch_frames(batches: Sequence[PlacementBatch]) -> Frames:
     """The tables of several clusters, one ``cluster`` number for each."""
-    supervisors: dict[str, list[Any]] = {name: [] for name in SUPERVISORS.names}
-    topologies: dict[str, list[Any]] = {name: [] for name in TOPOLOGIES.names}
-    runs: dict[str, list[Any]] = {name: [] for name in RUNS.names}
-    history: dict[str, list[Any]] = {name: [] for name in HISTORY.names}
+    supervisors: list[Sequence[Any]] = []
+    topologies: list[Sequence[Any]] = []
+    runs: list[Sequence[Any]] = []
+    history: list[Row] = []
+    several = False
     for cluster, batch in enumerate(batches):
-        for node in batch.supervisors:
-            values = (cluster, node.id, node.host, node.ports, node.used)
-            for name, value in zip(SUPERVISORS.names, values, strict=True):
-                supervisors[name].append(value)
+        supervisors += [(cluster, node.id, node.host, node.ports, node.used) for node in batch.supervisors]
         for place, topology in enumerate(service_order(batch)):
             codes = _Codes()
+            codes.default_factory = codes.__len__
             mine = list(executor_runs(topology, codes))
-            has_history = _add_history(history, cluster, place, topology, codes)
-            about = _about(topology, codes, mine)
-            for run in mine:
-                for name, value in zip(RUNS.names, (cluster, place, has_history, *run), strict=True):
-                    runs[name].append(value)
-            for name, value in zip(TOPOLOGIES.names, (cluster, place, has_history, about), strict=True):
-                topologies[name].append(value)
+            past = [{**row, "cluster": cluster, "topology": place} for row in _history(topology, codes)]
+            history += past
+            runs += [(cluster, place, bool(past), *run) for run in mine]
+            several = several or any(run[3] > 1 for run in mine)
+            topologies.append((cluster, place, bool(past), _about(topology, codes, mine)))
     return Frames(
-        pa.table(supervisors, schema=SUPERVISORS),
-        pa.table(topologies, schema=TOPOLOGIES),
-        pa.table(runs, schema=RUNS),
-        pa.table(history, schema=HISTORY) if history["cluster"] else None,
-        any(size > 1 for size in runs["size"]),
+        _table(supervisors, SUPERVISORS),
+        _table(topologies, TOPOLOGIES),
+        _table(runs, RUNS),
+        pa.Table.from_pylist(history, schema=HISTORY) if history else None,
+        several,
     )
+
+
+def _table(rows: Sequence[Sequence[Any]], schema: pa.Schema) -> pa.Table:
+    return pa.table(list(zip(*rows, strict=True)) or [[]] * len(schema), schema=schema)
 
 
 def executor_runs(topology: TopologyToPlace, codes: _Codes) -> Iterator[Run]:
@@ -139,12 +137,10 @@ def _about(topology: TopologyToPlace, codes: _Codes, runs: Iterable[Run]) -> dic
     }
 
 
-def _add_history(
-    history: dict[str, list[Any]], cluster: int, place: int, topology: TopologyToPlace, codes: _Codes
-) -> bool:
-    """Append rows of a topology's assignment, dead tasks and user-defined workers; whether it has any."""
-    rows: list[dict[str, Any]] = [
-        {
+def _history(topology: TopologyToPlace, codes: _Codes) -> Iterator[Row]:
+    """Rows of a topology's assignment, dead tasks and user-defined workers."""
+    for worker in topology.old:
+        yield {
             "kind": "old",
             "node": worker.node,
             "host": worker.host,
@@ -153,10 +149,8 @@ def _add_history(
             "cpu": worker.cpu,
             "tasks": worker.tasks,
         }
-        for worker in topology.old
-    ]
-    rows.extend(
-        {
+    for number, entry in enumerate(topology.user_workers):
+        yield {
             "kind": "user",
             "number": number,
             "host": entry.host,
@@ -166,15 +160,6 @@ def _add_history(
             "components": [codes[name] for name in entry.components],
             "counts": list(entry.components.values()),
         }
-        for number, entry in enumerate(topology.user_workers)
-    )
-    rows.extend(
-        {"kind": kind, "tasks": tasks}
-        for kind, tasks in (("dead", topology.dead), ("unstopped", topology.unstopped))
-        if tasks
-    )
-    for row in rows:
-        row.update(cluster=cluster, topology=place)
-        for name, values in history.items():
-            values.append(row.get(name))
-    return bool(rows)
+    for kind, tasks in (("dead", topology.dead), ("unstopped", topology.unstopped)):
+        if tasks:
+            yield {"kind": kind, "tasks": tasks}

@@ -6,15 +6,13 @@ Executors are positions in lists that are ordered by first task id.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM, dropped_requests
+from storm_dagster.spark.assignment.schema import Row
 
 LOST, KEPT, UNSTOPPED = 0, 1, 2
-
-Row = dict[str, Any]
 
 
 class Executors:

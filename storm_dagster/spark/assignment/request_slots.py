@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pyarrow as pa
 
@@ -16,9 +15,7 @@ from storm_dagster.spark.assignment.history import (
     HeldWorker,
     read_history,
 )
-from storm_dagster.spark.assignment.schema import SLOT_REQUESTS
-
-Row = dict[str, Any]
+from storm_dagster.spark.assignment.schema import SLOT_REQUESTS, Row
 
 
 def request_slots(key: tuple[pa.Scalar, ...], units: pa.Table, rows: pa.Table) -> pa.Table:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 
 from storm_dagster.model.placement import PlacedWorker, PlacementBatch, TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, Refusal, reason_text, slot_reason_text
 from storm_dagster.spark.assignment.frames import service_order
-
-Row = dict[str, Any]
+from storm_dagster.spark.assignment.schema import Row
 
 _TEXTS = {int(reason): reason_text(reason) for reason in Reason}
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-Row = dict[str, Any]
+from storm_dagster.spark.assignment.schema import Row
+
 _Order = tuple[int, int, str, int]
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from storm_dagster.model.placement_reasons import Reason, Refusal, short_of_slots_refusal
 from storm_dagster.spark.assignment.free_ports import FreePorts, Slot
 from storm_dagster.spark.assignment.history import worker_need
-
-Row = dict[str, Any]
+from storm_dagster.spark.assignment.schema import Row
 
 
 class PlacementRefused(Exception):
