@@ -52,10 +52,5 @@ def check_settings(instance: dg.DagsterInstance) -> dg.AssetCheckResult:
         passed=not advice,
         severity=dg.AssetCheckSeverity.WARN,
         description="; ".join(f"{a.setting}: {a.better} instead of {a.now}" for a in advice) or "no advice",
-        metadata={
-            "advice": table(
-                [(column, "string") for column in columns],
-                [{column: getattr(row, column) for column in columns} for row in advice],
-            )
-        },
+        metadata={"advice": table(" ".join(columns), [[getattr(row, column) for column in columns] for row in advice])},
     )

@@ -29,7 +29,7 @@ def test_secrets_are_blotted_out_at_any_depth() -> None:
 
 
 def test_long_tables_are_cut_and_say_so() -> None:
-    value = table([("name", "string"), ("n", "int")], [{"name": str(n), "n": n} for n in range(700)])
+    value = table("name n:int", [(str(n), n) for n in range(700)])
     assert len(value.records) == 501
     assert value.records[-1].data["name"] == "... and 200 more"
 

@@ -39,16 +39,13 @@ def topology_assets(
     metadata: dict[str, Any] = {
         "target": declaration.target,
         "conf": table(
-            [("key", "string"), ("value", "string")],
+            "key value",
             [
-                {"key": key, "value": value if isinstance(value, str) else json.dumps(value, default=str)}
+                (key, value if isinstance(value, str) else json.dumps(value, default=str))
                 for key, value in sorted(mask(declaration.submitted_conf).items())
             ],
         ),
-        "parallelism": table(
-            [("component", "string"), ("executors", "int")],
-            [{"component": name, "executors": n} for name, n in sorted(declaration.parallelism.items())],
-        ),
+        "parallelism": table("component executors:int", sorted(declaration.parallelism.items())),
     }
     if described.problem is not None:
         text += f"\n\n**Its target cannot be deployed**: {described.problem}"
@@ -83,14 +80,8 @@ def topology_assets(
             kinds={"storm", _kind(part)},
             metadata={
                 "executors": declaration.parallelism.get(component, part.parallelism),
-                "inputs": table(
-                    [("from", "string"), ("stream", "string"), ("grouping", "string")],
-                    [{"from": source, "stream": stream, "grouping": how} for source, stream, how in inputs],
-                ),
-                "outputs": table(
-                    [("stream", "string"), ("fields", "string")],
-                    [{"stream": s, "fields": ", ".join(out.fields)} for s, out in part.outputs.items()],
-                ),
+                "inputs": table("from stream grouping", inputs),
+                "outputs": table("stream fields", [(s, ", ".join(out.fields)) for s, out in part.outputs.items()]),
                 "dagster/column_schema": _columns(part),
                 **_code_reference(described, part.object.python),
             },

@@ -144,10 +144,7 @@ def _as_declared(declaration: Declaration, described: Described, actual: Actual 
         words="; ".join(f"{part}: {text}" for part, text in differ.items()) or "everything is as declared",
         severity=dg.AssetCheckSeverity.ERROR if heavy else dg.AssetCheckSeverity.WARN,
         metadata={
-            "drift": table(
-                [("what", "string"), ("how", "string")],
-                [{"what": part, "how": text} for part, text in differ.items()],
-            ),
+            "drift": table("what how", list(differ.items())),
             "differences": len(differ),
         },
     )

@@ -152,8 +152,7 @@ def restart_observations(found: Iterable[Restart], key: dg.AssetKey = ACTIVE_TOP
             metadata={
                 "restarts": len(members),
                 "workers": table(
-                    [("host", "string"), ("port", "int"), ("supervisor", "string"), ("pid", "int")],
-                    [{"host": r.host, "port": r.port, "supervisor": r.node, "pid": r.pid} for r in members],
+                    "host port:int supervisor pid:int", [(r.host, r.port, r.node, r.pid) for r in members]
                 ),
                 "topology_id": members[0].topology_id,
             },

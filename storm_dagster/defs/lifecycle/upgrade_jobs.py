@@ -13,6 +13,7 @@ from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import GrayUpgradeConfig, NameConfig, RollbackConfig
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
 from storm_dagster.defs.lifecycle.change_observation import observe_change
+from storm_dagster.defs.pictures.metadata import table
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations
 from storm_dagster.model.dagster_names import DagsterNames
@@ -66,10 +67,7 @@ def _observe(context: dg.OpExecutionContext, handles: Handles, verb: str, result
         phases = sorted(result.workers.items())
         count = Counter(result.workers.values())
         metadata |= {phase: count[phase] for phase in ("upgraded", "upgrading", "former")}
-        metadata["workers"] = dg.MetadataValue.table(
-            records=[dg.TableRecord({"worker": worker, "code": phase}) for worker, phase in phases],
-            schema=dg.TableSchema(columns=[dg.TableColumn("worker"), dg.TableColumn("code")]),
-        )
+        metadata["workers"] = table("worker code", phases)
         if result.state is not None and result.state.record is not None:
             metadata["code"] = result.state.record.code_dir
         if result.reason:

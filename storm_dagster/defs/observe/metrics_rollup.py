@@ -149,14 +149,14 @@ def topology_stats(
         found = roll_up_hour(session, root, hour, rows).orderBy("executed", ascending=False).collect()
         drop_older(session, root, hour - timedelta(hours=int(conf["dagster.metrics.retention.hours"])))
     own = [row for row in found if not row["component"].startswith("__")]
-    columns = [
-        *((name, "string") for name in ("topology_id", "component")),
-        *((name, "int") for name in ("tasks", *COUNTERS)),
-        *((name, "float") for name in ("execute_ms", "complete_ms")),
-    ]
+    columns = ("topology_id", "component", "tasks", *COUNTERS, "execute_ms", "complete_ms")
+    kinds = {**dict.fromkeys(("tasks", *COUNTERS), "int"), **dict.fromkeys(("execute_ms", "complete_ms"), "float")}
     return dg.MaterializeResult(
         metadata={
-            "busiest": table(columns, [{name: row[name] for name, _ in columns} for row in own[:_MOST_ROWS]]),
+            "busiest": table(
+                " ".join(f"{name}:{kinds.get(name, '')}" for name in columns),
+                [[row[name] for name in columns] for row in own[:_MOST_ROWS]],
+            ),
             "components": len(own),
             "executed": sum(row["executed"] for row in own),
             "failed": sum(row["failed"] for row in own),

@@ -11,8 +11,7 @@ import dagster as dg
 
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
-from storm_dagster.defs.pictures.metadata import component_counts, table
-from storm_dagster.defs.pictures.svg import data_uri
+from storm_dagster.defs.pictures.metadata import component_counts, picture_markdown, table
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 
@@ -62,39 +61,27 @@ def supervisors_state(view: ClusterView) -> Any:
 def supervisors_observation(view: ClusterView, key: dg.AssetKey = SUPERVISORS) -> dg.AssetObservation:
     """The supervisors of ``view`` with their slots, as an observation."""
     used = view.used_ports()
-    rows: list[dict[str, str | int | float | bool | None]] = [
-        {
-            "supervisor": supervisor_id,
-            "host": info.host,
-            "ports": encode_ranges(info.ports).replace(",", ", "),
-            "used": encode_ranges(used.get(supervisor_id, ())).replace(",", ", "),
-            "free": len(set(info.ports) - used.get(supervisor_id, set())),
-            "blacklisted": info.host in view.blacklist,
-            "version": info.version,
-        }
-        for supervisor_id, info in sorted(view.supervisors.items())
+    free = {node: len(set(info.ports) - used.get(node, set())) for node, info in view.supervisors.items()}
+    rows = [
+        (
+            node,
+            info.host,
+            encode_ranges(info.ports).replace(",", ", "),
+            encode_ranges(used.get(node, ())).replace(",", ", "),
+            free[node],
+            info.host in view.blacklist,
+            info.version,
+        )
+        for node, info in sorted(view.supervisors.items())
     ]
-    slots = sum(len(info.ports) for info in view.supervisors.values())
-    picture = cluster_picture(drawn_supervisors(view), "Supervisors and slots")
     return dg.AssetObservation(
         asset_key=key,
         metadata={
-            "supervisors": table(
-                [
-                    ("supervisor", "string"),
-                    ("host", "string"),
-                    ("ports", "string"),
-                    ("used", "string"),
-                    ("free", "int"),
-                    ("blacklisted", "bool"),
-                    ("version", "string"),
-                ],
-                rows,
-            ),
-            "tasks_on_slots": dg.MetadataValue.md(f"![tasks on slots]({data_uri(picture)})"),
+            "supervisors": table("supervisor host ports used free:int blacklisted:bool version", rows),
+            "tasks_on_slots": picture_markdown(cluster_picture(drawn_supervisors(view), "Supervisors and slots")),
             "live": len(rows),
-            "slots": slots,
-            "slots_free": sum(int(row["free"] or 0) for row in rows),
+            "slots": sum(len(info.ports) for info in view.supervisors.values()),
+            "slots_free": sum(free.values()),
             "topologies": len(view.topologies),
         },
     )
@@ -102,43 +89,28 @@ def supervisors_observation(view: ClusterView, key: dg.AssetKey = SUPERVISORS) -
 
 def workers_state(view: ClusterView) -> Any:
     """State of the workers whose change is observed; a process that was replaced in place is no change."""
-    return [(row["topology"], row["host"], row["port"], row["status"]) for row in _workers(view)]
+    return [row[:-1] for row in _workers(view)]
 
 
-def _workers(view: ClusterView) -> list[dict[str, str | int | float | bool | None]]:
-    rows: list[dict[str, str | int | float | bool | None]] = []
+def _workers(view: ClusterView) -> list[tuple[str, str, int, str, str]]:
+    """(topology, host, port, status, tasks) of each worker."""
+    rows: list[tuple[str, str, int, str, str]] = []
     for topology in view.topologies.values():
         for worker in topology.assignment.workers if topology.assignment is not None else ():
             live = topology.live_workers.get(worker.slot)
-            rows.append(
-                {
-                    "topology": topology.base.name,
-                    "host": worker.host,
-                    "port": worker.port,
-                    "status": live.status if live is not None else "dead",
-                    "tasks": encode_ranges(worker.ids),
-                }
-            )
-    return sorted(rows, key=lambda row: (str(row["topology"]), str(row["host"]), int(row["port"] or 0)))
+            status = live.status if live is not None else "dead"
+            rows.append((topology.base.name, worker.host, worker.port, status, encode_ranges(worker.ids)))
+    return sorted(rows, key=lambda row: row[:3])
 
 
 def workers_observation(view: ClusterView, key: dg.AssetKey = WORKERS) -> dg.AssetObservation:
     """Every slot that an assignment names, and whether its process runs."""
     rows = _workers(view)
-    running = sum(1 for row in rows if row["status"] == "running")
+    running = sum(status == "running" for _, _, _, status, _ in rows)
     return dg.AssetObservation(
         asset_key=key,
         metadata={
-            "workers": table(
-                [
-                    ("topology", "string"),
-                    ("host", "string"),
-                    ("port", "int"),
-                    ("status", "string"),
-                    ("tasks", "string"),
-                ],
-                rows,
-            ),
+            "workers": table("topology host port:int status tasks", rows),
             "wanted": len(rows),
             "running": running,
             "not_running": len(rows) - running,
@@ -159,23 +131,21 @@ def topologies_state(view: ClusterView, http: str) -> Any:
 
 def topologies_observation(view: ClusterView, http: str, key: dg.AssetKey = TOPOLOGIES) -> dg.AssetObservation:
     """Every topology, and where its statistics are: at ``http``, the leader."""
-    rows: list[dict[str, str | int | float | bool | None]] = [
-        {
-            "topology": topology.base.name,
-            "status": topology.base.status,
-            "workers": len(topology.assignment.workers) if topology.assignment is not None else 0,
-            "tasks": len(topology.tasks.component_of()) if topology.tasks is not None else 0,
-        }
+    rows = [
+        (
+            topology.base.name,
+            topology.base.status,
+            len(topology.assignment.workers) if topology.assignment is not None else 0,
+            len(topology.tasks.component_of()) if topology.tasks is not None else 0,
+        )
         for topology in sorted(view.topologies.values(), key=lambda item: item.base.name)
     ]
     return dg.AssetObservation(
         asset_key=key,
         metadata={
-            "topologies": table(
-                [("topology", "string"), ("status", "string"), ("workers", "int"), ("tasks", "int")], rows
-            ),
+            "topologies": table("topology status workers:int tasks:int", rows),
             "live": len(rows),
-            "not_active": sum(1 for row in rows if row["status"] != "ACTIVE"),
+            "not_active": sum(status != "ACTIVE" for _, status, _, _ in rows),
             **statistics_links(http),
         },
     )

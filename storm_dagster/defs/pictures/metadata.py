@@ -7,6 +7,7 @@ metadata is stored for ever and shown to everyone who opens the UI.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +16,16 @@ import dagster as dg
 from storm_dagster.defs.pictures.placement import SlotTasks, slots_picture
 from storm_dagster.defs.pictures.svg import data_uri
 from storm_dagster.model.placement import PlacedWorker
-from storm_dagster.model.ranges import decode_ranges, encode_ranges
+from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment, TaskTable
 from storm_dagster.model.topology import TopologySpec
 
 _MOST_ROWS = 500
 _SECRET = re.compile(r"password|passwd|secret|token|credential|payload|private|keytab|api[._-]?key", re.I)
 _BLOT = "********"
+
+Cell = str | int | float | bool | None
+"""What a table may hold."""
 
 
 def mask(value: Any, key: str = "") -> Any:
@@ -40,34 +44,30 @@ def notes(lines: Iterable[str], nothing: str = "none") -> dg.MarkdownMetadataVal
     return dg.MetadataValue.md("\n".join(f"- {_md(line)}" for line in lines) or nothing)
 
 
-def table(
-    columns: Sequence[tuple[str, str]], rows: Sequence[Mapping[str, str | int | float | bool | None]]
-) -> dg.TableMetadataValue:
-    """A table of (name, type) columns; above 500 rows the first column of the last row counts the missing ones."""
-    shown = [dict(row) for row in rows[:_MOST_ROWS]]
+def table(columns: str, rows: Sequence[Sequence[Cell]]) -> dg.TableMetadataValue:
+    """A table. ``columns`` are names in one text, those of no strings with their type: ``"task:int component"``.
+
+    Above 500 rows the first column of strings says in the last row how many are missing.
+    """
+    kinds = {name: kind or "string" for name, _, kind in (column.partition(":") for column in columns.split())}
+    shown: list[dict[str, Cell]] = [dict(zip(kinds, row, strict=True)) for row in rows[:_MOST_ROWS]]
     if len(rows) > _MOST_ROWS:
-        rest: dict[str, str | int | float | bool | None] = dict.fromkeys(name for name, _ in columns)
-        text = next((name for name, kind in columns if kind == "string"), None)
-        if text is not None:
-            rest[text] = f"... and {len(rows) - _MOST_ROWS} more"
-        shown.append(rest)
+        more = [f"... and {len(rows) - _MOST_ROWS} more"]
+        shown.append({name: more.pop() if more and kind == "string" else None for name, kind in kinds.items()})
     return dg.MetadataValue.table(
         records=[dg.TableRecord(row) for row in shown],
-        schema=dg.TableSchema(columns=[dg.TableColumn(name=name, type=kind) for name, kind in columns]),
+        schema=dg.TableSchema(columns=[dg.TableColumn(name=name, type=kind) for name, kind in kinds.items()]),
     )
 
 
 def blobs_table(blobs: Iterable[Any]) -> dg.TableMetadataValue:
     """Blobs (anything with key, size and sha256): what is stored, how large, and the content's hash."""
-    return table(
-        [("key", "string"), ("bytes", "int"), ("sha256", "string")],
-        [{"key": blob.key, "bytes": blob.size, "sha256": blob.sha256} for blob in blobs],
-    )
+    return table("key bytes:int sha256", [(blob.key, blob.size, blob.sha256) for blob in blobs])
 
 
 def components_table(topology: TopologySpec) -> dg.TableMetadataValue:
     """The topology as its author wrote it: components, parallelism, inputs."""
-    rows: list[dict[str, str | int | float | bool | None]] = []
+    rows: list[Sequence[Cell]] = []
     for component, kind, spec in topology.components():
         code = spec.object.python or " ".join(spec.object.shell or ())
         inputs = ", ".join(
@@ -75,45 +75,21 @@ def components_table(topology: TopologySpec) -> dg.TableMetadataValue:
             f"{': ' + '/'.join(i.grouping.fields) if i.grouping.fields else ''})"
             for i in spec.inputs
         )
-        rows.append(
-            {
-                "component": component,
-                "type": kind,
-                "parallelism": spec.parallelism,
-                "inputs": inputs,
-                "code": code,
-            }
-        )
-    return table(
-        [
-            ("component", "string"),
-            ("type", "string"),
-            ("parallelism", "int"),
-            ("inputs", "string"),
-            ("code", "string"),
-        ],
-        rows,
-    )
+        rows.append((component, kind, spec.parallelism, inputs, code))
+    return table("component type parallelism:int inputs code", rows)
 
 
 def tasks_table(tasks: TaskTable) -> dg.TableMetadataValue:
     """Components and the ids of their tasks."""
     return table(
-        [("component", "string"), ("type", "string"), ("tasks", "string"), ("count", "int")],
-        [
-            {"component": name, "type": part.type, "tasks": part.tasks, "count": len(part.ids)}
-            for name, part in tasks.components.items()
-        ],
+        "component type tasks count:int",
+        [(name, part.type, part.tasks, len(part.ids)) for name, part in tasks.components.items()],
     )
 
 
 def component_counts(ids: Iterable[int], components: Mapping[int, str]) -> dict[str, int]:
     """Component -> how many of ``ids`` are its tasks."""
-    counts: dict[str, int] = {}
-    for task in ids:
-        name = components.get(task, "?")
-        counts[name] = counts.get(name, 0) + 1
-    return dict(sorted(counts.items()))
+    return dict(sorted(Counter(components.get(task, "?") for task in ids).items()))
 
 
 def placed_slots(workers: Iterable[PlacedWorker]) -> list[SlotTasks]:
@@ -128,36 +104,17 @@ def assigned_slots(assignment: Assignment) -> list[SlotTasks]:
 
 def slots_table(slots: Sequence[SlotTasks], components: Mapping[int, str]) -> dg.TableMetadataValue:
     """The assignment: which slot runs which tasks of which components."""
-    return table(
-        [
-            ("host", "string"),
-            ("port", "int"),
-            ("supervisor", "string"),
-            ("tasks", "string"),
-            ("count", "int"),
-            ("components", "string"),
-            ("kept", "bool"),
-        ],
-        [
-            {
-                "host": slot.host,
-                "port": slot.port,
-                "supervisor": slot.node,
-                "tasks": encode_ranges(slot.tasks),
-                "count": len(slot.tasks),
-                "components": ", ".join(
-                    f"{name} x{count}" for name, count in component_counts(slot.tasks, components).items()
-                ),
-                "kept": slot.kept,
-            }
-            for slot in slots
-        ],
-    )
+    rows: list[Sequence[Cell]] = []
+    for slot in slots:
+        counts = component_counts(slot.tasks, components)
+        names = ", ".join(f"{name} x{count}" for name, count in counts.items())
+        rows.append((slot.host, slot.port, slot.node, encode_ranges(slot.tasks), len(slot.tasks), names, slot.kept))
+    return table("host port:int supervisor tasks count:int components kept:bool", rows)
 
 
-def slots_markdown(slots: Sequence[SlotTasks], components: Mapping[int, str], title: str) -> dg.MarkdownMetadataValue:
-    """The picture of tasks on slots, inline: nothing is fetched to show it."""
-    return dg.MetadataValue.md(f"![tasks on slots]({data_uri(slots_picture(slots, components, title))})")
+def picture_markdown(svg: str) -> dg.MarkdownMetadataValue:
+    """A picture of tasks on slots, inline: nothing is fetched to show it."""
+    return dg.MetadataValue.md(f"![tasks on slots]({data_uri(svg)})")
 
 
 def unassigned_table(unassigned: Mapping[int, str], components: Mapping[int, str]) -> dg.TableMetadataValue:
@@ -166,11 +123,8 @@ def unassigned_table(unassigned: Mapping[int, str], components: Mapping[int, str
     for task, reason in unassigned.items():
         by_reason.setdefault((components.get(task, "?"), reason), []).append(task)
     return table(
-        [("component", "string"), ("tasks", "string"), ("reason", "string")],
-        [
-            {"component": component, "tasks": encode_ranges(tasks), "reason": reason}
-            for (component, reason), tasks in sorted(by_reason.items())
-        ],
+        "component tasks reason",
+        [(component, encode_ranges(tasks), reason) for (component, reason), tasks in sorted(by_reason.items())],
     )
 
 
@@ -179,7 +133,7 @@ def assignment_metadata(slots: Sequence[SlotTasks], components: Mapping[int, str
     sizes = [len(slot.tasks) for slot in slots]
     return {
         "assignment": slots_table(slots, components),
-        "tasks_on_slots": slots_markdown(slots, components, title),
+        "tasks_on_slots": picture_markdown(slots_picture(slots, components, title)),
         "workers": len(slots),
         "tasks": sum(sizes),
         "hosts": len({slot.host for slot in slots}),
@@ -196,15 +150,7 @@ def balance(sizes: Sequence[int]) -> float:
 
 def nodes_table(versions: Mapping[str, Any]) -> dg.TableMetadataValue:
     """ZooKeeper paths and the data version that each has now."""
-    return table(
-        [("path", "string"), ("version", "int")],
-        [{"path": path, "version": getattr(version, "version", version)} for path, version in versions.items()],
-    )
-
-
-def task_count(ranges: str) -> int:
-    """Number of tasks in ``"1-3,7"``."""
-    return len(decode_ranges(ranges))
+    return table("path version:int", [(path, getattr(at, "version", at)) for path, at in versions.items()])
 
 
 def _md(text: str) -> str:

@@ -55,10 +55,7 @@ def code_metadata(report: CodeResult) -> dict[str, Any]:
     return {
         "topology_id": report.topology_id,
         "blobs": blobs_table(report.blobs),
-        "copies": table(
-            [("key", "string"), ("copies", "int")],
-            [{"key": key, "copies": count} for key, count in report.copies.items()],
-        ),
+        "copies": table("key copies:int", list(report.copies.items())),
         "code_bytes": sum(blob.size for blob in report.blobs),
         "copies_min": min(report.copies.values(), default=0),
         "copies_wanted": report.wanted_copies,
@@ -88,11 +85,8 @@ def placement_metadata(placement: TopologyPlacement, components: Mapping[int, st
         "unassigned": unassigned_table(placement.unassigned, components),
         "warnings": notes(placement.warnings),
         "reasons": table(
-            [("task", "int"), ("component", "string"), ("why", "string")],
-            [
-                {"task": task, "component": components.get(task, "?"), "why": why}
-                for task, why in sorted(placement.reasons.items())
-            ],
+            "task:int component why",
+            [(task, components.get(task, "?"), why) for task, why in sorted(placement.reasons.items())],
         ),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import Any
 
 import dagster as dg
@@ -42,29 +43,14 @@ def _summary(report: RebalanceResult) -> dict[str, Any]:
 
 def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -> dict[str, Any]:
     """Metadata of what the rebalance would do; nothing changes. What does not fit is refused here."""
-    report = rebalance(
-        ops,
-        name,
-        workers=config.workers,
-        executors=config.executors,
-        reassign=config.reassign,
-        wait_secs=config.wait_secs,
-        dry_run=True,
-    )
+    report = rebalance(ops, name, **config.model_dump(), dry_run=True)
     metadata = _summary(report)
     if report.placement is not None:
         components = _components(ops, report.topology_id)
         metadata = {**placement_metadata(report.placement, components, f"{name}: planned"), **metadata}
-        metadata["moves"] = table(
-            [
-                ("task", "int"),
-                ("component", "string"),
-                ("from", "string"),
-                ("to", "string"),
-                ("why", "string"),
-            ],
-            moves_document(report.assignment, report.placement, report.components),
-        )
+        moves = moves_document(report.assignment, report.placement, report.components)
+        row = itemgetter("task", "component", "from", "to", "why")
+        metadata["moves"] = table("task:int component from to why", [row(move) for move in moves])
     return metadata
 
 
@@ -73,14 +59,7 @@ def publish_rebalance(
 ) -> dict[str, Any]:
     """Rebalance as the run's config asks, wait for the end of its delay, and show the assignment now in force."""
     config = _config_of(context.run.run_config, names.stage_op("assignment"))
-    report = rebalance(
-        ops,
-        name,
-        workers=config.workers,
-        executors=config.executors,
-        reassign=config.reassign,
-        wait_secs=config.wait_secs,
-    )
+    report = rebalance(ops, name, **config.model_dump())
     metadata = _summary(report)
     if report.assignment is not None:
         components = _components(ops, report.topology_id)
