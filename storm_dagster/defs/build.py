@@ -30,7 +30,7 @@ from storm_dagster.defs.lifecycle.rebalance_schedule import build_rebalance_sche
 from storm_dagster.defs.lifecycle.sensor import build_lifecycle_sensor
 from storm_dagster.defs.lifecycle.upgrade_jobs import build_upgrade_jobs
 from storm_dagster.defs.observe.checks import build_checks
-from storm_dagster.defs.observe.history import build_prune_history
+from storm_dagster.defs.observe.history import build_prune_history, remember_own
 from storm_dagster.defs.observe.inbox_cleanup import build_inbox_cleanup
 from storm_dagster.defs.observe.metrics_rollup import ROLLUP_JOB, build_metrics_rollup
 from storm_dagster.defs.observe.sensors import build_observation_sensors
@@ -149,7 +149,7 @@ def build_storm_defs(
         spawn=spawn,
         asset_keys={key.to_user_string(): new.to_user_string() for key, new in shown.items() if new != key},
     )
-    return dg.Definitions(
+    definitions = dg.Definitions(
         assets=[
             translation.of_definition(asset) if isinstance(asset, dg.AssetsDefinition) else translation.specs[asset.key]
             for asset in assets
@@ -183,6 +183,7 @@ def build_storm_defs(
         ],
         resources={**own, **_replacements(names, own, resources or {})},
     )
+    return remember_own(cluster, definitions)
 
 
 def _replacements(names: DagsterNames, own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from storm_dagster import Alert, build_alert_sensor
+from storm_dagster import Alert, build_alert_sensor, build_storm_defs
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
 from storm_dagster.defs.observe.alerts import alerts_to_send
 
@@ -49,6 +49,8 @@ class Desk:
         self.sent: list[Alert] = []
         self.deaf = False
         self.cursor: str | None = None
+        # The jobs whose runs are looked at are those of the sensor's own code location.
+        build_storm_defs()
         self.sensor = build_alert_sensor(self.receive, **options)
         self.defs = dg.Definitions(
             assets=[active_topology, theirs], asset_checks=[invariants, their_check], sensors=[self.sensor]

@@ -21,10 +21,12 @@ from dagster._core.scheduler.instigation import (
     TickStatus,
 )
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster.components.testing import create_defs_folder_sandbox
 
+from storm_dagster import StormTopologyComponent, build_alert_sensor, build_rebalance_schedule
 from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.observe import history
-from storm_dagster.defs.observe.history import prune_runs, prune_ticks
+from storm_dagster.defs.observe.history import own_jobs, prune_runs, prune_ticks
 from storm_dagster.model.dagster_names import DagsterNames
 
 pytestmark = pytest.mark.dagster
@@ -51,6 +53,12 @@ def ended(instance, job_name: str, partition: str | None = None, tags=None) -> s
         op()
 
     return job.execute_in_process(instance=instance).run_id
+
+
+@pytest.fixture(autouse=True)
+def built() -> None:
+    """What a code location builds when it is loaded."""
+    build_storm_defs(local_cluster=True)
 
 
 def left(instance) -> set[str]:
@@ -117,6 +125,41 @@ def test_old_ticks_of_ours_go_and_the_newest_and_others_stay(sqlite) -> None:
     before = datetime.now(tz=timezone.utc) - timedelta(days=1)
     assert prune_ticks(sqlite, NAMES, before, repository="__repository__@storm") == 2
     assert (ours(), silent(), other(), theirs()) == (1, 1, 2, 2)
+
+
+def declared() -> dg.Definitions:
+    """A code location with one declared topology, `wc`."""
+    attributes = {"name": "wc", "target": "wc.py:WordCount", "schedule": {"deploy": "*/10 * * * *"}}
+    contents = {"type": "storm_dagster.StormTopologyComponent", "attributes": attributes}
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(component_cls=StormTopologyComponent, defs_yaml_contents=contents)
+        with sandbox.load_component_and_build_defs(defs_path=path) as (_, defs):
+            return defs
+
+
+def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(sqlite) -> None:
+    everything = dg.Definitions.merge(
+        build_storm_defs(local_cluster=True),
+        declared(),
+        dg.Definitions(sensors=[build_alert_sensor(print, name="pager")]),
+    )
+    ask = build_rebalance_schedule(name="nightly_rebalance").job
+    jobs = [*everything.resolve_all_job_defs(), ask]
+    names = {job.name for job in jobs if job.name != "__ASSET_JOB"}
+    assert names >= {"submit_topology", "start_local_cluster", "ask_for_rebalance"}
+    assert names >= {"deploy_declared", "kill_declared", "rebalance_declared", "submit_wc", "deploy_wc", "kill_wc"}
+    theirs = ended(sqlite, "nightly")
+    for name in sorted(names):
+        ended(sqlite, name)
+    assert prune_runs(sqlite, NAMES, tomorrow()) == len(names)
+    assert left(sqlite) == {theirs}
+    clocks = {clock.name for clock in (*(everything.sensors or ()), *(everything.schedules or ()))}
+    assert clocks >= {"heartbeat_sensor", "pager", "declared_topologies_sensor", "deploy_wc_schedule"}
+    for name in ("their_sensor", "nightly_rebalance", *clocks):
+        ticks(sqlite, name, "storm", [9, 8])
+    assert prune_ticks(sqlite, NAMES, tomorrow()) == len(clocks) + 1
+    # Another cluster of the location has names of its own.
+    assert not own_jobs(DagsterNames("prod")) & {"submit_topology", "ask_for_rebalance"}
 
 
 @pytest.mark.zookeeper

@@ -37,6 +37,7 @@ from storm_dagster.defs.declared.runs import topology_definitions
 from storm_dagster.defs.declared.sensor import DECLARED_TAG, shared_definitions
 from storm_dagster.defs.declared.topology import DeclaredTopology
 from storm_dagster.defs.keys import OWNER
+from storm_dagster.defs.observe.history import DECLARED, remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
@@ -263,7 +264,8 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         own_jobs = (few if self.own_jobs is None else self.own_jobs) and topology.identifier != "declared"
         own = topology_definitions(topology, own_jobs=own_jobs)
         first = next(iter(topologies)) == self.name
-        return dg.Definitions.merge(own, shared_definitions(topologies)) if first else own
+        made = dg.Definitions.merge(own, shared_definitions(topologies)) if first else own
+        return remember_own(DECLARED, made)
 
 
 class _ByComponent(StormTranslator):

@@ -18,6 +18,7 @@ from storm_dagster.defs.binding import bind, op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import AskForRebalanceConfig
 from storm_dagster.defs.keys import topology_tags
+from storm_dagster.defs.observe.history import remember_own
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.model.dagster_names import PRIORITY_TAGS, REBALANCE_JOB, DagsterNames
@@ -134,16 +135,19 @@ def build_rebalance_schedule(
     ) -> list[dg.RunRequest] | dg.SkipReason:
         return _evaluate(context, zookeeper, blobstore, only, names, in_cluster_location)
 
-    return dg.schedule(
+    ask = None if in_cluster_location else op_job(names, _ASK_JOB, REBALANCE_TEXT, ask_for_rebalance)
+    made = dg.schedule(
         name=names.name(name),
         job_name=names.name(REBALANCE_JOB) if in_cluster_location else None,
-        job=None if in_cluster_location else op_job(names, _ASK_JOB, REBALANCE_TEXT, ask_for_rebalance),
+        job=ask,
         cron_schedule=cron_schedule,
         execution_timezone=execution_timezone,
         default_status=default_status,
         description="Rebalances each topology whose balance gains more than topology.rebalance.threshold; else explains "
         "why not.",
     )(bind(schedule, names))
+    remember_own(names.cluster, dg.Definitions(jobs=[ask] if ask is not None else [], schedules=[made]))
+    return made
 
 
 def _request(gain: _Gain, name: str, version: int, names: DagsterNames, in_cluster_location: bool) -> dg.RunRequest:

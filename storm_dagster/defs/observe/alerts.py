@@ -16,7 +16,7 @@ from typing import Any, Literal
 import dagster as dg
 
 from storm_dagster.defs.keys import TOPOLOGY_TAG
-from storm_dagster.defs.observe.history import REPOSITORY_TAG, is_own_run
+from storm_dagster.defs.observe.history import REPOSITORY_TAG, is_own_run, remember_own
 from storm_dagster.defs.observe.sensors import read_cursor
 from storm_dagster.model.dagster_names import DagsterNames
 
@@ -189,9 +189,11 @@ def build_alert_sensor(
             cursor=json.dumps({"since": reached, "told": open_problems}),
         )
 
-    return dg.sensor(
+    sensor = dg.sensor(
         name=name,
         minimum_interval_seconds=interval_secs,
         default_status=default_status,
         description="Reports failed asset checks and failed runs of the cluster, and their end, once each.",
     )(alert_sensor)
+    remember_own(cluster, dg.Definitions(sensors=[sensor]))
+    return sensor

@@ -5,6 +5,7 @@ the run that made what an asset, or a topology that lives, shows now.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
+from collections import defaultdict
 from collections.abc import Collection
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -18,25 +19,6 @@ from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.model.dagster_names import DagsterNames
 
 PRUNE_JOB = "prune_history"
-OWN_JOBS = (
-    *("submit_topology", "kill_topology", "activate_topology", "deactivate_topology", "restart_topology"),
-    *("rebalance_topology", "update_topology", "gray_upgrade_topology", "complete_upgrade_topology"),
-    *(
-        "rollback_topology",
-        "reassign_topologies",
-        "ask_for_rebalance",
-        "clean_inbox",
-        "roll_up_metrics",
-        PRUNE_JOB,
-    ),
-    *("start_local_cluster", "stop_local_cluster"),
-)
-"""Plain names of our jobs, without those of declared topologies."""
-OWN_CLOCKS = (
-    *("heartbeat_sensor", "lifecycle_sensor", "supervisor_sensor", "leader_sensor", "alert_sensor"),
-    *("rebalance_schedule", "inbox_cleanup_schedule", "metrics_rollup_schedule", "prune_history_schedule"),
-)
-"""Plain names of our sensors and schedules."""
 REPOSITORY_TAG = ".dagster/repository"
 """Dagster's tag of a run: the code location that it belongs to."""
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
@@ -44,10 +26,34 @@ _MOST_DELETED = 1000
 _PAGE = 100
 _TEXT = "Delete old runs of our jobs and old ticks of our sensors and schedules."
 
+DECLARED = ""
+"""In the place of a cluster: the declared topologies of the code location."""
+_jobs: defaultdict[str | None, set[str]] = defaultdict(set)
+"""Cluster -> names of the jobs that this process has built for it."""
+_clocks: defaultdict[str | None, set[str]] = defaultdict(set)
+"""The same of sensors and schedules."""
+
+
+def remember_own(cluster: str | None, definitions: dg.Definitions) -> dg.Definitions:
+    """Note that jobs, sensors and schedules of ``definitions`` are ours, so that their history is; returns them."""
+    _jobs[cluster].update(job.name for job in definitions.jobs or ())
+    _clocks[cluster].update(clock.name for clock in (*(definitions.sensors or ()), *(definitions.schedules or ())))
+    return definitions
+
+
+def own_jobs(names: DagsterNames) -> set[str]:
+    """Names of our jobs in this code location, which every run loads as a whole."""
+    return _jobs[names.cluster] | _jobs[DECLARED]
+
+
+def own_clocks(names: DagsterNames) -> set[str]:
+    """Names of our sensors and schedules."""
+    return _clocks[names.cluster] | _clocks[DECLARED]
+
 
 def is_own_run(run: Any, names: DagsterNames, repository: str | None) -> bool:
     """Whether a run is one of our jobs', launched in the code location ``repository`` (``None``: any)."""
-    ours = TOPOLOGY_TAG in run.tags or run.job_name in {names.name(job) for job in OWN_JOBS}
+    ours = TOPOLOGY_TAG in run.tags or run.job_name in own_jobs(names)
     return ours and repository in (None, run.tags.get(REPOSITORY_TAG))
 
 
@@ -66,8 +72,8 @@ def prune_runs(
     alive = set(instance.get_dynamic_partitions(names.partitions))
     tags = {REPOSITORY_TAG: repository} if repository is not None else {}
     deleted = 0
-    for job in OWN_JOBS:
-        filters = dg.RunsFilter(job_name=names.name(job), statuses=_ENDED, created_before=before, tags=tags)
+    for job in sorted(own_jobs(names)):
+        filters = dg.RunsFilter(job_name=job, statuses=_ENDED, created_before=before, tags=tags)
         kept: str | None = None
         while deleted < most:
             page = instance.get_run_records(filters, limit=_PAGE, ascending=True, cursor=kept)
@@ -106,8 +112,7 @@ def prune_ticks(
     """
     if getattr(instance, "schedule_storage", None) is None:
         return 0
-    ours = {names.name(clock) for clock in OWN_CLOCKS}
-    found = 0
+    ours, found = own_clocks(names), 0
     for state in instance.all_instigator_state():
         if state.instigator_name not in ours:
             continue
