@@ -38,7 +38,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "blacklist": ("operate_verbs", "Hosts that get no new work"),
     "blob": ("operate_verbs", "Blobs: list, read, store, delete"),
     "explain": ("read_commands", "Reasons for the placement of tasks"),
-    "plan": ("plan_verb", "Plan a placement without a cluster"),
+    "plan": ("read_commands", "Plan a placement without a cluster"),
     "conf": ("read_commands", "The cluster conf and where each value comes from"),
     "supervisors": ("read_commands", "Supervisors and their slots"),
     "nimbuses": ("read_commands", "Nimbuses and their leader"),

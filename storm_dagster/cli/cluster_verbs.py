@@ -8,13 +8,13 @@ import signal
 import sys
 import time
 from itertools import islice
-from typing import Any, Literal
+from typing import Any
 
 import click
 
 from storm_dagster.cli.dagster_health import check_dagster
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
+from storm_dagster.cli.output import Steps, human_seconds, plain, print_answer, print_json, print_table
 from storm_dagster.cli.process_states import ProcessState, advice, healing_sensor, state_of, uptime
 from storm_dagster.model.conf import load_cluster_conf
 from storm_dagster.model.endpoints import ClusterFile
@@ -51,6 +51,9 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
     sys.stdout.flush()
 
 
+_SIZE = ("supervisors", "slots", "nimbuses", "zookeepers", "ports")
+
+
 @verb("dev", changes=True)
 @click.option("--supervisors", type=click.IntRange(1, 50), default=2, show_default=True, help="Supervisors.")
 @click.option("--slots", type=click.IntRange(1, 200), default=4, show_default=True, help="Slots of each.")
@@ -76,17 +79,7 @@ def _show_ready(invocation: Invocation, cluster: ClusterFile, *, detached: bool)
 )
 @click.option("--detach", is_flag=True, help="Return when ready; `stop` ends it.")
 @click.option("--timeout", type=float, default=240.0, show_default=True, help="Longest wait, seconds.")
-def dev(
-    invocation: Invocation,
-    supervisors: int,
-    slots: int,
-    nimbuses: int,
-    zookeepers: str,
-    ports: Literal["auto", "default"],
-    warm_runs: bool,
-    detach: bool,
-    timeout: float,
-) -> None:
+def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> None:
     """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster."""
     from storm_dagster.cli.dev.cluster import refuse_live_home
     from storm_dagster.cli.dev.detach import REPORT_FD, run_child, run_foreground, start_detached
@@ -102,29 +95,21 @@ def dev(
         raise InvalidRequest("storm.cluster.mode is local: daemons run only in distributed mode; remove the key")
     is_child = REPORT_FD in os.environ
     refuse_live_home(home)
-    options = DevOptions(supervisors, slots, nimbuses, ports, timeout, int(zookeepers), warm_runs)
+    options = DevOptions(zookeepers=int(zookeepers), **given)
     if invocation.dry_run:
-        document = {
-            "dry_run": True,
-            "home": str(home),
-            "java": java,
-            "supervisors": supervisors,
-            "slots": slots,
-            "nimbuses": nimbuses,
-            "zookeepers": int(zookeepers),
-            "ports": ports,
-        }
+        supervisors, slots, nimbuses, _ = options.size
         if invocation.json:
-            print_json(document)
+            shown = {name: getattr(options, name) for name in _SIZE}
+            print_json({"dry_run": True, "home": str(home), "java": java, **shown})
         else:
             click.echo(f"would start {nimbuses} nimbus(es), {supervisors} supervisor(s) of {slots} slots in {home}")
         return
     home.mkdir(parents=True, exist_ok=True)
     if detach and not is_child:
         argv = [sys.executable, "-m", "storm_dagster", "dev", "--home", str(home), "--detach"]
-        argv += ["--supervisors", str(supervisors), "--slots", str(slots), "--nimbuses", str(nimbuses)]
-        argv += ["--zookeepers", zookeepers, "--ports", ports, "--timeout", str(timeout)]
-        argv += ["--warm-runs" if warm_runs else "--no-warm-runs"]
+        for name in (*_SIZE, "timeout"):
+            argv += [f"--{name}", str(getattr(options, name))]
+        argv += ["--warm-runs" if options.warm_runs else "--no-warm-runs"]
         if invocation.conf_dir is not None:
             argv += ["--conf-dir", str(invocation.conf_dir)]
         for key, value in invocation.overrides.items():
@@ -132,15 +117,7 @@ def dev(
         cluster = start_detached(home, argv)
         _show_ready(invocation, cluster, detached=True)
         return
-    chosen = choose_ports(
-        ports,
-        conf,
-        supervisors=supervisors,
-        slots=slots,
-        nimbuses=nimbuses,
-        zookeepers=int(zookeepers),
-        home=home,
-    )
+    chosen = choose_ports(options, conf, home)
     plan = ClusterPlan(home, options, conf, chosen, conf_dir=invocation.conf_dir, overrides=invocation.overrides)
     if is_child:
         run_child(plan)
@@ -172,10 +149,9 @@ def stop(invocation: Invocation) -> None:
     marks = marks_of(RunFile.read_all(home))
     running = [{"role": record.role, "id": record.id, "pid": record.pid} for record in records]
     if invocation.dry_run:
-        if invocation.json:
-            print_json({"dry_run": True, "home": str(home), "processes": running})
-        else:
-            print_table("would end", ["role", "id", "pid"], [tuple(row.values()) for row in running])
+        document = {"dry_run": True, "home": str(home), "processes": running}
+        rows = [tuple(row.values()) for row in running]
+        print_answer(invocation.json, document, ["role", "id", "pid"], rows, title="would end")
         return
     before = family(home, RunFile.read_all(home), marks)
     with Steps(f"ending the cluster in {home}", quiet=invocation.json) as steps:

@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -60,6 +61,19 @@ def _stop_event() -> threading.Event:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return stop
+
+
+def _serve(
+    invocation: Invocation,
+    role: str,
+    given_id: str | None,
+    run: Callable[[ClusterConf, Path, str, threading.Event], int],
+) -> int:
+    conf = _daemon_conf(invocation)
+    home = _home(invocation, conf)
+    name = given_id or _default_id(conf, home, role)
+    configure_daemon_logging(home, role, name, conf["storm.log.level"])
+    return run(conf, home, name, _stop_event())
 
 
 def _default_id(conf: ClusterConf, home: Path, role: str) -> str:
@@ -164,11 +178,7 @@ def nimbus(invocation: Invocation, nimbus_id: str | None) -> int:
     """Run a nimbus."""
     from storm_dagster.nimbus.daemon import run
 
-    conf = _daemon_conf(invocation)
-    home = _home(invocation, conf)
-    name = nimbus_id or _default_id(conf, home, "nimbus")
-    configure_daemon_logging(home, "nimbus", name, conf["storm.log.level"])
-    return run(conf, home, name, _stop_event())
+    return _serve(invocation, "nimbus", nimbus_id, run)
 
 
 @verb("supervisor")
@@ -177,11 +187,7 @@ def supervisor(invocation: Invocation, supervisor_id: str | None) -> int:
     """Run the supervisor of this host."""
     from storm_dagster.supervisor.daemon import run
 
-    conf = _daemon_conf(invocation)
-    home = _home(invocation, conf)
-    name = supervisor_id or _default_id(conf, home, "supervisor")
-    configure_daemon_logging(home, "supervisor", name, conf["storm.log.level"])
-    return run(conf, home, name, _stop_event())
+    return _serve(invocation, "supervisor", supervisor_id, run)
 
 
 @verb("worker")

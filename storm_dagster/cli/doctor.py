@@ -18,7 +18,7 @@ import click
 
 from storm_dagster.cli.dagster_health import HealthResult, check_dagster
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, print_json, print_table
+from storm_dagster.cli.output import Steps, print_answer
 from storm_dagster.cli.process_states import healing_sensor
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable
@@ -303,14 +303,12 @@ def doctor(invocation: Invocation, invariants: bool, stable_secs: float) -> int:
                 {"check": name, "state": state, "found": what, "mend": remedy or None} for state, what, remedy in found
             ]
     broken = [finding for finding in findings if finding["state"] == "broken"]
-    if invocation.json:
-        print_json({"ok": not broken, "findings": findings})
-    else:
-        print_table(
-            "",
-            ["check", "state", "found", "how to fix"],
-            [tuple("" if cell is None else cell for cell in finding.values()) for finding in findings],
-        )
+    print_answer(
+        invocation.json,
+        {"ok": not broken, "findings": findings},
+        ["check", "state", "found", "how to fix"],
+        [tuple("" if cell is None else cell for cell in finding.values()) for finding in findings],
+    )
     return Unavailable.exit_code if broken else 0
 
 

@@ -11,7 +11,7 @@ import click
 
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import print_json, print_table
+from storm_dagster.cli.output import print_answer, print_json
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import Conflict, InvalidRequest, KeyNotFound
 from storm_dagster.model.names import check_blob_key, id_of_blob_key
@@ -30,11 +30,9 @@ def _hosts(invocation: Invocation, cluster: dict[str, Any], listed: list[str], *
         }
         for host in listed
     ]
-    if invocation.json:
-        print_json({"hosts": rows, **more})
-        return
-    print_table(
-        "",
+    print_answer(
+        invocation.json,
+        {"hosts": rows, **more},
         ["host", "supervisors", "slots in use"],
         [(row["host"], ", ".join(row["supervisors"]) or "none registered", row["used"]) for row in rows],
     )
@@ -107,10 +105,8 @@ def blob_list(invocation: Invocation, prefix: str) -> None:
     """Blobs whose key begins with PREFIX."""
     with invocation.nimbus() as nimbus:
         blobs = nimbus.get("/v1/blobs", **({"prefix": prefix} if prefix else {}))["blobs"]
-    if invocation.json:
-        print_json({"blobs": blobs})
-        return
-    print_table("", ["key", "bytes", "sha256"], [(blob["key"], blob["size"], blob["sha256"][:16]) for blob in blobs])
+    rows = [(blob["key"], blob["size"], blob["sha256"][:16]) for blob in blobs]
+    print_answer(invocation.json, {"blobs": blobs}, ["key", "bytes", "sha256"], rows)
 
 
 @verb("cat")
@@ -162,11 +158,10 @@ def blob_delete(invocation: Invocation, key: str) -> None:
                 raise KeyNotFound(f"blob {key!r} does not exist: see `storm-dagster blob list`")
             if not invocation.dry_run:
                 blobs.delete(key)
-    done = "would delete" if invocation.dry_run else "deleted"
-    document: dict[str, Any] = {"key": key, "deleted": not invocation.dry_run}
     if invocation.dry_run:
-        document["dry_run"] = True
-    _say(invocation, document, f"{done} {key}")
+        _say(invocation, {"key": key, "deleted": False, "dry_run": True}, f"would delete {key}")
+    else:
+        _say(invocation, {"key": key, "deleted": True}, f"deleted {key}")
 
 
 def _say(invocation: Invocation, document: dict[str, Any], text: str) -> None:

@@ -61,6 +61,16 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     Console(width=None if sys.stdout.isatty() else 200).print(table)
 
 
+def print_answer(
+    as_json: bool, document: Any, columns: Sequence[str], rows: Iterable[Sequence[object]], title: str = ""
+) -> None:
+    """The document as JSON, or a table of the ``rows`` that are made of it."""
+    if as_json:
+        print_json(document)
+    else:
+        print_table(title, columns, rows)
+
+
 class Steps:
     """Progress by step with its seconds, on standard error, once the whole lasts longer than a second.
 

@@ -1,17 +1,20 @@
-"""Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``state``."""
+"""Read commands: ``conf``, ``supervisors``, ``nimbuses``, ``errors``, ``explain``, ``plan``, ``state``."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import click
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import human_seconds, plain, print_json, print_table
+from storm_dagster.cli.output import human_seconds, notify, plain, print_answer, print_json, print_table
 from storm_dagster.model.conf_schema import CONF_KEYS
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.security import public_conf
@@ -59,56 +62,46 @@ def conf(invocation: Invocation, key: str | None) -> None:
         click.echo(plain(f"warning: {warning}"), err=True)
 
 
-def _cluster(invocation: Invocation) -> dict[str, Any]:
+def _show_part(
+    invocation: Invocation, part: str, columns: list[str], cells: Callable[[dict[str, Any]], tuple[object, ...]]
+) -> None:
+    """Show one list of the cluster's document; ``cells`` makes a row of each of its entries."""
     with invocation.nimbus() as nimbus:
-        return nimbus.get("/v1/cluster")
+        rows = nimbus.get("/v1/cluster")[part]
+    print_answer(invocation.json, {part: rows}, columns, map(cells, rows))
 
 
 @verb("supervisors")
 def supervisors(invocation: Invocation) -> None:
     """Supervisors, their slots and what is used of them."""
-    document = _cluster(invocation)
-    rows = document["supervisors"]
-    if invocation.json:
-        print_json({"supervisors": rows})
-        return
-    print_table(
-        "",
+    _show_part(
+        invocation,
+        "supervisors",
         ["id", "host", "ports", "used", "uptime"],
-        [
-            (
-                row["id"],
-                row["host"],
-                ", ".join(map(str, row.get("ports", []))),
-                ", ".join(map(str, row.get("used", []))) or "-",
-                human_seconds(row.get("uptime_secs")),
-            )
-            for row in rows
-        ],
+        lambda row: (
+            row["id"],
+            row["host"],
+            ", ".join(map(str, row.get("ports", []))),
+            ", ".join(map(str, row.get("used", []))) or "-",
+            human_seconds(row.get("uptime_secs")),
+        ),
     )
 
 
 @verb("nimbuses")
 def nimbuses(invocation: Invocation) -> None:
     """Nimbuses, and which of them leads."""
-    document = _cluster(invocation)
-    rows = document["nimbuses"]
-    if invocation.json:
-        print_json({"nimbuses": rows})
-        return
-    print_table(
-        "",
+    _show_part(
+        invocation,
+        "nimbuses",
         ["host:port", "http", "role", "uptime", "version"],
-        [
-            (
-                f"{row['host']}:{row['port']}",
-                row.get("http"),
-                "leader" if row.get("leader") else "follower",
-                human_seconds(row.get("uptime_secs")),
-                row.get("version"),
-            )
-            for row in rows
-        ],
+        lambda row: (
+            f"{row['host']}:{row['port']}",
+            row.get("http"),
+            "leader" if row.get("leader") else "follower",
+            human_seconds(row.get("uptime_secs")),
+            row.get("version"),
+        ),
     )
 
 
@@ -218,11 +211,62 @@ def state(invocation: Invocation, name: str, component: str, key: str | None, li
         click.echo(f"more: --after {document['next']}", err=True)
 
 
+def _plan_text(file: str) -> str:
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"plan file {file} cannot be read: {error}") from None
+
+
+def _show_placements(document: dict[str, Any]) -> None:
+    for name, outcome in document["topologies"].items():
+        error = outcome.get("error")
+        outcome_text = f"{name}: {outcome['status']}" + (f" ({error['message']})" if error else "")
+        print_table(
+            f"{outcome_text}, {outcome['moved']} tasks moved",
+            ["node", "host:port", "tasks", "components", "kept"],
+            [
+                (
+                    worker["node"],
+                    f"{worker['host']}:{worker['port']}",
+                    ", ".join(map(str, worker["tasks"])),
+                    ", ".join(f"{component} {count}" for component, count in worker["components"].items()),
+                    "yes" if worker["kept"] else "no",
+                )
+                for worker in outcome["workers"]
+            ],
+        )
+        for task, reason in outcome.get("unassigned", {}).items():
+            notify(f"  task {task} is unassigned: {reason}")
+        for warning in outcome.get("warnings", []):
+            notify(f"  warning: {warning}")
+    seconds = document["seconds"]
+    click.echo(f"session {seconds['session']:.2f} s, assignment {seconds['assign']:.2f} s")
+
+
+@verb("plan")
+@click.argument("file")
+def plan(invocation: Invocation, file: str) -> None:
+    """Place the topologies of FILE (YAML or JSON, - for standard input) as a submission would; touches nothing."""
+    text = _plan_text(file)
+    from storm_dagster.operations.read.plan_file import plan_text
+
+    documents = plan_text(text, conf=invocation.conf, log=notify)
+    if invocation.json:
+        print_json(documents[0] if len(documents) == 1 else documents)
+        return
+    for document in documents:
+        _show_placements(document)
+
+
 COMMANDS: dict[str, click.Command] = {
     "conf": conf,
     "supervisors": supervisors,
     "nimbuses": nimbuses,
     "errors": errors,
     "explain": explain,
+    "plan": plan,
     "state": state,
 }

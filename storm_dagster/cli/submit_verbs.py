@@ -14,7 +14,7 @@ import click
 import yaml
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, print_json, print_table
+from storm_dagster.cli.output import Steps, print_answer, print_json
 from storm_dagster.model.conf import parse_assignments, validate_conf
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import InvalidRequest
@@ -62,13 +62,12 @@ def _dry_run(
         for component, kind, spec in bundle.topology.components()
     ]
     archive = {"sha256": bundle.archive.sha256, "size": bundle.archive.size, "files": bundle.archive.files}
-    if invocation.json:
-        print_json({"name": shown, "dry_run": True, "components": components, "archive": archive})
-        return
-    print_table(
-        f"would submit {shown} with an archive of {archive['size']} bytes ({archive['sha256'][:12]})",
+    print_answer(
+        invocation.json,
+        {"name": shown, "dry_run": True, "components": components, "archive": archive},
         ["component", "type", "parallelism"],
-        [(part["id"], part["type"], part["parallelism"]) for part in components],
+        [tuple(part.values()) for part in components],
+        title=f"would submit {shown} with an archive of {archive['size']} bytes ({archive['sha256'][:12]})",
     )
 
 

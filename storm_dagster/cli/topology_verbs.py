@@ -9,12 +9,14 @@ from typing import Any
 import click
 
 from storm_dagster.cli.options import Invocation, verb
-from storm_dagster.cli.output import Steps, human_seconds, plain, print_json, print_table
+from storm_dagster.cli.output import Steps, human_seconds, plain, print_answer, print_json, print_table
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.client.waiting import wait_for_run, wait_for_status, wait_for_tasks
 from storm_dagster.model.errors import InvalidRequest
 
 _WAIT_SECS = 300.0
+_Effect = Callable[[NimbusClient, float, Steps], dict[str, Any] | None]
+"""Waits for the effect of a change until a deadline; the topology's document then."""
 
 
 @verb("list")
@@ -22,11 +24,9 @@ def list_topologies(invocation: Invocation) -> None:
     """Topologies of the cluster."""
     with invocation.nimbus() as nimbus:
         document = nimbus.get("/v1/topologies")
-    if invocation.json:
-        print_json(document)
-        return
-    print_table(
-        "",
+    print_answer(
+        invocation.json,
+        document,
         ["id", "name", "status", "uptime", "workers", "executors", "tasks"],
         [
             (
@@ -160,7 +160,7 @@ def _change(
     name: str,
     action: str,
     body: dict[str, Any] | None,
-    await_effect: Callable[[NimbusClient, float, Steps], dict[str, Any] | None],
+    await_effect: _Effect,
     *,
     extra_secs: float = 0.0,
 ) -> None:
@@ -189,33 +189,29 @@ def _change(
     _answer(invocation, {**result, "seconds": round(time.monotonic() - started, 3)})
 
 
-def _until_status(name: str, status: str) -> Callable[[NimbusClient, float, Steps], dict[str, Any] | None]:
+def _until(name: str, step: str, what: str, *statuses: str | None) -> _Effect:
+    """Wait for one of ``statuses``, ``None`` being that of a topology that is gone."""
+
     def await_effect(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
-        steps.begin(status.lower())
+        steps.begin(step)
         found = wait_for_status(
             nimbus,
             name,
-            lambda document: document is not None and document["status"] == status,
+            lambda document: (None if document is None else document["status"]) in statuses,
             deadline=deadline,
-            what=status,
+            what=what,
         )
-        steps.done(status.lower())
-        return found
+        steps.done(step)
+        return {"status": "KILLED"} if found is None else found
 
     return await_effect
 
 
-def _until_running(name: str) -> Callable[[NimbusClient, float, Steps], dict[str, Any] | None]:
+def _until_running(name: str) -> _Effect:
+    await_change = _until(name, "stable", "the change to end", "ACTIVE", "INACTIVE")
+
     def await_effect(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
-        steps.begin("stable")
-        wait_for_status(
-            nimbus,
-            name,
-            lambda document: document is not None and document["status"] in ("ACTIVE", "INACTIVE"),
-            deadline=deadline,
-            what="the change to end",
-        )
-        steps.done("stable")
+        await_change(nimbus, deadline, steps)
         return wait_for_tasks(nimbus, name, deadline=deadline, progress=steps.on_step)
 
     return await_effect
@@ -225,14 +221,14 @@ def _until_running(name: str) -> Callable[[NimbusClient, float, Steps], dict[str
 @click.argument("name")
 def activate(invocation: Invocation, name: str) -> None:
     """Let the spouts of topology NAME emit."""
-    _change(invocation, name, "activate", None, _until_status(name, "ACTIVE"))
+    _change(invocation, name, "activate", None, _until(name, "active", "ACTIVE", "ACTIVE"))
 
 
 @verb("deactivate", changes=True)
 @click.argument("name")
 def deactivate(invocation: Invocation, name: str) -> None:
     """Stop the spouts of topology NAME from emitting."""
-    _change(invocation, name, "deactivate", None, _until_status(name, "INACTIVE"))
+    _change(invocation, name, "deactivate", None, _until(name, "inactive", "INACTIVE", "INACTIVE"))
 
 
 @verb("kill", changes=True)
@@ -245,15 +241,8 @@ def deactivate(invocation: Invocation, name: str) -> None:
 )
 def kill(invocation: Invocation, name: str, wait_secs: int | None) -> None:
     """End topology NAME; waits until it is gone."""
-
-    def await_effect(nimbus: NimbusClient, deadline: float, steps: Steps) -> dict[str, Any] | None:
-        steps.begin("removal")
-        wait_for_status(nimbus, name, lambda document: document is None, deadline=deadline, what="its removal")
-        steps.done("removal")
-        return {"status": "KILLED"}
-
     body = {} if wait_secs is None else {"wait_secs": wait_secs}
-    _change(invocation, name, "kill", body, await_effect, extra_secs=wait_secs or 0)
+    _change(invocation, name, "kill", body, _until(name, "removal", "its removal", None), extra_secs=wait_secs or 0)
 
 
 @verb("restart", changes=True)

@@ -11,10 +11,10 @@ import uuid
 from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from storm_dagster.cli.dev import readiness
-from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec
+from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
 from storm_dagster.cli.dev.ending import end_cluster, marks_of
 from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, daemon_environment, prepare_dagster_home
 from storm_dagster.cli.dev.process_table import family
@@ -42,14 +42,12 @@ class _Stopped(Exception):
     """The cluster was stopped while it was being started."""
 
 
-class Reporter:
+class Reporter(Protocol):
     """Hears what ``dev`` does; the command line draws it, a detached ``dev`` sends it to its parent."""
 
-    def begin(self, step: str) -> None:
-        """A step begins."""
+    def begin(self, step: str) -> None: ...
 
-    def done(self, step: str) -> None:
-        """It has ended."""
+    def done(self, step: str) -> None: ...
 
 
 def refuse_live_home(home: Path) -> None:
@@ -235,18 +233,9 @@ class DevCluster:
         plan = self._plan
         self._reporter.begin("spark")
         spark = self._launch(plan.spark_daemon())
-        with (self._home / "logs" / "spark-warm-up.out").open("wb") as output:
-            child = subprocess.Popen(
-                plan.warm_up_command(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=self._env,
-                cwd=self._home,
-                start_new_session=True,
-            )
-        RunFile.write(self._home, "spark-warm-up", "0", pid=child.pid)
         output = self._home / "logs" / "spark-warm-up.out"
+        child = spawn(plan.warm_up_command(), output, self._env, mode="wb", cwd=self._home)
+        RunFile.write(self._home, "spark-warm-up", "0", pid=child.pid)
         # Placements wait for the first job, too: beside it theirs would take longer, for both load the same.
         self._wait(
             lambda: PLACED in output.read_text("utf-8", "replace") or child.poll() is not None,

@@ -6,8 +6,10 @@ import logging
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from storm_dagster.cli.dev.ending import end_session
 from storm_dagster.model.run_file import RunFile
@@ -31,6 +33,32 @@ class DaemonSpec:
     def name(self) -> str:
         """Name that is shown."""
         return f"{self.role} {self.id}" if self.id != "0" else self.role
+
+
+def spawn(
+    argv: Sequence[str],
+    output: Path,
+    env: dict[str, str],
+    *,
+    mode: Literal["ab", "wb"] = "ab",
+    cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a process that prints to the file ``output``.
+
+    In a session of its own: Ctrl-C in our terminal reaches us alone, and we end the rest in order.
+    """
+    with output.open(mode) as stream:
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            env=env,
+            start_new_session=True,
+            cwd=cwd,
+            pass_fds=pass_fds,
+        )
 
 
 class Daemon:
@@ -62,17 +90,7 @@ class Daemon:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         if self.output.exists() and self.output.stat().st_size > 20 * 2**20:
             os.replace(self.output, self.output.with_suffix(".out.1"))
-        with self.output.open("ab") as stream:
-            # A session of its own: Ctrl-C in our terminal reaches us alone, and we end the rest in order.
-            self._child = subprocess.Popen(
-                self.spec.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                cwd=self._home,
-                env=self._env,
-                start_new_session=True,
-            )
+        self._child = spawn(self.spec.argv, self.output, self._env, cwd=self._home)
         self._started = time.monotonic()
         self._start_at = None
         try:

@@ -6,13 +6,13 @@ import json
 import logging
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from storm_dagster.cli.dev.cluster import DevCluster, Reporter
+from storm_dagster.cli.dev.cluster import DevCluster
+from storm_dagster.cli.dev.daemon import spawn
 from storm_dagster.cli.dev.plan import ClusterPlan
 from storm_dagster.cli.dev.process_table import CLUSTER_MARK
 from storm_dagster.cli.log_setup import configure_daemon_logging
@@ -25,18 +25,7 @@ REPORT_FD = "STORM_DAGSTER_REPORT_FD"
 """Environment variable: the pipe on which a detached ``dev`` reports to the command that started it."""
 
 
-class _StepsReporter(Reporter):
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
-
-    def begin(self, step: str) -> None:
-        self._steps.begin(step)
-
-    def done(self, step: str) -> None:
-        self._steps.done(step)
-
-
-class _PipeReporter(Reporter):
+class _PipeReporter:
     def __init__(self, pipe: IO[str]) -> None:
         self._pipe = pipe
         self._lock = threading.Lock()
@@ -80,7 +69,7 @@ def run_foreground(plan: ClusterPlan, ready: Callable[[ClusterFile], None]) -> N
     stop = threading.Event()
     configure_daemon_logging(plan.home, "dev", "0", stderr_level=logging.WARNING)
     with Steps(f"starting a cluster in {plan.home}") as steps:
-        cluster = DevCluster(plan, _StepsReporter(steps), stop)
+        cluster = DevCluster(plan, steps, stop)
         _install_signals(cluster, stop)
         cluster.run(ready)
 
@@ -120,16 +109,8 @@ def start_detached(home: Path, argv: list[str]) -> ClusterFile:
     output = home / "logs" / "dev-0.out"
     # Started from within another cluster (its start job), this one must not pass for a part of that one.
     env = {name: value for name, value in os.environ.items() if name != CLUSTER_MARK}
-    with output.open("ab") as stream:
-        child = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            env={**env, REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)},
-            pass_fds=[writing],
-            start_new_session=True,
-        )
+    env |= {REPORT_FD: str(writing), "STORM_DAGSTER_HOME": str(home)}
+    child = spawn(argv, output, env, pass_fds=[writing])
     os.close(writing)
     try:
         with os.fdopen(reading, encoding="utf-8") as pipe, Steps(f"starting a cluster in {home}") as steps:

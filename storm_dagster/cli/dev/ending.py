@@ -66,18 +66,15 @@ def end_cluster(
     home: Path,
     *,
     grace: float = GRACE_SECS,
-    notify: Callable[[str], None] | None = None,
-    hurry: Callable[[], bool] | None = None,
-    reap: Callable[[], None] | None = None,
+    notify: Callable[[str], None] = lambda text: None,
+    hurry: Callable[[], bool] = lambda: False,
+    reap: Callable[[], None] = lambda: None,
 ) -> list[Process]:
     """End all processes that the run files of ``home`` name, and their descendants; returns survivors.
 
     ``hurry`` cuts the grace short (a second Ctrl-C). ``reap`` is called between the steps: a parent collects
     its dead children there. Run files of ended processes are removed. The calling process is never ended.
     """
-    report = notify or (lambda text: None)
-    rush = hurry or (lambda: False)
-    collect = reap or (lambda: None)
     records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
     marks = marks_of(RunFile.read_all(home))
     for record in records:
@@ -87,9 +84,9 @@ def end_cluster(
     records = [record for record in RunFile.read_all(home) if record.pid != os.getpid()]
     workers = [record for record in records if record.role == "worker"]
     if any(record.alive() for record in workers):
-        report("workers")
-        _end(workers, grace, rush)
-        collect()
+        notify("workers")
+        _end(workers, grace, hurry)
+        reap()
     daemons = [record for record in records if record.role != "worker"]
     for wave, name, patience in (
         ([record for record in daemons if record.role not in _LAST_ROLES], "daemons", grace),
@@ -97,9 +94,9 @@ def end_cluster(
         ([record for record in daemons if record.role in _LAST_ROLES], "zookeeper and spark", 3 * grace),
     ):
         if any(record.alive() for record in wave):
-            report(name)
-            _end(wave, patience, rush)
-            collect()
+            notify(name)
+            _end(wave, patience, hurry)
+            reap()
     # What is left are descendants: Dagster's code servers and runs, shell components, Spark's Python.
     left: list[Process] = []
     for attempt in range(60):
@@ -107,10 +104,10 @@ def end_cluster(
         if not left:
             break
         if attempt == 0:
-            report("descendants")
+            notify("descendants")
         for process in left:
             signal_exactly(process.pid, process.start_ticks, signal.SIGKILL)
-        collect()
+        reap()
         time.sleep(0.05)
     for path in run_dir(home).glob("*.json"):
         record = RunFile.read(path)

@@ -36,6 +36,11 @@ class DevOptions:
     warm_runs: bool = True
     """Whether Dagster's runs start in forks of a process that has loaded everything."""
 
+    @property
+    def size(self) -> tuple[int, int, int, int]:
+        """Supervisors, slots of each, nimbuses, ZooKeeper servers."""
+        return self.supervisors, self.slots, self.nimbuses, self.zookeepers
+
 
 def daemon_environment(home: Path, mark: str) -> dict[str, str]:
     """The environment of every daemon: where the cluster is, and that it belongs to it."""

@@ -8,10 +8,13 @@ import socket
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import InvalidRequest, Unavailable
+
+if TYPE_CHECKING:
+    from storm_dagster.cli.dev.plan import DevOptions
 
 # Below the ranges from which systems take ports for outgoing connections (Linux: from 32768), so that a
 # daemon that is being restarted does not find its port taken by some client.
@@ -57,7 +60,8 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> DevPorts:
+def _default(conf: ClusterConf, options: DevOptions) -> DevPorts:
+    supervisors, slots, nimbuses, zookeepers = options.size
     first = sorted(conf["supervisor.slots.ports"])
     # The conf's ports are those of the first supervisor; further ones on this host follow above them.
     own = [*first, *range(first[-1] + 1, first[-1] + 1 + supervisors * slots)]
@@ -76,7 +80,8 @@ def _default(conf: ClusterConf, supervisors: int, slots: int, nimbuses: int, zoo
     )
 
 
-def _auto(supervisors: int, slots: int, nimbuses: int, zookeepers: int) -> DevPorts:
+def _auto(options: DevOptions) -> DevPorts:
+    supervisors, slots, nimbuses, zookeepers = options.size
     wanted = 4 + 2 * nimbuses + supervisors * (1 + slots) + 3 * zookeepers
     if wanted > len(_AUTO) // 2:
         raise InvalidRequest(f"{wanted} ports are too many for one machine: ask for fewer supervisors or slots")
@@ -123,24 +128,15 @@ def _busy(ports: Iterable[int]) -> list[int]:
     return sorted({port for port in ports if not is_free(port)})
 
 
-def choose_ports(
-    mode: Literal["auto", "default"],
-    conf: ClusterConf,
-    *,
-    supervisors: int,
-    slots: int,
-    nimbuses: int,
-    home: Path,
-    zookeepers: int = 1,
-) -> DevPorts:
-    """The ports of a cluster of that size, remembered in ``HOME/ports.json``.
+def choose_ports(options: DevOptions, conf: ClusterConf, home: Path) -> DevPorts:
+    """The ports of a cluster with these options, remembered in ``HOME/ports.json``.
 
     ``default``: those of the conf; :class:`Unavailable` names the ones that are taken. ``auto``: free ones,
     the same as last time in this HOME where they are free still, so that assignments stay true.
     """
     path = home / "ports.json"
-    if mode == "default":
-        ports = _default(conf, supervisors, slots, nimbuses, zookeepers)
+    if options.ports == "default":
+        ports = _default(conf, options)
         taken = _busy(ports.all())
         if taken:
             raise Unavailable(
@@ -151,7 +147,7 @@ def choose_ports(
             raise InvalidRequest("some default ports coincide: use --ports auto, or set them in HOME/storm.yaml")
     else:
         known = _load_ports(path)
-        ports = _auto(supervisors, slots, nimbuses, zookeepers)
+        ports = _auto(options)
         if known is not None and _shape(known) == _shape(ports) and not _busy(known.all()):
             ports = known
     path.write_text(json.dumps(asdict(ports)) + "\n", encoding="utf-8")
