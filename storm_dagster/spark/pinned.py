@@ -26,18 +26,10 @@ class SessionIds(Protocol):
         ...
 
 
-class _State(Protocol):
-    """Subset of ``zk.ClusterState`` that is used here."""
-
-    def get_data_with_version(self, path: str, watch: bool = False) -> tuple[bytes, Any] | None: ...
-    def set_data(self, path: str, data: bytes, version: int | None = None) -> int: ...
-    def transaction(self) -> Any: ...
-
-
 class ClusterSessionIds:
-    """The id in ZooKeeper, at ``/spark_sessions/<use>``."""
+    """The id in ZooKeeper, at ``/spark_sessions/<use>``; ``state`` is a ``zk.ClusterState``."""
 
-    def __init__(self, state: _State, use: str = "placement") -> None:
+    def __init__(self, state: Any, use: str = "placement") -> None:
         self._state = state
         self._path = paths.spark_session(use)
 

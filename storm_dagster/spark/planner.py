@@ -203,13 +203,8 @@ def plan_on_cluster(
     )
 
 
-def local_planner() -> ClassicPlanner:
-    """Planner in this process, without a cluster: a classic session on all cores."""
-    return ClassicPlanner(lambda: open_classic("local[*]"))
-
-
 def planner_for(conf: ClusterConf | Conf, session_id: str | None = None) -> Callable[[PlacementBatch], PlacementResult]:
-    """The planner of ``plan``: the cluster's Spark when there is one, else one in this process.
+    """The planner of ``plan``: the cluster's Spark when there is one, else one in this process, on all its cores.
 
     ``session_id`` is the cluster's pinned session, which it joins and never replaces. Without it, what-if
     planning has a session of its own under an id that all users of that server's URL agree on, so that it is
@@ -221,9 +216,8 @@ def planner_for(conf: ClusterConf | Conf, session_id: str | None = None) -> Call
         ids = FixedSessionIds(session_id or str(agreed))
         await_start(str(remote))
         return ConnectPlanner(str(remote), ids, token=derived_spark_token(conf))
-    if conf.get("spark.master"):
-        return ClassicPlanner(lambda: open_classic(str(conf.get("spark.master"))))
-    return local_planner()
+    master = str(conf.get("spark.master") or "local[*]")
+    return ClassicPlanner(lambda: open_classic(master))
 
 
 @functools.cache

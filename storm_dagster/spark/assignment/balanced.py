@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from storm_dagster.model.placement_reasons import Reason, differ_node_refusal, too_many_requests_refusal
 from storm_dagster.spark.assignment.free_ports import Slot
 from storm_dagster.spark.assignment.reuse import Saving, choose_reused
@@ -135,8 +137,6 @@ def _spread(allocation: SlotAllocation, count: int, used: list[str], blocked: di
 
 def _choose_master(rows: list[Row]) -> None:
     """Give the master an empty slot on the supervisor that has most slots of the topology."""
-    crowd: dict[str, int] = {}
-    for row in rows:
-        crowd[row["node"]] = crowd.get(row["node"], 0) + 1
+    crowd = Counter(row["node"] for row in rows)
     empty = [row for row in rows if row["role"] == "empty"]
     max(empty, key=lambda row: crowd[row["node"]])["role"] = "master"

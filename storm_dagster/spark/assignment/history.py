@@ -5,6 +5,7 @@ Executors are positions in lists that are ordered by first task id.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -141,10 +142,7 @@ def _match_executors(executors: Executors, old: list[HeldWorker]) -> None:
         for task in worker.tasks:
             at.setdefault(task, number)
     for position, tasks in enumerate(executors.tasks()):
-        votes: dict[int, int] = {}
-        for task in tasks:
-            if task in at:
-                votes[at[task]] = votes.get(at[task], 0) + 1
+        votes = Counter(at[task] for task in tasks if task in at)
         if votes:
             old[max(votes, key=lambda number: (votes[number], -number))].holds.append(position)
 
@@ -222,10 +220,9 @@ def _user_requests(about: Row, executors: Executors, history: EventHistory, entr
 
 
 def _is_met(entry: Row, worker: HeldWorker, executors: Executors, tasks: list[list[int]]) -> bool:
-    counts: dict[int, int] = {}
+    counts = Counter[int]()
     for position in worker.holds:
-        component = executors.component[position]
-        counts[component] = counts.get(component, 0) + len(tasks[position])
+        counts[executors.component[position]] += len(tasks[position])
     asked = {c: n for c, n in zip(entry["components"], entry["counts"], strict=True) if n > 0}
     return (
         entry["host"] in (None, worker.host)

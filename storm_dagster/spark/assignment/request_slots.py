@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pyarrow as pa
 
@@ -87,10 +88,7 @@ def _weights(worker: HeldWorker, holds: list[int], tasks: list[list[int]] | None
     """Tasks in this worker -> number of executors that have so many, the largest first."""
     if tasks is None:
         return {1: len(holds)} if holds else {}
-    counts: dict[int, int] = {}
-    for position in holds:
-        here = len(worker.tasks.intersection(tasks[position]))
-        counts[here] = counts.get(here, 0) + 1
+    counts = Counter(len(worker.tasks.intersection(tasks[position])) for position in holds)
     return dict(sorted(counts.items(), reverse=True))
 
 

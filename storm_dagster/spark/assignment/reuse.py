@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -101,12 +102,10 @@ def keep_executors(
 
 
 def _kept(held: list[tuple[int, int]], limit: int, component: Sequence[int], system: set[int]) -> list[int]:
-    counts: dict[int, int] = {}
+    counts = Counter(component[position] for _, position in held)
     stacks: dict[int, dict[int, list[int]]] = {}
     for weight, position in held:
-        kind = component[position]
-        counts[kind] = counts.get(kind, 0) + 1
-        stacks.setdefault(weight, {}).setdefault(kind, []).append(position)
+        stacks.setdefault(weight, {}).setdefault(component[position], []).append(position)
     gone: set[int] = set()
     for weight in sorted(stacks):
         piles = stacks[weight]
