@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from storm_dagster.api.batching import BatchingBolt, TicklessBatchingBolt
     from storm_dagster.api.bolt import Bolt
-    from storm_dagster.api.builder import TopologyBuilder
+    from storm_dagster.api.builder import Topology, TopologyBuilder
     from storm_dagster.api.component import Component, log, logger
     from storm_dagster.api.context import TopologyContext
     from storm_dagster.api.dagster_reports import DagsterReports
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from storm_dagster.api.state import TaskState
     from storm_dagster.api.stateful import KeyValueState, StatefulBolt
     from storm_dagster.api.streams import Grouping, Stream
-    from storm_dagster.api.topology import Topology
     from storm_dagster.api.tuples import Tuple, is_tick
     from storm_dagster.api.windows import TupleWindow, Window, WindowedBolt
 
@@ -29,7 +28,7 @@ _PUBLIC = {
     for module, names in {
         "batching": "BatchingBolt TicklessBatchingBolt",
         "bolt": "Bolt",
-        "builder": "TopologyBuilder",
+        "builder": "Topology TopologyBuilder",
         "component": "Component log logger",
         "context": "TopologyContext",
         "dagster_reports": "DagsterReports",
@@ -41,7 +40,6 @@ _PUBLIC = {
         "state": "TaskState",
         "stateful": "KeyValueState StatefulBolt",
         "streams": "Grouping Stream",
-        "topology": "Topology",
         "tuples": "Tuple is_tick",
         "windows": "TupleWindow Window WindowedBolt",
     }.items()

@@ -35,10 +35,7 @@ class Bolt(Component):
     auto_fail: ClassVar[bool] = True
     """Fail the tuple when ``process`` raises; without it, the tuple times out."""
     async_window: ClassVar[int] = 64
-
-    @classmethod
-    def _kind(cls) -> str:
-        return "bolt"
+    _kind = "bolt"
 
     def _begin(self) -> None:
         """Begin a transaction of the state (of bolts with state)."""

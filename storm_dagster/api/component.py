@@ -68,6 +68,7 @@ class Component:
     """Whether its methods block (I/O, long computations): then each task gets its own thread, and does not delay
     the other tasks of its worker."""
 
+    _kind: ClassVar[str] = ""
     _collector: Collector | None = None
     context: Any = None
     """The :class:`TopologyContext` of the task, from before ``initialize`` on."""
@@ -93,7 +94,7 @@ class Component:
         """
         given = dict(args or {})
         return Spec(
-            kind=cls._kind(),
+            kind=cls._checked_kind(),
             code=cls,
             args=given,
             name=name,
@@ -109,8 +110,10 @@ class Component:
         return {}
 
     @classmethod
-    def _kind(cls) -> str:
-        raise InvalidRequest(f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them")
+    def _checked_kind(cls) -> str:
+        if not cls._kind:
+            raise InvalidRequest(f"{cls.__name__} is neither a Spout nor a Bolt: derive it from one of them")
+        return cls._kind
 
     def initialize(self, conf: Mapping[str, Any], context: Any) -> None:
         """Called once, before the first tuple. If it raises, the error is reported and the task retried later."""

@@ -43,7 +43,7 @@ class _Shell(Component):
         if not words or not all(isinstance(word, str) and word for word in words):
             raise InvalidTopology(f"{cls.__name__}.spec needs a command, such as command='python', script='count.py'")
         return Spec(
-            kind=cls._kind(),
+            kind=cls._checked_kind(),
             shell=tuple(words),
             name=name,
             inputs=inputs,
@@ -56,14 +56,10 @@ class _Shell(Component):
 class ShellBolt(_Shell):
     """A bolt that is a multilang program."""
 
-    @classmethod
-    def _kind(cls) -> str:
-        return "bolt"
+    _kind = "bolt"
 
 
 class ShellSpout(_Shell):
     """A spout that is a multilang program."""
 
-    @classmethod
-    def _kind(cls) -> str:
-        return "spout"
+    _kind = "spout"

@@ -21,9 +21,7 @@ class Spout(Component):
     of attributes and methods. The method here is the signature, and what runs in tasks with their own thread.
     """
 
-    @classmethod
-    def _kind(cls) -> str:
-        return "spout"
+    _kind = "spout"
 
     def next_tuple(self) -> None:
         """Emit any number of tuples."""
