@@ -256,7 +256,7 @@ def status(invocation: Invocation) -> None:
         click.echo(f"Dagster UI: {cluster.dagster.url}")
     dagster = document["dagster"]
     if dagster and dagster["state"] != "ok":
-        click.echo(plain(f"Dagster: {dagster['found']}: {dagster['restore']}"))
+        click.echo(plain(f"Dagster: {dagster['found']}: {dagster['mend']}"))
     if not document["healer"]:
         click.echo(healing_sensor(home, armed=False)[1])
     print_table(

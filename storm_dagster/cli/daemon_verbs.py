@@ -27,17 +27,13 @@ from storm_dagster.model.spark_token import SPARK_TOKEN, spark_token
 log: logging.Logger = logging.getLogger(__name__)
 
 
-def _daemon_conf(invocation: Invocation) -> ClusterConf:
-    """The daemon's conf: files and ``-c``, never another cluster's ``cluster.json``."""
+def _prepare(invocation: Invocation) -> tuple[ClusterConf, Path]:
+    """The daemon's conf (files and ``-c``, never another cluster's ``cluster.json``), and its private HOME."""
     conf = load_cluster_conf(invocation.conf_dir or invocation.home, invocation.overrides)
     for warning in conf.warnings:
         log.warning("%s", warning)
     if conf["storm.cluster.mode"] != "distributed":
         raise InvalidRequest("storm.cluster.mode is local: daemons run only in distributed mode; remove the key")
-    return conf
-
-
-def _home(invocation: Invocation, conf: ClusterConf) -> Path:
     home = Path(conf["storm.local.dir"]).expanduser().absolute() if conf["storm.local.dir"] else invocation.home
     # What daemons and their children write is for this user alone: specs, logs and blobs may hold secrets.
     os.umask(0o077)
@@ -46,7 +42,7 @@ def _home(invocation: Invocation, conf: ClusterConf) -> Path:
     if Security.of(conf).secret is not None:
         # The workers of this host prove themselves to the cluster's Spark by it, without knowing the secret.
         spark_token(conf, home)
-    return home
+    return conf, home
 
 
 def _stop_event() -> threading.Event:
@@ -69,8 +65,7 @@ def _serve(
     given_id: str | None,
     run: Callable[[ClusterConf, Path, str, threading.Event], int],
 ) -> int:
-    conf = _daemon_conf(invocation)
-    home = _home(invocation, conf)
+    conf, home = _prepare(invocation)
     name = given_id or _default_id(conf, home, role)
     configure_daemon_logging(home, role, name, conf["storm.log.level"])
     return run(conf, home, name, _stop_event())
@@ -104,8 +99,7 @@ def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_d
     """Run the embedded ZooKeeper server (from pyspark's jars)."""
     from storm_dagster.zk.embedded import zookeeper_command
 
-    conf = _daemon_conf(invocation)
-    home = _home(invocation, conf)
+    conf, home = _prepare(invocation)
     bound: int = port or conf["storm.zookeeper.port"]
     command = zookeeper_command(
         Path(data_dir) if data_dir else home / "zookeeper",
@@ -122,8 +116,7 @@ def spark(invocation: Invocation, warm_up: str | None) -> None:
     """Run the embedded Spark Connect server (from pyspark's jars)."""
     from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment
 
-    conf = _daemon_conf(invocation)
-    home = _home(invocation, conf)
+    conf, home = _prepare(invocation)
     if warm_up is not None:
         _run_first_jobs(conf, warm_up)
         return

@@ -31,7 +31,6 @@ class Invocation:
     conf_dir: Path | None = None
     overrides: dict[str, Any] = field(default_factory=dict)
     json: bool = False
-    verbose: bool = False
     dry_run: bool = False
     wait: bool = True
     _conf: ClusterConf | None = None
@@ -126,7 +125,6 @@ def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Call
                 conf_dir=Path(conf_dir).expanduser().absolute() if conf_dir else None,
                 overrides=parse_assignments(cluster_pairs, source="-c"),
                 json=as_json,
-                verbose=verbose,
                 dry_run=dry_run,
                 wait=wait,
             )

@@ -29,35 +29,19 @@ def conf(invocation: Invocation, key: str | None) -> None:
         raise InvalidRequest(f"conf key {key!r} is not set and not known: see `storm-dagster conf`")
     # One key may be asked for by name, too: a secret is not shown to a terminal either.
     merged = dataclasses.replace(merged, values=public_conf(merged.values))
-    keys = [key] if key is not None else sorted(merged.values)
+    rows: dict[str, dict[str, Any]] = {
+        name: {
+            "value": merged.values[name],
+            "origin": merged.origins.get(name, "default"),
+            "doc": CONF_KEYS[name].doc if name in CONF_KEYS else None,
+        }
+        for name in ([key] if key is not None else sorted(merged.values))
+    }
     if invocation.json:
-        print_json(
-            {
-                "conf": {
-                    name: {
-                        "value": merged.values[name],
-                        "origin": merged.origins.get(name, "default"),
-                        "doc": CONF_KEYS[name].doc if name in CONF_KEYS else None,
-                    }
-                    for name in keys
-                },
-                "warnings": list(merged.warnings),
-            }
-        )
+        print_json({"conf": rows, "warnings": list(merged.warnings)})
         return
-    print_table(
-        "",
-        ["key", "value", "origin", "meaning"],
-        [
-            (
-                name,
-                "null" if merged.values[name] is None else merged.values[name],
-                merged.origins.get(name, "default"),
-                CONF_KEYS[name].doc if name in CONF_KEYS else "",
-            )
-            for name in keys
-        ],
-    )
+    cells = [(n, "null" if r["value"] is None else r["value"], r["origin"], r["doc"] or "") for n, r in rows.items()]
+    print_table("", ["key", "value", "origin", "meaning"], cells)
     for warning in merged.warnings:
         click.echo(plain(f"warning: {warning}"), err=True)
 
