@@ -16,9 +16,7 @@ from storm_dagster.defs.keys import (
     NIMBUS,
     OWNER,
     PUBLISHED_ASSIGNMENT,
-    REBALANCE_JOB,
     STAGES,
-    SUBMIT_JOB,
     SUPERVISORS,
     TOPOLOGIES,
     TOPOLOGY_STATS,
@@ -40,7 +38,7 @@ from storm_dagster.defs.resources.processes import SupervisorsResource, WorkersR
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.defs.submission.assets import build_submission_assets
 from storm_dagster.defs.translator import StormAsset, StormTranslator, translate
-from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB, DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 
 _RUNNING = dg.DefaultSensorStatus.RUNNING
@@ -125,19 +123,23 @@ def build_storm_defs(
     shown = {key: translation.key(cluster_key(names, key)) for key in plain}
     clean_inbox, inbox_cleanup_schedule = build_inbox_cleanup(names, schedule_status)
     prune_history, prune_history_schedule = build_prune_history(names, schedule_status)
+
+    def asset_job(name: str, selection: dg.AssetSelection, description: str) -> Any:
+        return dg.define_asset_job(
+            names.name(name), selection=selection, executor_def=dg.in_process_executor, description=description
+        )
+
     submission = [
-        dg.define_asset_job(
-            names.name(SUBMIT_JOB),
+        asset_job(
+            SUBMIT_JOB,
             # Checks would be steps of their own; a submission has exactly six.
-            selection=dg.AssetSelection.assets(*(shown[key] for key in STAGES)).without_checks(),
-            executor_def=dg.in_process_executor,
-            description="Submit a topology: its name is the partition. By hand, fill in `target`.",
+            dg.AssetSelection.assets(*(shown[key] for key in STAGES)).without_checks(),
+            "Submit a topology: its name is the partition. By hand, fill in `target`.",
         ),
-        dg.define_asset_job(
-            names.name(REBALANCE_JOB),
-            selection=dg.AssetSelection.assets(shown[ASSIGNMENT], shown[PUBLISHED_ASSIGNMENT]).without_checks(),
-            executor_def=dg.in_process_executor,
-            description="Change the parallelism or spread of a running topology (its name is the partition), live.",
+        asset_job(
+            REBALANCE_JOB,
+            dg.AssetSelection.assets(shown[ASSIGNMENT], shown[PUBLISHED_ASSIGNMENT]).without_checks(),
+            "Change the parallelism or spread of a running topology (its name is the partition), live.",
         ),
     ]
     own = build_storm_resources(
@@ -163,11 +165,10 @@ def build_storm_defs(
             *(build_cluster_jobs(names) if local_cluster else ()),
             clean_inbox,
             prune_history,
-            dg.define_asset_job(
-                names.name(ROLLUP_JOB),
-                selection=dg.AssetSelection.assets(shown[TOPOLOGY_STATS]),
-                executor_def=dg.in_process_executor,
-                description="Store and roll up what the components did in an hour, with PySpark.",
+            asset_job(
+                ROLLUP_JOB,
+                dg.AssetSelection.assets(shown[TOPOLOGY_STATS]),
+                "Store and roll up what the components did in an hour, with PySpark.",
             ),
         ],
         sensors=[

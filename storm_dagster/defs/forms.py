@@ -20,6 +20,10 @@ _HOME: str | None = Field(
 )
 
 
+def _token(effect: str) -> Any:
+    return Field(default="", description=f"Client token: {effect}. Empty: a new one.")
+
+
 class SubmitConfig(dg.Config):
     """Config of a submission. The topology's name is the partition key of the run, not a field."""
 
@@ -42,10 +46,7 @@ class SubmitConfig(dg.Config):
         description="Go on when the code has fewer copies than asked for, once the wait for them ended.",
     )
     handle: str = _HANDLE
-    token: str = Field(
-        default="",
-        description="Client token: a submission repeated with it gives the same topology id. Empty: a new one.",
-    )
+    token: str = _token("a submission repeated with it gives the same topology id")
 
 
 class UpdateConfig(dg.Config):
@@ -59,9 +60,7 @@ class UpdateConfig(dg.Config):
     conf: dict = Field(default={}, description="Topology conf that overrides the new topology's own.")
     allow_degraded: bool = _ALLOW_DEGRADED
     handle: str = _HANDLE
-    token: str = Field(
-        default="", description="Client token: an update repeated with it is done once. Empty: a new one."
-    )
+    token: str = _token("an update repeated with it is done once")
 
 
 class GrayUpgradeConfig(dg.Config):
@@ -91,9 +90,7 @@ class GrayUpgradeConfig(dg.Config):
     )
     allow_degraded: bool = _ALLOW_DEGRADED
     handle: str = _HANDLE
-    token: str = Field(
-        default="", description="Client token: an upgrade begun with it is not begun again. Empty: a new one."
-    )
+    token: str = _token("an upgrade begun with it is not begun again")
 
 
 class RollbackConfig(dg.Config):
@@ -127,23 +124,21 @@ class RebalanceConfig(dg.Config):
     )
 
 
-class AskForRebalanceConfig(dg.Config):
-    """Config: the topology, and the options of the request."""
-
-    name: str = Field(description="Name of the topology.")
-    reassign: bool = Field(default=False, description="Place all tasks again instead of moving the fewest.")
-
-
 class NameConfig(dg.Config):
     """Config: the topology."""
 
     name: str = Field(description="Name of the topology.")
 
 
-class KillConfig(dg.Config):
+class AskForRebalanceConfig(NameConfig):
+    """Config: the topology, and the options of the request."""
+
+    reassign: bool = Field(default=False, description="Place all tasks again instead of moving the fewest.")
+
+
+class KillConfig(NameConfig):
     """Config of a kill: the topology, and the seconds for which its spouts are silent before it ends."""
 
-    name: str = Field(description="Name of the topology.")
     wait_secs: int | None = Field(
         default=None,
         ge=0,

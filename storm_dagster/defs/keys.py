@@ -7,34 +7,8 @@ from __future__ import annotations
 
 import dagster as dg
 
-from storm_dagster.model.dagster_names import REBALANCE_JOB, SUBMIT_JOB, TOKEN_TAG, DagsterNames
 from storm_dagster.model.dagster_names import STAGES as STAGE_NAMES
-
-__all__ = [
-    "ACTIVE_TOPOLOGY",
-    "ASSIGNMENT",
-    "GROUP",
-    "INBOX",
-    "NIMBUS",
-    "OWNER",
-    "PARTITIONS_NAME",
-    "PUBLISHED_ASSIGNMENT",
-    "REBALANCE_JOB",
-    "STAGES",
-    "SUBMIT_JOB",
-    "SUPERVISORS",
-    "TASK_INFO",
-    "TOKEN_TAG",
-    "TOPOLOGIES",
-    "TOPOLOGY_CODE",
-    "TOPOLOGY_CONF",
-    "TOPOLOGY_STATS",
-    "TOPOLOGY_TAG",
-    "UNFINISHED_STATUSES",
-    "WAITING_STATUSES",
-    "WORKERS",
-    "topology_tags",
-]
+from storm_dagster.model.dagster_names import DagsterNames
 
 GROUP = "submission"
 OWNER = "team:storm"

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import dagster as dg
 
@@ -68,7 +68,11 @@ class Translation:
         return moved.map_asset_specs(lambda spec: by_new_key.get(spec.key, spec)) if moved.keys else moved
 
 
-def translate(translator: StormTranslator, assets: Iterable[StormAsset]) -> Translation:
+class _Translator(Protocol):
+    def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec: ...
+
+
+def translate(translator: _Translator, assets: Iterable[StormAsset]) -> Translation:
     """Every asset through the translator; :class:`InvalidRequest` when two of them get one key."""
     found = {asset.spec.key: translator.get_asset_spec(asset) for asset in assets}
     owner: dict[dg.AssetKey, dg.AssetKey] = {}

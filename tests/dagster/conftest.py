@@ -15,10 +15,9 @@ import yaml
 from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.defs import build_storm_defs
-from storm_dagster.defs.keys import TOKEN_TAG
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model import paths
-from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.dagster_names import TOKEN_TAG, DagsterNames
 from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
 from storm_dagster.operations.context import Planner
 from storm_dagster.operations.submit.staging import upload_key

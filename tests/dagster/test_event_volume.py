@@ -9,8 +9,7 @@ import dagster as dg
 import pytest
 
 from storm_dagster.core.liveness.detection import LivenessLimits, observe
-from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory, restarts
-from storm_dagster.defs.healing.recoveries import recoveries
+from storm_dagster.defs.healing.memory import HealingCursor, HealingMemory, recoveries, restarts
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.observe.sensors import cluster_events
 from storm_dagster.model.memory_codec import decode_memory

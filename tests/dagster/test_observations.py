@@ -11,7 +11,7 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from storm_dagster.defs.healing.recoveries import recoveries
+from storm_dagster.defs.healing.memory import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.model import paths

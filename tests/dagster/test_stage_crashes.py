@@ -19,7 +19,8 @@ import dagster as dg
 import pytest
 
 from storm_dagster.core.invariants import RULES, violations
-from storm_dagster.defs.keys import STAGES, TOKEN_TAG
+from storm_dagster.defs.keys import STAGES
+from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import take_snapshot

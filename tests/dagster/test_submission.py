@@ -9,7 +9,8 @@ import dagster as dg
 import pytest
 
 from storm_dagster.defs import keys
-from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES, TOKEN_TAG
+from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
+from storm_dagster.model.dagster_names import TOKEN_TAG
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 

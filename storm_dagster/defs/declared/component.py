@@ -240,7 +240,7 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
             deps=self.deps,
             automation_condition=self.automation_condition,
         )
-        translation = translate(_ByComponent(self), assets)
+        translation = translate(self, assets)
         cluster: dict[str, Any] = {"home": self.home, "conf_dir": self.conf_dir}
         specs = [translation.specs[asset.spec.key] for asset in assets]
         topology = topologies[self.name] = DeclaredTopology(
@@ -266,14 +266,6 @@ class StormTopologyComponent(dg.Component, dg.Model, dg.Resolvable):
         first = next(iter(topologies)) == self.name
         made = dg.Definitions.merge(own, shared_definitions(topologies)) if first else own
         return remember_own(DECLARED, made)
-
-
-class _ByComponent(StormTranslator):
-    def __init__(self, component: StormTopologyComponent) -> None:
-        self._component = component
-
-    def get_asset_spec(self, asset: StormAsset) -> dg.AssetSpec:
-        return self._component.get_asset_spec(asset)
 
 
 def _identifier(name: str) -> str:

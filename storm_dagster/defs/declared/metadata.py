@@ -29,16 +29,6 @@ def spout_metrics(document: Mapping[str, Any] | None) -> tuple[float, float]:
     )
 
 
-def links(http: str | None, name: str) -> dict[str, Any]:
-    """Links to the topology's statistics at the leading nimbus: they change all the time, and are not events."""
-    if not http:
-        return {}
-    return {
-        "statistics": dg.MetadataValue.url(f"{http}/v1/topologies/{name}"),
-        "metrics": dg.MetadataValue.url(f"{http}/metrics"),
-    }
-
-
 def component_state(document: Mapping[str, Any] | None) -> dict[str, dict[str, int]]:
     """Component -> how many tasks and executors it has."""
     parts = ((document or {}).get("components") or {}).items()

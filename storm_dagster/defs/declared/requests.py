@@ -13,7 +13,7 @@ import dagster as dg
 
 from storm_dagster.defs.declared.declaration import Actual, Declaration, Described, differences
 from storm_dagster.defs.failures import is_final
-from storm_dagster.defs.keys import topology_tags
+from storm_dagster.defs.keys import UNFINISHED_STATUSES, topology_tags
 from storm_dagster.model.errors import Conflict, Fenced, StormDagsterError
 
 DEPLOY_JOB = "deploy_declared"
@@ -28,13 +28,7 @@ _AUTOMATIC_TAGS = {
 
 _CAUSE_TAG = "storm/deploys"
 _FINAL_TAG = "storm/final_error"
-_UNFINISHED = [
-    dg.DagsterRunStatus.QUEUED,
-    dg.DagsterRunStatus.NOT_STARTED,
-    dg.DagsterRunStatus.STARTING,
-    dg.DagsterRunStatus.STARTED,
-    dg.DagsterRunStatus.CANCELING,
-]
+_UNFINISHED = [*UNFINISHED_STATUSES, dg.DagsterRunStatus.CANCELING]
 _MOST_ATTEMPTS = 20
 _FIRST_PAUSE_SECS, _LONGEST_PAUSE_SECS = 30.0, 1800.0
 

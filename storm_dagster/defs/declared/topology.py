@@ -21,7 +21,8 @@ from storm_dagster.defs.declared.declaration import (
     LoadedFiles,
 )
 from storm_dagster.defs.declared.deploy import DeployPolicy, read_actual
-from storm_dagster.defs.declared.metadata import component_state, links, topology_state, workers_markdown
+from storm_dagster.defs.declared.metadata import component_state, topology_state, workers_markdown
+from storm_dagster.defs.observe.observations import statistics_links
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.model.view import ClusterView
@@ -121,7 +122,7 @@ class DeclaredTopology:
             return DeclaredSnapshot(found, metadata=metadata)
         metadata["running_code_version"] = actual.code_version or "none"
         led, services = cluster.epoch(), {node: info.http for node, info in view.supervisors.items()}
-        details = links(led[1].http if led else None, self.name)
+        details: dict[str, Any] = {**statistics_links(led[1].http if led else "", self.name)}
         details["workers_and_logs"] = workers_markdown(document, services)
         return DeclaredSnapshot(found, actual, metadata, details, component_state(document))
 

@@ -28,12 +28,13 @@ from storm_dagster.defs.healing.memory import (
     REASSIGN_OP,
     HealingCursor,
     HealingMemory,
+    Recovery,
     Restart,
     assign_attempt_numbers,
+    recoveries,
     restarts,
     run_requests,
 )
-from storm_dagster.defs.healing.recoveries import Recovery, recoveries
 from storm_dagster.defs.instance_settings import tick_limit
 from storm_dagster.defs.keys import (
     ACTIVE_TOPOLOGY,
@@ -212,7 +213,6 @@ class _PollResult:
     memory: HealingMemory
     next_check: float
     """Boot clock at which the next limit or back-off ends."""
-    frozen: str | None
     text: str
     """Summary of the cluster's state."""
     causes: list[str]
@@ -257,10 +257,10 @@ class _Tick:
             self.recovered.extend(result.recovered)
             self.text, self.causes = result.text, result.causes
             watch.hold(result.stuck is None)
-            watch.publish_alarm(result.frozen)
+            watch.publish_alarm(result.memory.alarm)
             left = deadline - time.monotonic()
             # An alarm, and its end, are shown at once.
-            if result.requests or left <= 0 or (result.frozen is None) != (self.alarm is None):
+            if result.requests or left <= 0 or (result.memory.alarm is None) != (self.alarm is None):
                 return result.requests
             watch.wait(min(left, _POLL_EVERY_SECS, result.next_check - boot_clock()))
 
@@ -289,8 +289,7 @@ class _Tick:
         due, used = assign_attempt_numbers(view, step.attempts, self.memory.used)
         restarted, workers = restarts(view, self.memory.workers)
         recovered, recovering = recoveries(view, self.memory.recovering, now)
-        frozen = step.memory.alarm
-        if frozen:
+        if step.memory.alarm:
             # What comes back after an alarm was out of sight: how long it was dead is not known.
             recovered, recovering = [], {}
         next_check = now + 60 if step.next_check is None else step.next_check
@@ -301,7 +300,6 @@ class _Tick:
             memory=replace(step.memory, used=used, workers=workers, recovering=recovering),
             # A limit that passes at this very moment is looked at a little later, never in a busy loop.
             next_check=max(now + _COALESCE_SECS, next_check),
-            frozen=frozen,
             text=seen_text(view, step.observation)
             + (f"; run {stuck} does not start: the leader heals" if stuck else ""),
             causes=[attempt.cause.describe() for attempt in due],

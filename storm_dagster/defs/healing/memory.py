@@ -1,4 +1,8 @@
-"""Memory of the heartbeat sensor between its ticks, and the run requests made from causes."""
+"""Memory of the heartbeat sensor between its ticks, what it tells of restarts and recoveries, and the run requests made
+from causes.
+
+A recovery lasts from the poll that missed a worker to the one that saw all run again.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +21,10 @@ from msgspec.structs import replace
 from storm_dagster.core.liveness.causes import Attempt
 from storm_dagster.core.liveness.memory import FirstSeen
 from storm_dagster.core.liveness.step import HealingState
-from storm_dagster.defs.healing.recoveries import RecoveryMemory
 from storm_dagster.defs.keys import TOPOLOGY_TAG
 from storm_dagster.model.dagster_names import HEALING_TAGS, DagsterNames
 from storm_dagster.model.memory_codec import decode_memory, encode_memory
-from storm_dagster.model.view import ClusterView
+from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.zk.sensor_memory import load_memory, store_memory
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -30,6 +33,8 @@ REASSIGN_OP = f"{REASSIGN_JOB}_op"
 CAUSE_TAG = "storm/cause"
 _LONGEST_KEY = 240
 _MOST_RECENT = 8
+RecoveryMemory = Mapping[str, tuple[int, float | None]]
+"""Topology id -> (version of its assignment when all ran last, boot clock since when some do not)."""
 # A version that no heartbeat record has.
 _UNSEEN = FirstSeen(-2, 0.0)
 
@@ -135,6 +140,52 @@ def restarts(
         if slots:
             tokens[topology_id] = slots
     return found, tokens
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """A topology all of whose workers run again."""
+
+    topology_id: str
+    name: str
+    seconds: float
+    moved: bool
+    """Tasks were moved; otherwise the workers came back in place."""
+
+
+def _complete(topology: TopologyView) -> bool:
+    assignment = topology.assignment
+    if assignment is None:
+        return False
+    running = {slot for slot, worker in topology.live_workers.items() if worker.status == "running"}
+    return all(worker.slot in running for worker in assignment.workers)
+
+
+def recoveries(
+    view: ClusterView, memory: RecoveryMemory, boot_now: float
+) -> tuple[list[Recovery], dict[str, tuple[int, float | None]]]:
+    """Topologies that are complete again, and what to hand in next time.
+
+    A change of the assignment while all workers live (rebalance, deploy) is none: a recovery begins only
+    when a worker is missing under the assignment under which all ran.
+    """
+    found: list[Recovery] = []
+    known: dict[str, tuple[int, float | None]] = {}
+    for topology in view.topologies.values():
+        if topology.assignment_at is None:
+            continue
+        version = topology.assignment_at.version
+        before = memory.get(topology.id)
+        if _complete(topology):
+            known[topology.id] = (version, None)
+            if before is not None and before[1] is not None and boot_now >= before[1]:
+                found.append(Recovery(topology.id, topology.base.name, boot_now - before[1], version != before[0]))
+        elif before is not None:
+            if before[1] is not None:
+                known[topology.id] = before
+            elif before[0] == version and topology.base.status in ("ACTIVE", "INACTIVE"):
+                known[topology.id] = (version, boot_now)
+    return found, known
 
 
 def assign_attempt_numbers(

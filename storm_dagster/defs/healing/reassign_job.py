@@ -13,11 +13,10 @@ from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.forms import ReassignConfig
 from storm_dagster.defs.healing.memory import REASSIGN_JOB
 from storm_dagster.defs.keys import ASSIGNMENT, PUBLISHED_ASSIGNMENT
-from storm_dagster.defs.pictures.metadata import nodes_table, notes
+from storm_dagster.defs.pictures.metadata import notes
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles, operations
-from storm_dagster.defs.submission.metadata import placement_metadata, stored_metadata
-from storm_dagster.model import paths
+from storm_dagster.defs.submission.metadata import in_force_metadata, placement_metadata, task_components
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.names import topology_name_of
 from storm_dagster.operations.context import OperationsContext
@@ -56,15 +55,10 @@ def _log_materializations(
     zookeeper: ZooKeeperResource,
 ) -> None:
     """One materialization for each of the two assets, at the topology's partition."""
-    table = ops.cluster.read_tasks(report.topology_id)
-    components = table.component_of() if table is not None else {}
-    planned, stored = _metadata(report), _metadata(report)
+    components = task_components(ops, report.topology_id)
+    planned, stored = _metadata(report), {**_metadata(report), **in_force_metadata(report, components)}
     if report.placement is not None:
         planned |= placement_metadata(report.placement, components, f"{report.name}: tasks on slots")
-    if report.assignment is not None:
-        stored |= stored_metadata(report.assignment, components, report.name)
-    if report.version is not None:
-        stored["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
     for key, metadata in ((ASSIGNMENT, planned), (PUBLISHED_ASSIGNMENT, stored)):
         context.log_event(
             dg.AssetMaterialization(

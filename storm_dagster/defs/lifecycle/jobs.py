@@ -2,7 +2,7 @@
 
 # No `from __future__ import annotations`: Dagster reads the annotations of the decorated functions.
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import dagster as dg
@@ -10,8 +10,7 @@ import dagster as dg
 from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import KillConfig, NameConfig, UpdateConfig
-from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT
-from storm_dagster.defs.lifecycle.change_observation import observe_change
+from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, PUBLISHED_ASSIGNMENT, TOPOLOGY_TAG
 from storm_dagster.defs.lifecycle.sensor import may_drop
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations
@@ -31,16 +30,26 @@ _LONGEST_WAIT_SECS = 600
 _LONGEST_START_SECS = 60.0
 
 
-def lifecycle_metadata(report: LifecycleResult, began: float) -> dict[str, Any]:
-    """Metadata of the changed topology."""
-    return {
-        "topology_id": report.topology_id,
-        "status": report.status or "gone",
-        "previous": report.previous or "unknown",
-        "changed": report.changed,
-        **({"drain_secs": round(report.drain_secs, 3)} if report.drain_secs else {}),
-        "seconds": round(time.monotonic() - began, 3),
-    }
+def observe_change(
+    context: dg.OpExecutionContext,
+    handles: Handles,
+    verb: str,
+    name: str,
+    outcome: str,
+    metadata: Mapping[str, Any],
+) -> None:
+    """Record at the topology's asset what ``verb`` came to, and tag the run with the topology's name."""
+    context.log_event(
+        dg.AssetObservation(
+            asset_key=handles.zookeeper.asset_key(ACTIVE_TOPOLOGY),
+            partition=name,
+            description=f"{verb}: {outcome}",
+            metadata={"verb": verb, **metadata},
+        )
+    )
+    context.add_output_metadata(dict(metadata))
+    if not context.has_tag(TOPOLOGY_TAG):
+        context.instance.add_run_tags(context.run.run_id, {TOPOLOGY_TAG: name})
 
 
 def _observe(
@@ -51,9 +60,15 @@ def _observe(
     began: float,
     gap_secs: float | None = None,
 ) -> None:
-    metadata = lifecycle_metadata(report, began)
-    if gap_secs is not None:
-        metadata["gap_secs"] = round(gap_secs, 3)
+    metadata = {
+        "topology_id": report.topology_id,
+        "status": report.status or "gone",
+        "previous": report.previous or "unknown",
+        "changed": report.changed,
+        **({"drain_secs": round(report.drain_secs, 3)} if report.drain_secs else {}),
+        "seconds": round(time.monotonic() - began, 3),
+        **({} if gap_secs is None else {"gap_secs": round(gap_secs, 3)}),
+    }
     observe_change(context, handles, verb, report.name, report.status or "gone", metadata)
 
 

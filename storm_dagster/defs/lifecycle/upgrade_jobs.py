@@ -12,7 +12,7 @@ from storm_dagster.defs.binding import op_job
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import GrayUpgradeConfig, NameConfig, RollbackConfig
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY
-from storm_dagster.defs.lifecycle.change_observation import observe_change
+from storm_dagster.defs.lifecycle.jobs import observe_change
 from storm_dagster.defs.pictures.metadata import table
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
 from storm_dagster.defs.resources.operating import Handles, operations
@@ -20,13 +20,6 @@ from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.upgrade import UpgradeResult, await_upgrade
-
-_GRAY = (
-    "Run new code on some workers of a topology first, beside the old. With `target` an upgrade begins; without, the "
-    "one under way goes on with another batch."
-)
-_COMPLETE = "End the upgrade: its code is the topology's. Workers not upgraded get it at their next start."
-_ROLL_BACK = "Take every upgraded worker back to the former code."
 
 
 def _watch(
@@ -115,12 +108,14 @@ def rollback_topology(context: dg.OpExecutionContext, config: RollbackConfig, ha
 
 
 _JOBS = {
-    "gray_upgrade_topology": (_GRAY, gray_upgrade_topology),
-    "complete_upgrade_topology": (_COMPLETE, complete_upgrade_topology),
-    "rollback_topology": (_ROLL_BACK, rollback_topology),
+    gray_upgrade_topology: "Run new code on some workers of a topology first, beside the old. With `target` an upgrade "
+    "begins; without, the one under way goes on with another batch.",
+    complete_upgrade_topology: "End the upgrade: its code is the topology's. Workers not upgraded get it at their next "
+    "start.",
+    rollback_topology: "Take every upgraded worker back to the former code.",
 }
 
 
 def build_upgrade_jobs(names: DagsterNames) -> list[dg.JobDefinition]:
     """The three jobs."""
-    return [op_job(names, name, description, function) for name, (description, function) in _JOBS.items()]
+    return [op_job(names, function.__name__, description, function) for function, description in _JOBS.items()]

@@ -16,9 +16,10 @@ from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.view import ClusterView
 
 
-def statistics_links(http: str) -> dict[str, dg.UrlMetadataValue]:
-    """Links to the current state of the topologies at the leader at ``http``; none without a leader."""
-    pages = {"statistics": "/v1/topologies", "metrics": "/metrics"} if http else {}
+def statistics_links(http: str, name: str = "") -> dict[str, dg.UrlMetadataValue]:
+    """Links to the current state of the topologies, or of one, at the leader at ``http``; none without a leader."""
+    one = f"/{name}" if name else ""
+    pages = {"statistics": f"/v1/topologies{one}", "metrics": "/metrics"} if http else {}
     return {name: dg.MetadataValue.url(f"{http.rstrip('/')}{path}") for name, path in pages.items()}
 
 

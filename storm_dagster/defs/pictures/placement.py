@@ -53,7 +53,8 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     drawn = sorted(slots, key=lambda slot: (slot.host, slot.node, slot.port))
     hidden = len(drawn) - _MOST_SLOTS
     drawn = drawn[:_MOST_SLOTS]
-    names = sorted({components.get(task, "?") for slot in slots for task in slot.tasks}, key=_system_last)
+    counts = Counter(components.get(task, "?") for slot in slots for task in slot.tasks)
+    names = sorted(counts, key=lambda name: (name.startswith("__"), name))
     colors = {name: color(index) for index, name in enumerate(names)}
     width = _LABEL_WIDTH + _PER_ROW * (_CELL + _GAP) + 4 * _MARGIN
     body: list[str] = []
@@ -71,7 +72,6 @@ def slots_picture(slots: Sequence[SlotTasks], components: Mapping[int, str], tit
     if hidden > 0:
         body.append(label(_MARGIN, y + 12, f"and {hidden} more slots", 12, "#6b7280"))
         y += 24
-    counts = Counter(components.get(task, "?") for slot in slots for task in slot.tasks)
     parts, y = legend({f"{short(name)} ({counts[name]})": colors[name] for name in names}, y, width, _MARGIN)
     body.extend(parts)
     return document(width, y, title, body)
@@ -112,7 +112,3 @@ def _by_node(slots: Iterable[SlotTasks]) -> list[tuple[str, list[SlotTasks]]]:
     for slot in slots:
         groups.setdefault(slot.node, []).append(slot)
     return list(groups.items())
-
-
-def _system_last(name: str) -> tuple[bool, str]:
-    return (name.startswith("__"), name)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import dagster as dg
 
 from storm_dagster.defs.failures import step_errors
-from storm_dagster.defs.keys import STAGED_BY_TAG, TOKEN_TAG
+from storm_dagster.defs.keys import STAGED_BY_TAG
 from storm_dagster.defs.resources.handles import BlobStoreResource, ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
+from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound, NotAlive
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit.staging import newest_token_key, read_record
@@ -55,12 +56,8 @@ def operations(
         yield ops
 
 
-def run_token(context: dg.AssetExecutionContext) -> str | None:
-    """The submission that the run belongs to, by its tag, which an earlier step of it may have set."""
-    return _tags_of(context).get(TOKEN_TAG)
-
-
-def _tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:
+def tags_of(context: dg.AssetExecutionContext) -> Mapping[str, str]:
+    """The run's tags as they are now: an earlier step of it may have set some."""
     run = context.instance.get_run_by_id(context.run.run_id)
     return run.tags if run is not None else context.run.tags
 
@@ -69,7 +66,7 @@ def tag_run(context: dg.AssetExecutionContext, token: str) -> None:
     """Remember at the run its token, and that it staged the submission: for its later steps, its
     re-executions, and people who search."""
     wanted = {TOKEN_TAG: token, STAGED_BY_TAG: context.run.run_id}
-    if wanted.items() - _tags_of(context).items():
+    if wanted.items() - tags_of(context).items():
         context.instance.add_run_tags(context.run.run_id, wanted)
 
 
@@ -80,7 +77,7 @@ def token_for(context: dg.AssetExecutionContext, ops: OperationsContext, name: s
     the current epoch, once. :class:`NotAlive` when nothing is staged under the name, :class:`InvalidRequest`
     when the run's token belongs to another topology.
     """
-    tags = _tags_of(context)
+    tags = tags_of(context)
     token = tags.get(TOKEN_TAG)
     if token is None:
         try:

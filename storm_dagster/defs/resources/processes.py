@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from storm_dagster.defs.resources.handles import ClusterHandle, ZooKeeperResource
@@ -86,7 +84,7 @@ class WorkersResource(_Finder):
 
     def tail(self, worker: RunningWorker, lines: int = 100) -> str:
         """The last lines of the worker's log; :class:`Unavailable` when it is not on this machine."""
-        path = self._log_path(worker)
+        path = self.home_path() / "logs" / "workers" / worker.topology_id / str(worker.port) / "worker.log"
         try:
             with path.open("rb") as stream:
                 stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -113,7 +111,7 @@ class WorkersResource(_Finder):
         Only on the worker's own machine, and only exactly that process (pid, start and boot are compared):
         :class:`Unavailable` otherwise.
         """
-        for record in self._run_files():
+        for record in RunFile.read_all(self.home_path()):
             same = (record.role, record.id) == ("worker", f"{worker.node}-{worker.port}")
             if same and record.pid == worker.record.pid and record.alive():
                 os.kill(record.pid, signal.SIGTERM)
@@ -122,10 +120,3 @@ class WorkersResource(_Finder):
             f"worker {worker.host}:{worker.port} (pid {worker.record.pid}) does not run on this machine: restart its "
             f"topology with `storm-dagster restart {worker.name}`"
         )
-
-    def _log_path(self, worker: RunningWorker) -> Path:
-        logs = self.home_path() / "logs" / "workers" / worker.topology_id
-        return logs / str(worker.port) / "worker.log"
-
-    def _run_files(self) -> Iterator[RunFile]:
-        yield from RunFile.read_all(self.home_path())

@@ -16,7 +16,7 @@ from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.forms import RebalanceConfig, SubmitConfig
 from storm_dagster.defs.resources.nimbus import NimbusResource, upload_of
-from storm_dagster.defs.resources.operating import Handles, operations, run_token, tag_run, token_for
+from storm_dagster.defs.resources.operating import Handles, operations, tag_run, tags_of, token_for
 from storm_dagster.defs.submission.metadata import (
     active_metadata,
     code_metadata,
@@ -27,7 +27,7 @@ from storm_dagster.defs.submission.metadata import (
     tasks_metadata,
 )
 from storm_dagster.defs.submission.rebalance_stages import plan_rebalance, publish_rebalance
-from storm_dagster.model.dagster_names import DagsterNames
+from storm_dagster.model.dagster_names import REBALANCE_JOB, TOKEN_TAG, DagsterNames
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import check_topology_name
 from storm_dagster.operations.context import OperationsContext
@@ -47,7 +47,7 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
         )
     name = check_topology_name(context.partition_key)
     if not context.instance.has_dynamic_partition(names.partitions, name):
-        if keys.TOKEN_TAG in context.run.tags:
+        if TOKEN_TAG in context.run.tags:
             # Nimbus added the key before it launched this run; the end of a killed namesake has taken it since.
             context.instance.add_dynamic_partitions(names.partitions, [name])
             return name
@@ -74,7 +74,7 @@ def _inherited_token(context: dg.AssetExecutionContext, config: SubmitConfig) ->
     """
     if config.target and context.run.root_run_id is None:
         return None
-    return run_token(context)
+    return tags_of(context).get(TOKEN_TAG)
 
 
 _STAGES: list[tuple[Callable[..., dg.MaterializeResult], dg.AssetKey, str, set[str]]] = []
@@ -183,7 +183,7 @@ def assignment(
     began = time.monotonic()
     with operations(context, handles) as ops:
         name = _topology_of(context, names)
-        if context.run.job_name == names.name(keys.REBALANCE_JOB):
+        if context.run.job_name == names.name(REBALANCE_JOB):
             return _with_seconds(plan_rebalance(ops, name, config), began)
         token = token_for(context, ops, name)
         report = submission.stage_assignment(ops, token=token)
@@ -204,7 +204,7 @@ def published_assignment(
     began = time.monotonic()
     with operations(context, handles) as ops:
         name = _topology_of(context, names)
-        if context.run.job_name == names.name(keys.REBALANCE_JOB):
+        if context.run.job_name == names.name(REBALANCE_JOB):
             return _with_seconds(publish_rebalance(context, ops, name, names), began)
         token = token_for(context, ops, name)
         report = submission.publish_assignment(ops, token=token)

@@ -20,14 +20,18 @@ from storm_dagster.defs.pictures.metadata import (
     tasks_table,
     unassigned_table,
 )
+from storm_dagster.model import paths
 from storm_dagster.model.placement import TopologyPlacement
 from storm_dagster.model.records import Assignment
+from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.results import (
     ActivateResult,
     AssignmentResult,
     CodeResult,
     ConfResult,
     PublishResult,
+    ReassignResult,
+    RebalanceResult,
     TasksResult,
 )
 
@@ -110,6 +114,20 @@ def stored_metadata(assignment: Assignment, components: Mapping[int, str], name:
         "assignment_type": assignment.type,
         "assigned_at": dg.MetadataValue.timestamp(assignment.timestamp_ms / 1000),
     }
+
+
+def in_force_metadata(report: RebalanceResult | ReassignResult, components: Mapping[int, str]) -> dict[str, Any]:
+    """The assignment that a change brought about, and the version of its node; empty without a change."""
+    found = {} if report.assignment is None else stored_metadata(report.assignment, components, report.name)
+    if report.version is not None:
+        found["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
+    return found
+
+
+def task_components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
+    """Task id -> component of a topology, by its tasks in ZooKeeper."""
+    tasks = ops.cluster.read_tasks(topology_id)
+    return tasks.component_of() if tasks is not None else {}
 
 
 def published_metadata(report: PublishResult, components: Mapping[int, str]) -> dict[str, Any]:

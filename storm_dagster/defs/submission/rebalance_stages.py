@@ -9,20 +9,14 @@ from typing import Any
 import dagster as dg
 
 from storm_dagster.defs.forms import RebalanceConfig
-from storm_dagster.defs.pictures.metadata import nodes_table, table
-from storm_dagster.defs.submission.metadata import placement_metadata, stored_metadata
-from storm_dagster.model import paths
+from storm_dagster.defs.pictures.metadata import table
+from storm_dagster.defs.submission.metadata import in_force_metadata, placement_metadata, task_components
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.operations.read.explaining import moves_document
 from storm_dagster.operations.results import RebalanceResult
-
-
-def _components(ops: OperationsContext, topology_id: str) -> dict[int, str]:
-    table = ops.cluster.read_tasks(topology_id)
-    return table.component_of() if table is not None else {}
 
 
 def _summary(report: RebalanceResult) -> dict[str, Any]:
@@ -46,7 +40,7 @@ def plan_rebalance(ops: OperationsContext, name: str, config: RebalanceConfig) -
     report = rebalance(ops, name, **config.model_dump(), dry_run=True)
     metadata = _summary(report)
     if report.placement is not None:
-        components = _components(ops, report.topology_id)
+        components = task_components(ops, report.topology_id)
         metadata = {**placement_metadata(report.placement, components, f"{name}: planned"), **metadata}
         moves = moves_document(report.assignment, report.placement, report.components)
         row = itemgetter("task", "component", "from", "to", "why")
@@ -60,13 +54,7 @@ def publish_rebalance(
     """Rebalance as the run's config asks, wait for the end of its delay, and show the assignment now in force."""
     config = _config_of(context.run.run_config, names.stage_op("assignment"))
     report = rebalance(ops, name, **config.model_dump())
-    metadata = _summary(report)
-    if report.assignment is not None:
-        components = _components(ops, report.topology_id)
-        metadata |= stored_metadata(report.assignment, components, name)
-    if report.version is not None:
-        metadata["zookeeper"] = nodes_table({paths.assignment(report.topology_id): report.version})
-    return metadata
+    return {**_summary(report), **in_force_metadata(report, task_components(ops, report.topology_id))}
 
 
 def _config_of(run_config: Mapping[str, Any], op: str) -> RebalanceConfig:
