@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -14,6 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
+from storm_dagster.cli import cluster_verbs
 from storm_dagster.cli.options import Invocation
 from storm_dagster.cli.output import Steps
 from storm_dagster.model.endpoints import ClusterFile, NimbusEndpoint
@@ -160,6 +162,18 @@ def test_a_cluster_that_is_there_is_waited_for(tmp_path: Path) -> None:
     # A cluster that another folder names is not the one of HOME.
     assert "no cluster is there" in reason(Invocation(home, conf_dir=tmp_path, overrides=nowhere))
     record.remove(home)
+
+
+def test_status_says_what_is_wrong_with_dagster(tmp_path: Path, monkeypatch, capsys) -> None:
+    class Leader(contextlib.nullcontext):
+        leader = staticmethod(lambda: "http://127.0.0.1:1")
+        get = staticmethod(lambda path: {"supervisors": [], "healer": {}, "topologies": []})
+
+    monkeypatch.setattr(Invocation, "nimbus", lambda self, patience: Leader(Leader()))
+    found = ("warning", "its daemon does not report (sensor)", "start dagster-daemon")
+    monkeypatch.setattr(cluster_verbs, "check_dagster", lambda conf, timeout: iter([found]))
+    cluster_verbs.status.main(["--home", str(tmp_path)], standalone_mode=False)
+    assert "Dagster: its daemon does not report (sensor): start dagster-daemon" in capsys.readouterr().out
 
 
 def finding(done: CommandResult, check: str) -> dict[str, str]:
