@@ -1,18 +1,17 @@
-"""Dagster internals that warm runs need, and the versions that were tested."""
+"""Dagster internals that warm runs need."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import re
 from dataclasses import dataclass
 from typing import Any
 
 import dagster as dg
 
+from storm_dagster.model.dagster_release import warm_runs_tested
+
 log: logging.Logger = logging.getLogger(__name__)
-_TRIED = ((1, 13), (1, 14))
-"""(first version, first excluded version)."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,7 @@ class DagsterInternals:
 @functools.cache
 def dagster_internals() -> DagsterInternals | None:
     """Import these names; ``None``, with one warning, for a Dagster that was not tested."""
-    found = re.match(r"(\d+)\.(\d+)", dg.__version__)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
-    if not _TRIED[0] <= version < _TRIED[1]:
+    if not warm_runs_tested(dg.__version__):
         log.warning("warm runs were not tested with Dagster %s: runs start the stock way", dg.__version__)
         return None
     try:

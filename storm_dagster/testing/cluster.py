@@ -18,6 +18,7 @@ from typing import Any
 
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.conf import ClusterConf
+from storm_dagster.model.dagster_release import dagster_version, warm_runs_tested
 from storm_dagster.model.endpoints import ClusterFile
 from storm_dagster.model.errors import StormDagsterError, Unavailable, error_from_document
 from storm_dagster.model.home_conf import cluster_conf
@@ -118,7 +119,7 @@ class LocalCluster:
         spark = self.endpoints.spark
         if spark is not None and (spark.starting or self.processes("spark-warm-up")):
             return False
-        return (self.home / "run" / "warm-runs.sock").exists()
+        return not warm_runs_tested(dagster_version()) or (self.home / "run" / "warm-runs.sock").exists()
 
     def stop(self) -> None:
         """Stop all its processes."""

@@ -18,6 +18,7 @@ from storm_dagster.cli.dev.daemon import Daemon, DaemonSpec, spawn
 from storm_dagster.cli.dev.ending import end_cluster, marks_of
 from storm_dagster.cli.dev.plan import HOST, PLACED, ClusterPlan, daemon_environment, prepare_dagster_home
 from storm_dagster.cli.dev.process_table import family
+from storm_dagster.model.dagster_release import dagster_version, warm_runs_tested
 from storm_dagster.model.endpoints import (
     ClusterFile,
     DagsterEndpoint,
@@ -214,7 +215,7 @@ class DevCluster:
                     raise _Stopped
         self._deadline = time.monotonic() + self._plan.options.timeout
         # Without them runs start the stock way.
-        if self._plan.options.warm_runs:
+        if self._plan.options.warm_runs and warm_runs_tested(dagster_version()):
             self._launch(self._plan.warm_runs_daemon())
         if self._plan.embeds_spark:
             try:

@@ -41,6 +41,7 @@ DOCUMENT_MODULES = (
     "cli.dev.ports",
     "core.keyed_state",
     "model.endpoints",
+    "model.groupings",
     "model.plan_document",
     "model.records",
     "model.run_file",
