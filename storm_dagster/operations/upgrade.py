@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import causes_still_true
-from storm_dagster.core.submission import UPGRADE_KEYS, normalize_submission, total_conf
+from storm_dagster.core.submission.conf import UPGRADE_KEYS, total_conf
+from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade.machine import (
     UpgradeEvent,
     UpgradeTransition,

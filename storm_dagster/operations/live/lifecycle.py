@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from storm_dagster.core.submission import message_timeout_secs
+from storm_dagster.core.submission.conf import message_timeout_secs
 from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError

@@ -18,7 +18,8 @@ from storm_dagster.core.reassignment import (
     rebalance_batch,
     same_workers,
 )
-from storm_dagster.core.submission import fixed_task_components, message_timeout_secs, rescale
+from storm_dagster.core.submission.conf import message_timeout_secs
+from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
 from storm_dagster.model.conf_schema import check_value

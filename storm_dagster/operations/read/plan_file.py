@@ -13,15 +13,11 @@ from typing import Any
 import yaml
 
 from storm_dagster.core.scheduling import topology_to_place
-from storm_dagster.core.submission import (
-    executors_of,
-    normalize_topology,
-    number_tasks,
-    total_conf,
-    validate_topology,
-    wanted_executors,
-    with_system_components,
-)
+from storm_dagster.core.submission.conf import total_conf
+from storm_dagster.core.submission.parallelism import normalize_topology, wanted_executors
+from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.core.submission.tasks import executors_of, number_tasks
+from storm_dagster.core.submission.validation import validate_topology
 from storm_dagster.model.conf import ClusterConf, Conf, default_conf, validate_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.groupings import Grouping

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.core.reassignment import Runnable, assignment_of, new_batch, offered_supervisors
-from storm_dagster.core.submission import topology_master_task, total_conf
+from storm_dagster.core.submission.conf import total_conf
+from storm_dagster.core.submission.tasks import topology_master_task
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
