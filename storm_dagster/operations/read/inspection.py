@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.core.invariants import (
-    RULES,
+from storm_dagster.core.invariants import RULES
+from storm_dagster.core.invariants import violations as violations_of
+from storm_dagster.core.invariants.snapshot import (
     ClusterSnapshot,
     GrayNodes,
     PendingViolations,
@@ -19,7 +20,6 @@ from storm_dagster.core.invariants import (
     WorkerPid,
     confirm_violations,
 )
-from storm_dagster.core.invariants import violations as violations_of
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
