@@ -259,11 +259,6 @@ class StormClusterState:
         found = self._record(records.TaskTable, paths.tasks(topology_id))
         return None if found is None else found[0]
 
-    def read_beats(self, topology_id: str, wake: Wake | None = None) -> tuple[records.TaskBeats, Versioned] | None:
-        """``/taskbeats/<id>`` and its version."""
-        path = paths.taskbeats(topology_id)
-        return self._record(records.TaskBeats, path, self._wake(path, wake))
-
     def read_log_levels(self, topology_id: str) -> records.KeptLevels:
         """``/topology/<id>/log_levels``; empty without one."""
         found = self._record(records.KeptLevels, paths.log_levels(topology_id))
