@@ -73,11 +73,6 @@ def _pinned_session(conf: Conf) -> str | None:
     return kept[0] if kept is not None else None
 
 
-def plan_documents(text: str, planner: Planner) -> list[dict[str, Any]]:
-    """The output document for each document of ``text``; :class:`InvalidRequest` before anything is planned."""
-    return [result_document(plan, planner) for plan in parse_plans(text)]
-
-
 def parse_plans(text: str) -> list[PlacementBatch]:
     """The documents of a YAML stream, or of one JSON document, as batches.
 
