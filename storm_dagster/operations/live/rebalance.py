@@ -209,9 +209,8 @@ def _report(topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, 
     before = topology.tasks.component_of() if topology.tasks else {}
     after = plan.table.component_of()
     placement = plan.result.placement(base.name)
-    return RebalanceResult(
-        topology_id=topology.id,
-        name=base.name,
+    return replace(
+        _unchanged(topology),
         status=base.status,
         outcome=outcome,
         workers=plan.wanted.workers,
@@ -220,8 +219,6 @@ def _report(topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, 
         delay_secs=delay,
         planner=plan.result.planner,
         placement=placement,
-        assignment=topology.assignment,
-        version=topology.assignment_at.version if topology.assignment_at else None,
         tasks_added=tuple(sorted(after.keys() - before.keys())),
         tasks_removed=tuple(sorted(before.keys() - after.keys())),
         components={**before, **after},
@@ -242,7 +239,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         if topology is None:
             raise NotAlive(f"topology {topology_id} is gone: there is nothing to rebalance")
         if topology.base.status != "REBALANCING":
-            return _finished_elsewhere(topology)
+            return _unchanged(topology)  # Somebody else finished it.
         path = _pending_path(topology_id)
         found = ctx.cluster.state.get_data_with_version(path)
         wanted = (
@@ -267,7 +264,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     return retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
 
 
-def _finished_elsewhere(topology: TopologyView) -> RebalanceResult:
+def _unchanged(topology: TopologyView) -> RebalanceResult:
     base = topology.base
     return RebalanceResult(
         topology_id=topology.id,

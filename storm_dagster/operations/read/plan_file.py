@@ -108,16 +108,7 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     values, _ = validate_conf(document.conf, source=f"{source}: conf")
     cluster = {**default_conf(), **values}
     supervisors = tuple(
-        SupervisorSlots(
-            id=node.id,
-            host=node.host or node.id,
-            ports=tuple(node.ports),
-            used=tuple(node.used),
-            rack=node.rack,
-            cpu=node.cpu,
-            memory_mb=node.memory_mb,
-        )
-        for node in document.supervisors
+        SupervisorSlots(**{**node.model_dump(), "host": node.host or node.id}) for node in document.supervisors
     )
     hosts = {node.id: node.host for node in supervisors}
     return PlacementBatch(
@@ -157,14 +148,7 @@ def _to_place(
         executors=executors_of(table, _executors(table, wanted_executors(whole), source)),
     )
     old = tuple(
-        PlacedWorker(
-            node=worker.node,
-            host=worker.host or hosts.get(worker.node, worker.node),
-            port=worker.port,
-            tasks=tuple(worker.tasks),
-            memory_bytes=worker.memory_bytes,
-            cpu=worker.cpu,
-        )
+        PlacedWorker(**{**worker.model_dump(), "host": worker.host or hosts.get(worker.node, worker.node)})
         for worker in topology.old
     )
     return built.model_copy(
