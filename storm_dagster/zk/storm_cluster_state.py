@@ -41,6 +41,19 @@ def _with_port(server: str, port: int) -> str:
     return server if ":" in server.rpartition("]")[2] else f"{server}:{port}"
 
 
+def open_session(full: Mapping[str, Any]) -> ZkSession:
+    """A session by the ``storm.zookeeper.*`` keys of a complete conf, whoever may write its root."""
+    return ZkSession.connect(
+        zookeeper_hosts(full),
+        root=full["storm.zookeeper.root"],
+        session_timeout_ms=full["storm.zookeeper.session.timeout"],
+        connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
+        retry_times=full["storm.zookeeper.retry.times"],
+        retry_interval_ms=full["storm.zookeeper.retry.interval"],
+        auth=full["storm.zookeeper.auth.payload"],
+    )
+
+
 def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
 
@@ -48,17 +61,8 @@ def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """
     given = conf.values if isinstance(conf, ClusterConf) else conf
     full = {**default_conf(), **given}
-    auth = full["storm.zookeeper.auth.payload"]
-    session = ZkSession.connect(
-        zookeeper_hosts(full),
-        root=full["storm.zookeeper.root"],
-        session_timeout_ms=full["storm.zookeeper.session.timeout"],
-        connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
-        retry_times=full["storm.zookeeper.retry.times"],
-        retry_interval_ms=full["storm.zookeeper.retry.interval"],
-        auth=auth,
-    )
-    if auth:
+    session = open_session(full)
+    if full["storm.zookeeper.auth.payload"]:
         try:
             root.refuse_open_root(session)
         except BaseException:
