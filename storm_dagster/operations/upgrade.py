@@ -46,6 +46,7 @@ from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
 from storm_dagster.operations.actions import announce
 from storm_dagster.operations.assignment_records import append_assignment, append_backup
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.archive_check import check_uploaded_archive
 from storm_dagster.operations.submit.code_storage import store_code
@@ -74,11 +75,9 @@ _POLL_SECS = 0.25
 
 
 @dataclass(frozen=True)
-class UpgradeResult:
+class UpgradeResult(TopologyResult):
     """Effect of a call on an upgrade, and the upgrade afterwards."""
 
-    topology_id: str
-    name: str
     status: TopologyStatus
     outcome: str
     """That of the transition; of a wait ``batch done``, ``completed``, ``rolled back`` or ``under way``."""
