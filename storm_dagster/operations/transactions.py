@@ -99,7 +99,7 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
         nodes = _subtree(ctx, path)
         try:
             for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
-                transaction = fenced_transaction(ctx, epoch)
+                transaction = ctx.cluster.fenced(epoch)
                 part = nodes[start : start + _DELETES_IN_ONE_TRANSACTION]
                 for node in part:
                     transaction.delete(node)

@@ -20,13 +20,7 @@ from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.results import CleanResult
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.submit.staging import token_of_staging_key
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    delete_tree,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, delete_tree, retry_on_conflict
 from storm_dagster.zk.shards import delete_ops
 
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
@@ -301,7 +295,7 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
             topology_id = path[len(paths.ASSIGNMENTS) + 1 :]
 
             def unassign(view: ClusterView) -> None:
-                transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
+                transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view)
                 if delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id)):
                     commit(ctx, transaction, "clean.assignment")
 

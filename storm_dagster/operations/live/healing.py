@@ -20,12 +20,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.publishing import write_reasons
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 REASSIGN = operation("reassign", "store.placement.json", "reassign")
@@ -103,7 +98,7 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
             restarted=dead,
         )
         assert topology.assignment_at is not None
-        transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
+        transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view)
         append_assignment(ctx, transaction, assignment, topology.assignment_at)
         append_backup(ctx, transaction, name, assignment)
         write_reasons(ctx, topology_id, result, name)

@@ -34,12 +34,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import placement_error, write_reasons
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.zk.cluster_state import Transaction
 
 FINISH_REBALANCE = shared_steps("finish_rebalance", "store.placement.json", "finish_rebalance")
@@ -105,7 +100,7 @@ def rebalance(
         if dry_run or not plan.changed:
             outcome = "planned" if plan.changed else "unchanged"
             return _report(topology, topology.base, plan, outcome, delay=delay)
-        transaction = fenced_transaction(ctx, epoch)
+        transaction = ctx.cluster.fenced(epoch)
         transaction.set(paths.topology(topology.id), encode_record(marked), topology.base_at.version)
         transaction.create(_pending_path(topology.id), encode_record(wanted))
         announce(ctx, transaction, topology.id, "rebalance")
@@ -248,7 +243,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
             else PendingRebalance(workers=topology.base.workers, executors=topology.base.executors)
         )
         after = apply_event(topology.base, "finish_rebalance")
-        transaction = fenced_transaction(ctx, epoch)
+        transaction = ctx.cluster.fenced(epoch)
         if found is not None:
             transaction.delete(path, found[1].version)
         try:
