@@ -67,7 +67,7 @@ class LivenessResult:
     """Boot clock at which the next limit passes if nothing changes; ``None`` when none is running."""
 
 
-def unstopped_tasks(view: ClusterView, topology: TopologyView, offered: frozenset[str]) -> tuple[int, ...]:
+def unstopped_tasks(topology: TopologyView, offered: frozenset[str]) -> tuple[int, ...]:
     """Tasks that still run although their supervisor is not offered (lost, silent or blacklisted): they stay."""
     if topology.assignment is None:
         return ()
