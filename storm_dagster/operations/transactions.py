@@ -29,11 +29,6 @@ class ReplyLost(Unavailable):
     """ZooKeeper was lost during a commit: whether it was applied is known only after reading again."""
 
 
-def fenced_transaction(ctx: OperationsContext, epoch: int) -> Transaction:
-    """A transaction that fails with ``Fenced`` when the leadership epoch is no longer ``epoch``."""
-    return ctx.cluster.fenced(epoch)
-
-
 def bump_assignments_version(transaction: Transaction, view: ClusterView) -> Transaction:
     """Check ``/assignments`` against the view and raise its version, in one operation."""
     return transaction.set(paths.ASSIGNMENTS, b"", view.assignments_version)
