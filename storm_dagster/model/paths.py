@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 CLUSTER_ID = "/cluster_id"
 SUPERVISORS = "/supervisors"
 WORKERS = "/workers"
@@ -46,39 +44,49 @@ FIRST_LEVEL = tuple(
 """The persistent first-level nodes, created together with the root."""
 
 
-def _below(parent: str) -> Callable[[str], str]:
-    return lambda name: f"{parent}/{name}"
+def supervisor(supervisor_id: str) -> str:
+    """Ephemeral heartbeat record of one supervisor."""
+    return f"{SUPERVISORS}/{supervisor_id}"
 
 
-supervisor = _below(SUPERVISORS)
-"""Ephemeral heartbeat record of one supervisor, by its id."""
-workers = _below(WORKERS)
-"""Parent of the live workers of one topology."""
-deploy = _below(DEPLOYS)
-"""Ephemeral record of the run that deploys the declared topology of that name."""
-topology = _below(TOPOLOGY)
-"""The StormBase: a topology exists while this node does."""
-assignment = _below(ASSIGNMENTS)
-"""Assignment of tasks to slots; the node's data version is the assignment's version."""
-assignment_backup = _below(ASSIGNMENTS_BAK)
-"""The newest assignment of a topology name; it survives a kill."""
-tasks = _below(TASKS)
-"""Task ids of each component."""
-taskbeats = _below(TASKBEATS)
-"""Heartbeat counters of all workers of one topology, written by its topology master."""
-metrics = _below(METRICS)
-"""Registry of metric ids of one topology."""
-blob_max_sequence = _below(BLOBSTORE_MAX_SEQUENCE)
-"""The highest sequence number that a blob's content ever had."""
-token = _below(TOKENS)
-"""The topology id that a client token was given at its first use."""
-spark_session = _below(SPARK_SESSIONS)
-"""The pinned Spark Connect session id for one use."""
+def workers(topology_id: str) -> str:
+    """Parent of the live workers of one topology."""
+    return f"{WORKERS}/{topology_id}"
 
 
 def worker(topology_id: str, node: str, port: int) -> str:
     """Ephemeral record of one live worker process; absent means dead."""
     return f"{WORKERS}/{topology_id}/{node}-{port}"
+
+
+def deploy(name: str) -> str:
+    """Ephemeral record of the run that deploys the declared topology of that name."""
+    return f"{DEPLOYS}/{name}"
+
+
+def topology(topology_id: str) -> str:
+    """The StormBase: a topology exists while this node does."""
+    return f"{TOPOLOGY}/{topology_id}"
+
+
+def assignment(topology_id: str) -> str:
+    """Assignment of tasks to slots; the node's data version is the assignment's version."""
+    return f"{ASSIGNMENTS}/{topology_id}"
+
+
+def assignment_backup(name: str) -> str:
+    """The newest assignment of a topology name; it survives a kill."""
+    return f"{ASSIGNMENTS_BAK}/{name}"
+
+
+def tasks(topology_id: str) -> str:
+    """Task ids of each component."""
+    return f"{TASKS}/{topology_id}"
+
+
+def taskbeats(topology_id: str) -> str:
+    """Heartbeat counters of all workers of one topology, written by its topology master."""
+    return f"{TASKBEATS}/{topology_id}"
 
 
 def task_errors(topology_id: str, component: str | None = None) -> str:
@@ -94,9 +102,19 @@ def task_errors(topology_id: str, component: str | None = None) -> str:
     return f"{TASKERRORS}/{topology_id}/{escaped}"
 
 
+def metrics(topology_id: str) -> str:
+    """Registry of metric ids of one topology."""
+    return f"{METRICS}/{topology_id}"
+
+
 def blob(key: str, holder: str | None = None) -> str:
     """A blob's node, or the ephemeral child ``<host:port>-<sequence>`` of one nimbus that holds it."""
     return f"{BLOBSTORE}/{key}" if holder is None else f"{BLOBSTORE}/{key}/{holder}"
+
+
+def blob_max_sequence(key: str) -> str:
+    """The highest sequence number that a blob's content ever had."""
+    return f"{BLOBSTORE_MAX_SEQUENCE}/{key}"
 
 
 def gray_upgrade(topology_id: str, part: str | None = None) -> str:
@@ -107,6 +125,16 @@ def gray_upgrade(topology_id: str, part: str | None = None) -> str:
 def log_levels(topology_id: str) -> str:
     """Levels of loggers that were changed while it runs; below its base, with which it goes."""
     return f"{TOPOLOGY}/{topology_id}/log_levels"
+
+
+def token(client_token: str) -> str:
+    """The topology id that a client token was given at its first use."""
+    return f"{TOKENS}/{client_token}"
+
+
+def spark_session(use: str) -> str:
+    """The pinned Spark Connect session id for one use."""
+    return f"{SPARK_SESSIONS}/{use}"
 
 
 def sensor_memory(sensor: str, record: str | None = None) -> str:
