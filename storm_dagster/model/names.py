@@ -7,7 +7,6 @@ into ZooKeeper paths, file names, Dagster partition keys and web pages, so every
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology
@@ -22,6 +21,7 @@ _TOPOLOGY_ID = re.compile(r"(?P<name>[A-Za-z0-9._-]{1,200})-(?P<count>[0-9]{1,12
 # A topology id ends in its seconds, so that what follows a last dot can only be a version of its code.
 _CODE_DIR = re.compile(rf"(?P<id>{_TOPOLOGY_ID.pattern})(\.[0-9]{{1,12}})?")
 _BLOB_KEY = re.compile(r"[\w \t.:\-]{1,255}", re.ASCII)
+_BLOB_SUFFIXES = ("-stormjar.jar", "-stormconf.ser", "-stormcode.ser", "-placement.json")
 
 
 def check_topology_name(name: object) -> str:
@@ -98,19 +98,24 @@ def make_code_dir(topology_id: str, number: int) -> str:
     return f"{topology_id}.{number}"
 
 
-def _blob_key(suffix: str) -> Callable[[str], str]:
-    return lambda code_dir: code_dir + suffix
+def jar_key(code_dir: str) -> str:
+    """Blob key of the archive of a topology's code."""
+    return f"{code_dir}-stormjar.jar"
 
 
-jar_key = _blob_key("-stormjar.jar")
-"""Blob key of the archive of a topology's code, by its code folder."""
-conf_key = _blob_key("-stormconf.ser")
-"""Blob key of the normalized conf (JSON)."""
-code_key = _blob_key("-stormcode.ser")
-"""Blob key of the normalized topology (JSON)."""
-placement_key = _blob_key("-placement.json")
-"""Blob key of the reasons for the topology's placement (JSON), by its id."""
-_BLOB_SUFFIXES = tuple(make_key("") for make_key in (jar_key, conf_key, code_key, placement_key))
+def conf_key(code_dir: str) -> str:
+    """Blob key of the normalized conf (JSON)."""
+    return f"{code_dir}-stormconf.ser"
+
+
+def code_key(code_dir: str) -> str:
+    """Blob key of the normalized topology (JSON)."""
+    return f"{code_dir}-stormcode.ser"
+
+
+def placement_key(topology_id: str) -> str:
+    """Blob key of the reasons for the topology's placement (JSON)."""
+    return f"{topology_id}-placement.json"
 
 
 def code_dir_of_blob_key(key: str) -> str | None:
