@@ -146,7 +146,7 @@ def monitor_batch(
             if worker.slot in withheld:
                 dead.update(worker.ids)
     offered = frozenset(supervisor.id for supervisor in supervisors)
-    unstopped = _kept_elsewhere(view, topology, offered, dead)
+    unstopped = _kept_elsewhere(topology, offered, dead)
     changes = {
         "event": "monitor",
         "old": placed_workers(topology.assignment),
@@ -165,22 +165,14 @@ def monitor_batch(
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))
 
 
-def _kept_elsewhere(
-    view: ClusterView, topology: TopologyView, offered: frozenset[str], dead: Collection[int]
-) -> tuple[int, ...]:
+def _kept_elsewhere(topology: TopologyView, offered: frozenset[str], dead: Collection[int]) -> tuple[int, ...]:
     """Tasks on supervisors that are not offered and not judged dead yet: they stay in this round.
 
     Besides those that run, these are tasks of workers whose limit has not passed: silence is judged by the
     observer alone, never by the planner.
     """
-    running = unstopped_tasks(view, topology, offered)
-    waiting = (
-        task
-        for worker in (topology.assignment.workers if topology.assignment else ())
-        if worker.node not in offered
-        for task in worker.ids
-    )
-    return tuple(sorted(({*running} | {*waiting}) - {*dead}))
+    workers = topology.assignment.workers if topology.assignment else ()
+    return tuple(sorted({task for worker in workers if worker.node not in offered for task in worker.ids} - {*dead}))
 
 
 def rebalance_batch(
@@ -201,7 +193,7 @@ def rebalance_batch(
         "event": "rebalance",
         "reassign": reassign,
         "old": placed_workers(topology.assignment),
-        "unstopped": tuple(task for task in unstopped_tasks(view, topology, offered) if task in present),
+        "unstopped": tuple(task for task in unstopped_tasks(topology, offered) if task in present),
     }
     to_place = _to_place(topology.base.name, topology.id, runnable, table, executors, workers, changes)
     return PlacementBatch(supervisors=supervisors, topologies=(to_place,))

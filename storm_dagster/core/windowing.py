@@ -9,10 +9,11 @@ evaluated. In event time tuples enter windows in the order of their stamps, once
 from __future__ import annotations
 
 import heapq
-from bisect import insort
+from bisect import bisect_right, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from storm_dagster.model.errors import InvalidTopology
@@ -287,14 +288,7 @@ class Windows(Generic[T]):
 
     def _count_until(self, stamp: int) -> int:
         # Entries with stamps up to and including this one; the log is sorted by stamp.
-        low, high = 0, len(self._log)
-        while low < high:
-            middle = (low + high) // 2
-            if self._log[middle][0] <= stamp:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_right(self._log, stamp, key=itemgetter(0))
 
     def _by_count(self, slide: int) -> Pane[T] | None:
         # In processing time what has come is in; in event time the watermark decides.

@@ -123,10 +123,9 @@ def report_death(record: RunFile, home: Path, how: str) -> int:
             if run is None or run.is_finished or STOCK_TAG in run.tags:
                 break
             if run.status != dg.DagsterRunStatus.STARTING or time.monotonic() >= deadline:
-                if run.status == dg.DagsterRunStatus.CANCELING:
-                    instance.report_run_canceled(run, f"The run's process (pid {record.pid}) {how}.")
-                else:
-                    instance.report_run_failed(run, f"The run's process (pid {record.pid}) {how}.")
+                canceled = run.status == dg.DagsterRunStatus.CANCELING
+                report = instance.report_run_canceled if canceled else instance.report_run_failed
+                report(run, f"The run's process (pid {record.pid}) {how}.")
                 break
             time.sleep(0.1)
     record.remove(home)

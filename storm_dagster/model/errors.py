@@ -115,24 +115,7 @@ class Corrupt(StormDagsterError):
 
 
 _BY_NAME: dict[str, type[StormDagsterError]] = {
-    cls.__name__: cls
-    for cls in (
-        StormDagsterError,
-        InvalidRequest,
-        InvalidTopology,
-        UnknownSubtree,
-        Conflict,
-        NotAlive,
-        NotAuthenticated,
-        NotAuthorized,
-        KeyNotFound,
-        AlreadyAlive,
-        Misconfigured,
-        Unavailable,
-        MissingPart,
-        Fenced,
-        Corrupt,
-    )
+    name: cls for name, cls in globals().items() if isinstance(cls, type) and issubclass(cls, StormDagsterError)
 }
 
 

@@ -36,29 +36,10 @@ UNREPORTED = "/unreported"
 # What sensors remember between their ticks and is too large for a cursor: a few newest records of each.
 SENSORS = "/sensors"
 
-FIRST_LEVEL = (
-    SUPERVISORS,
-    WORKERS,
-    TOPOLOGY,
-    ASSIGNMENTS,
-    ASSIGNMENTS_BAK,
-    TASKS,
-    TASKBEATS,
-    TASKERRORS,
-    METRICS,
-    BLOBSTORE,
-    BLOBSTORE_MAX_SEQUENCE,
-    GRAY_UPGRADE,
-    NIMBUS_SLAVE,
-    NIMBUS_SLAVE_DETAIL,
-    EPOCH,
-    BLACKLIST,
-    TOKENS,
-    COUNTER,
-    SPARK_SESSIONS,
-    ACTIONS,
-    UNREPORTED,
-    SENSORS,
+FIRST_LEVEL = tuple(
+    path
+    for name, path in globals().items()
+    if name.isupper() and path not in (CLUSTER_ID, HEALER, NIMBUS_MASTER, DEPLOYS)
 )
 """The persistent first-level nodes, created together with the root."""
 

@@ -19,73 +19,49 @@ _SUPERVISORS_NAMED = 10
 class Reason(IntEnum):
     """Reason why a task is in its worker, or (``SLOT_*``) why a worker has its slot."""
 
-    ONLY = 0
-    COMPONENT_WORKER = 1
-    COMPONENT_SUPERVISOR = 2
-    TOTAL_WORKER = 3
-    TOTAL_SUPERVISOR = 4
-    INPUT_WORKER = 5
-    INPUT_SUPERVISOR = 6
-    FIRST = 7
-    MASTER = 8
-    USER = 9
-    OLD = 10
-    KEPT = 11
-    UNSTOPPED = 12
-    STAYS = 13
-    DEALT = 14
-    LOCAL = 15
-    SLOT_USER = 16
-    SLOT_OLD = 17
-    SLOT_KEPT = 18
-    SLOT_UNSTOPPED = 19
-    SLOT_REUSED = 20
-    SLOT_ONLY = 21
-    SLOT_MOST_FREE = 22
-    SLOT_FEWEST_USED = 23
-    SLOT_LOWEST_ID = 24
-    SLOT_DIFFER = 25
-    SLOT_INTERLEAVED = 26
-    SLOT_LOCAL = 27
+    text: str
+
+    def __new__(cls, number: int, text: str) -> Reason:
+        reason = int.__new__(cls, number)
+        reason._value_, reason.text = number, text
+        return reason
+
+    ONLY = 0, "the only worker that could still take it"
+    COMPONENT_WORKER = 1, "the worker had the fewest tasks of its component"
+    COMPONENT_SUPERVISOR = 2, "the supervisor had the fewest tasks of its component"
+    TOTAL_WORKER = 3, "the worker had the fewest tasks"
+    TOTAL_SUPERVISOR = 4, "the supervisor had the fewest tasks"
+    INPUT_WORKER = 5, "the worker had the most tasks that it exchanges tuples with"
+    INPUT_SUPERVISOR = 6, "the supervisor had the most tasks that it exchanges tuples with"
+    FIRST = 7, "the first of equally good workers"
+    MASTER = 8, "the topology master has a worker of its own"
+    USER = 9, "use.userdefine.assignment asks for it"
+    OLD = 10, "use.old.assignment keeps it with its former companions"
+    KEPT = 11, "its worker is alive and was left alone"
+    UNSTOPPED = 12, "its worker still beats although its supervisor is gone"
+    STAYS = 13, "it stays where it was: moving it would not improve the balance"
+    DEALT = 14, "dealt round robin over the slots of the even strategy"
+    LOCAL = 15, "local mode has one worker"
+    SLOT_USER = 16, "use.userdefine.assignment asks for this host"
+    SLOT_OLD = 17, "use.old.assignment asks for its former slot"
+    SLOT_KEPT = 18, "the worker is alive and was left alone"
+    SLOT_UNSTOPPED = 19, "the worker still beats although its supervisor is gone"
+    SLOT_REUSED = 20, "the topology had this slot and keeps it"
+    SLOT_ONLY = 21, "the only supervisor with a free port"
+    SLOT_MOST_FREE = 22, "the supervisor had the most free ports"
+    SLOT_FEWEST_USED = 23, "of the supervisors with the most free ports it had the fewest used"
+    SLOT_LOWEST_ID = 24, "of equally loaded supervisors it has the lowest id"
+    SLOT_DIFFER = 25, "task.on.differ.node needs another supervisor: the least loaded of those"
+    SLOT_INTERLEAVED = 26, "its turn when free slots are dealt host by host"
+    SLOT_LOCAL = 27, "the first free port of the only supervisor"
 
 
-_TEXTS: dict[Reason, str] = {
-    Reason.ONLY: "the only worker that could still take it",
-    Reason.COMPONENT_WORKER: "the worker had the fewest tasks of its component",
-    Reason.COMPONENT_SUPERVISOR: "the supervisor had the fewest tasks of its component",
-    Reason.TOTAL_WORKER: "the worker had the fewest tasks",
-    Reason.TOTAL_SUPERVISOR: "the supervisor had the fewest tasks",
-    Reason.INPUT_WORKER: "the worker had the most tasks that it exchanges tuples with",
-    Reason.INPUT_SUPERVISOR: "the supervisor had the most tasks that it exchanges tuples with",
-    Reason.FIRST: "the first of equally good workers",
-    Reason.MASTER: "the topology master has a worker of its own",
-    Reason.USER: "use.userdefine.assignment asks for it",
-    Reason.OLD: "use.old.assignment keeps it with its former companions",
-    Reason.KEPT: "its worker is alive and was left alone",
-    Reason.UNSTOPPED: "its worker still beats although its supervisor is gone",
-    Reason.STAYS: "it stays where it was: moving it would not improve the balance",
-    Reason.DEALT: "dealt round robin over the slots of the even strategy",
-    Reason.LOCAL: "local mode has one worker",
-    Reason.SLOT_USER: "use.userdefine.assignment asks for this host",
-    Reason.SLOT_OLD: "use.old.assignment asks for its former slot",
-    Reason.SLOT_KEPT: "the worker is alive and was left alone",
-    Reason.SLOT_UNSTOPPED: "the worker still beats although its supervisor is gone",
-    Reason.SLOT_REUSED: "the topology had this slot and keeps it",
-    Reason.SLOT_ONLY: "the only supervisor with a free port",
-    Reason.SLOT_MOST_FREE: "the supervisor had the most free ports",
-    Reason.SLOT_FEWEST_USED: "of the supervisors with the most free ports it had the fewest used",
-    Reason.SLOT_LOWEST_ID: "of equally loaded supervisors it has the lowest id",
-    Reason.SLOT_DIFFER: "task.on.differ.node needs another supervisor: the least loaded of those",
-    Reason.SLOT_INTERLEAVED: "its turn when free slots are dealt host by host",
-    Reason.SLOT_LOCAL: "the first free port of the only supervisor",
-}
-
-_REASONS = {text: reason for reason, text in _TEXTS.items()}
+_REASONS = {reason.text: reason for reason in Reason}
 
 
 def reason_text(reason: int) -> str:
     """The sentence for a reason number."""
-    return _TEXTS[Reason(reason)]
+    return Reason(reason).text
 
 
 def reason_of(text: str) -> Reason | None:
@@ -95,7 +71,8 @@ def reason_of(text: str) -> Reason | None:
 
 def slot_reason_text(reason: int, against: str) -> str:
     """The sentence for a slot, with the next best supervisor if there was one."""
-    return f"{_TEXTS[Reason(reason)]}: {against}" if against else _TEXTS[Reason(reason)]
+    text = Reason(reason).text
+    return f"{text}: {against}" if against else text
 
 
 def slot_rival(reason: Reason, load: tuple[int, int, str], rival: tuple[int, int, str]) -> str:

@@ -7,11 +7,11 @@ pre-shared key, by way of the URL; pyspark's own ``;token=`` would insist on TLS
 
 from __future__ import annotations
 
-import os
 import secrets
 from pathlib import Path
 from typing import Any
 
+from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.endpoints import home_dir
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.security import Security, read_private_file
@@ -39,11 +39,8 @@ def spark_token(conf: Any, home: Path) -> str:
         return read_private_file(path, "the Spark token").partition("\n")[0]
     else:
         token = secrets.token_hex(32)
-    temporary = path.with_name(f".{_FILE}.{os.getpid()}.tmp")
-    temporary.touch(mode=0o600)
     everywhere = "" if derived is None else f"{_EVERYWHERE}\n"
-    temporary.write_text(f"{token}\n{everywhere}", encoding="ascii")
-    os.replace(temporary, path)
+    write_atomically(path, f"{token}\n{everywhere}", mode=0o600)
     return token
 
 

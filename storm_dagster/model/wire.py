@@ -121,21 +121,14 @@ class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
     """With ``state``."""
 
 
-_frame_encoder = msgspec.msgpack.Encoder()
-_frame_decoder = msgspec.msgpack.Decoder(Frame)
-_request_decoder = msgspec.json.Decoder(Request)
-
-encode_frame: Callable[[Any], bytes] = _frame_encoder.encode
+encode_frame: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 """The bytes of a :class:`Frame`; ``TypeError`` for values that cannot travel."""
 
-decode_frame: Callable[[bytes | memoryview], Frame] = _frame_decoder.decode
+decode_frame: Callable[[bytes | memoryview], Frame] = msgspec.msgpack.Decoder(Frame).decode
 """The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
-
 
 encode_request: Callable[[Request], bytes] = msgspec.json.Encoder().encode
 """A request as it travels."""
 
-
-def decode_request(raw: bytes) -> Request:
-    """Decode the request in ``raw``; ``msgspec.DecodeError`` when there is none."""
-    return _request_decoder.decode(raw)
+decode_request: Callable[[bytes], Request] = msgspec.json.Decoder(Request).decode
+"""The request in some bytes; ``msgspec.DecodeError`` when there is none."""

@@ -14,7 +14,6 @@ from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Corrupt
 from storm_dagster.model.records import Record, decode_record, encode_record
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.transactions import fenced_transaction
 from storm_dagster.zk.cluster_state import Transaction
 
 NOTIFIER_KEY = "nimbus.topology.action.notifier.plugin.class"
@@ -75,7 +74,7 @@ def pending_actions(ctx: OperationsContext) -> list[PendingAction]:
 
 def forget_action(ctx: OperationsContext, action: PendingAction) -> None:
     """Delete an action once the listener was notified. :class:`Fenced` for a deposed leader: the next one repeats it."""
-    transaction = fenced_transaction(ctx, ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
+    transaction = ctx.cluster.fenced(ctx.current_epoch()).delete(f"{paths.ACTIONS}/{action.node}")
     try:
         transaction.commit()
     except Conflict:

@@ -13,8 +13,7 @@ from storm_dagster.blobstore.store import BlobStore
 from storm_dagster.core.liveness.detection import LivenessLimits
 from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.scheduling import plan_placement
-from storm_dagster.core.submission import total_conf
-from storm_dagster.core.submission.conf import FORCED_SCHEDULER
+from storm_dagster.core.submission.conf import FORCED_SCHEDULER, total_conf
 from storm_dagster.model.conf import ClusterConf
 from storm_dagster.model.errors import (
     AlreadyAlive,

@@ -13,6 +13,14 @@ from storm_dagster.model.topology import TopologySpec
 
 
 @dataclass(frozen=True)
+class TopologyResult:
+    """Base of the results about one topology."""
+
+    topology_id: str
+    name: str
+
+
+@dataclass(frozen=True)
 class ConfResult:
     """Stage 1: the topology is valid, normalized and staged under an id."""
 
@@ -31,11 +39,9 @@ class ConfResult:
 
 
 @dataclass(frozen=True)
-class CodeResult:
+class CodeResult(TopologyResult):
     """Stage 2: archive, conf and topology are stored under the id and replicated."""
 
-    topology_id: str
-    name: str
     blobs: tuple[BlobMeta, ...]
     copies: Mapping[str, int]
     """Blob key -> nimbuses that hold it."""
@@ -45,11 +51,9 @@ class CodeResult:
 
 
 @dataclass(frozen=True)
-class TasksResult:
+class TasksResult(TopologyResult):
     """Stage 3: task ids are fixed."""
 
-    topology_id: str
-    name: str
     table: TaskTable
     executors: Mapping[str, int]
     """Component -> executors, system components included."""
@@ -58,11 +62,9 @@ class TasksResult:
 
 
 @dataclass(frozen=True)
-class AssignmentResult:
+class AssignmentResult(TopologyResult):
     """Stage 4: every task has a slot."""
 
-    topology_id: str
-    name: str
     placement: TopologyPlacement
     planner: str
     session_secs: float
@@ -73,11 +75,9 @@ class AssignmentResult:
 
 
 @dataclass(frozen=True)
-class PublishResult:
+class PublishResult(TopologyResult):
     """Stage 5: the topology is stored in ZooKeeper."""
 
-    topology_id: str
-    name: str
     status: TopologyStatus
     assignment: Assignment
     placement: TopologyPlacement
@@ -93,11 +93,9 @@ class PublishResult:
 
 
 @dataclass(frozen=True)
-class ActivateResult:
+class ActivateResult(TopologyResult):
     """Stage 6: the wanted status holds."""
 
-    topology_id: str
-    name: str
     status: TopologyStatus
     changed: bool
     version: int
@@ -105,11 +103,9 @@ class ActivateResult:
 
 
 @dataclass(frozen=True)
-class LifecycleResult:
+class LifecycleResult(TopologyResult):
     """An activate, deactivate, kill, remove or restart."""
 
-    topology_id: str
-    name: str
     status: TopologyStatus | None
     """``None``: it is gone."""
     changed: bool
@@ -122,11 +118,9 @@ class LifecycleResult:
 
 
 @dataclass(frozen=True)
-class ReassignResult:
+class ReassignResult(TopologyResult):
     """Outcome of the causes of one topology."""
 
-    topology_id: str
-    name: str
     status: str
     """``assigned``, ``unchanged``, ``failed``, ``void`` (overtaken by a newer placement) or ``gone``."""
     causes: tuple[str, ...]
@@ -145,11 +139,9 @@ class ReassignResult:
 
 
 @dataclass(frozen=True)
-class RebalanceResult:
+class RebalanceResult(TopologyResult):
     """A rebalance, or with ``dry_run`` the one that would be made."""
 
-    topology_id: str
-    name: str
     status: TopologyStatus
     outcome: str
     """``assigned``, ``unchanged``, ``waiting`` (for its delay) or ``planned`` (dry run)."""

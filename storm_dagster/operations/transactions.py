@@ -29,11 +29,6 @@ class ReplyLost(Unavailable):
     """ZooKeeper was lost during a commit: whether it was applied is known only after reading again."""
 
 
-def fenced_transaction(ctx: OperationsContext, epoch: int) -> Transaction:
-    """A transaction that fails with ``Fenced`` when the leadership epoch is no longer ``epoch``."""
-    return ctx.cluster.fenced(epoch)
-
-
 def bump_assignments_version(transaction: Transaction, view: ClusterView) -> Transaction:
     """Check ``/assignments`` against the view and raise its version, in one operation."""
     return transaction.set(paths.ASSIGNMENTS, b"", view.assignments_version)
@@ -99,7 +94,7 @@ def delete_tree(ctx: OperationsContext, epoch: int, path: str, name: str) -> int
         nodes = _subtree(ctx, path)
         try:
             for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
-                transaction = fenced_transaction(ctx, epoch)
+                transaction = ctx.cluster.fenced(epoch)
                 part = nodes[start : start + _DELETES_IN_ONE_TRANSACTION]
                 for node in part:
                     transaction.delete(node)

@@ -12,16 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import causes_still_true
-from storm_dagster.core.submission import UPGRADE_KEYS, normalize_submission, total_conf
-from storm_dagster.core.upgrade.machine import (
-    UpgradeEvent,
-    UpgradeTransition,
-    check_begin,
-    check_continue,
-    due,
-    landed,
-    transition,
-)
+from storm_dagster.core.submission.conf import UPGRADE_KEYS, total_conf
+from storm_dagster.core.submission.validation import normalize_submission
+from storm_dagster.core.upgrade import machine
+from storm_dagster.core.upgrade.machine import UpgradeEvent, UpgradeTransition
 from storm_dagster.core.upgrade.selection import (
     Selection,
     check_compatible,
@@ -45,16 +39,12 @@ from storm_dagster.model.view import ClusterView, TopologyView, UpgradeState
 from storm_dagster.operations.actions import announce
 from storm_dagster.operations.assignment_records import append_assignment, append_backup
 from storm_dagster.operations.context import OperationsContext, load_runnable, topology_by_name
+from storm_dagster.operations.results import TopologyResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.archive_check import check_uploaded_archive
 from storm_dagster.operations.submit.code_storage import store_code
 from storm_dagster.operations.submit.submission import read_source
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.zk.gray_upgrades import listed_nodes, put_record_ops
 
 GRAY_UPGRADE = operation(
@@ -73,11 +63,9 @@ _POLL_SECS = 0.25
 
 
 @dataclass(frozen=True)
-class UpgradeResult:
+class UpgradeResult(TopologyResult):
     """Effect of a call on an upgrade, and the upgrade afterwards."""
 
-    topology_id: str
-    name: str
     status: TopologyStatus
     outcome: str
     """That of the transition; of a wait ``batch done``, ``completed``, ``rolled back`` or ``under way``."""
@@ -116,7 +104,7 @@ def gray_upgrade(
         )
     if handle is None:
         return _execute(ctx, base.name, UpgradeEvent("continue", selection=selection))
-    check_begin(base, snapshot)
+    machine.check_begin(base, snapshot)
     epoch = ctx.current_epoch()
     submitted, spec, _, archive = read_source(ctx, handle, None, topology.code_dir)
     spec = spec.model_copy(update={"name": base.name})
@@ -154,9 +142,9 @@ def check_request(ctx: OperationsContext, name: str, selection: Selection, *, ne
     """
     topology, snapshot = _load(ctx, ctx.cluster.load_view(), name)
     if not new:
-        check_continue(topology.base, snapshot, selection)
+        machine.check_continue(topology.base, snapshot, selection)
         return
-    check_begin(topology.base, snapshot)
+    machine.check_begin(topology.base, snapshot)
     if not selection.empty:
         check_selection(selection, snapshot)
 
@@ -210,7 +198,7 @@ def advance_upgrades(ctx: OperationsContext, view: ClusterView | None = None) ->
         try:
             state = ctx.cluster.read_upgrade(topology.id)
             snapshot = UpgradeSnapshot(state, topology.assignment, topology.tasks)
-            event = due(snapshot, now_secs=ctx.now_secs())
+            event = machine.due(snapshot, now_secs=ctx.now_secs())
             if event is not None:
                 results.append(_execute(ctx, topology.id, event))
         except Fenced:
@@ -288,10 +276,10 @@ def _execute(ctx: OperationsContext, name: str, event: UpgradeEvent, epoch: int 
     def attempt(view: ClusterView) -> UpgradeResult:
         topology, snapshot = _load(ctx, view, name)
         base, state, assignment = topology.base, snapshot.state, snapshot.assignment
-        if sent and landed(sent[0], base, snapshot):
+        if sent and machine.landed(sent[0], base, snapshot):
             made = replace(sent[0], base=base)
         else:
-            made = transition(base, snapshot, event)
+            made = machine.transition(base, snapshot, event)
             if made.step is not None:
                 sent[:] = [made]
                 assignment = _write(ctx, fence, view, topology, snapshot, made)
@@ -315,7 +303,7 @@ def _write(
     made: UpgradeTransition,
 ) -> Assignment:
     """Write a transition in one transaction; the assignment afterwards."""
-    transaction, assignment = fenced_transaction(ctx, epoch), snapshot.assignment
+    transaction, assignment = ctx.cluster.fenced(epoch), snapshot.assignment
     path, version = paths.topology(topology.id), topology.base_at.version
     if made.code_dir is not None:
         bump_assignments_version(transaction, view)
@@ -366,7 +354,7 @@ def _next_number(ctx: OperationsContext, epoch: int) -> int:
         version = ctx.cluster.state.get_version(paths.COUNTER)
         if version is None:
             raise Corrupt(f"{paths.COUNTER} does not exist below the root: the cluster's state is incomplete")
-        commit(ctx, fenced_transaction(ctx, epoch).set(paths.COUNTER, b"", version), "version_number")
+        commit(ctx, ctx.cluster.fenced(epoch).set(paths.COUNTER, b"", version), "version_number")
         return version + 1
 
     return retry_on_conflict(ctx, "numbering the new code", attempt)
@@ -381,7 +369,7 @@ def _sweep_lists(ctx: OperationsContext, epoch: int, topology_id: str) -> None:
             return
         nodes = list(listed_nodes(ctx.cluster.state, topology_id))
         for start in range(0, len(nodes), _DELETES_IN_ONE_TRANSACTION):
-            transaction = fenced_transaction(ctx, epoch).check(paths.gray_upgrade(topology_id), state.at)
+            transaction = ctx.cluster.fenced(epoch).check(paths.gray_upgrade(topology_id), state.at)
             for node in nodes[start : start + _DELETES_IN_ONE_TRANSACTION]:
                 transaction.delete(node)
             commit(ctx, transaction, "sweep.upgraded")

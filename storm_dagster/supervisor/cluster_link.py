@@ -167,7 +167,8 @@ class ClusterLink:
         longest = float(self._conf["supervisor.monitor.frequency.secs"])
         if self._changed:
             return 0.01
-        if self._upgrades.waiting():
+        if self._upgrades.states:
+            # Something may soon have to be written that nobody wakes this thread for.
             longest = min(longest, _UPGRADE_SECS)
         if self._beat_at is None:
             return 0.1

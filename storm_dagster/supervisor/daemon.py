@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -34,7 +35,6 @@ from storm_dagster.supervisor.cluster_link import ClusterLink
 from storm_dagster.supervisor.health import HealthCheck
 from storm_dagster.supervisor.housekeeping import (
     Housekeeper,
-    remove_folder,
     remove_old_logs,
     remove_run_file,
     rotate,
@@ -257,7 +257,7 @@ class Supervisor:
             # Not in the background: the next worker in the slot writes its own file.
             remove_run_file(self._home, self.id, live.port, live.process.pid, live.process.start_ticks)
         folder = self._home / "workers" / live.worker.id
-        self._housekeeper.do(functools.partial(remove_folder, folder))
+        self._housekeeper.do(functools.partial(shutil.rmtree, folder, ignore_errors=True))
 
     def _tidy(self) -> None:
         self._housekeeper.save_again()

@@ -65,11 +65,6 @@ def remove_run_file(home: Path, supervisor_id: str, port: int, pid: int, ticks: 
         run.remove(home)
 
 
-def remove_folder(folder: Path) -> None:
-    """Remove a dead worker's working folder."""
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def remove_old_logs(home: Path, now_secs: float, keep_secs: float = KEEP_LOGS_SECS) -> list[Path]:
     """Remove log folders of worker slots without a write for ``keep_secs``, and return them.
 

@@ -15,30 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from storm_dagster.core.slots import model
 from storm_dagster.core.slots.desired import DesiredSlots
 from storm_dagster.core.slots.machine import extend_deadline, is_restarting, step
-from storm_dagster.core.slots.model import (
-    Assigned,
-    Beat,
-    Clean,
-    CodeFailed,
-    CodeReady,
-    Event,
-    Exited,
-    Fetch,
-    Instruction,
-    Kill,
-    Launch,
-    Launched,
-    LaunchFailed,
-    Report,
-    Slot,
-    SlotLimits,
-    Terminate,
-    Tick,
-    Work,
-    Worker,
-)
+from storm_dagster.core.slots.model import Slot, SlotLimits, Work
 from storm_dagster.model.errors import Corrupt, InvalidTopology, StormDagsterError
 from storm_dagster.model.worker_spec import HeartbeatFile
 from storm_dagster.supervisor.adoption import FoundWorker
@@ -65,7 +45,7 @@ class LiveWorker:
     """A worker process in a slot, and its newest heartbeat."""
 
     port: int
-    worker: Worker
+    worker: model.Worker
     process: WorkerProcess
     heartbeat_path: Path
     log_path: Path
@@ -99,7 +79,7 @@ class SlotTable:
         self._clean = clean
         self._report = report
         self._failed = failed
-        self._events: queue.SimpleQueue[tuple[int, Event]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[int, model.Event]] = queue.SimpleQueue()
         self._slots: dict[int, Slot] = {port: Slot(port) for port in sorted(ports)}
         self._lock = threading.Lock()
         self._workers: dict[str, LiveWorker] = {}
@@ -111,7 +91,7 @@ class SlotTable:
 
     # -- any thread -------------------------------------------------------------------------------------
 
-    def post(self, port: int, event: Event) -> None:
+    def post(self, port: int, event: model.Event) -> None:
         """Queue an event for the loop, from any thread."""
         self._events.put((port, event))
         self._wake()
@@ -153,11 +133,11 @@ class SlotTable:
 
     def adopt(self, found: FoundWorker, now: float) -> None:
         """Adopt a running worker, which counts as wanted until the cluster is read."""
-        worker = Worker(found.worker_id, found.work)
+        worker = model.Worker(found.worker_id, found.work)
         if self._slots.setdefault(found.port, Slot(found.port)).wanted is None:
-            self._feed(found.port, Assigned(found.work), now)
+            self._feed(found.port, model.Assigned(found.work), now)
         self._register(LiveWorker(found.port, worker, found.process, found.heartbeat_path, found.log_path))
-        self._feed(found.port, Launched(worker, beating=True), now)
+        self._feed(found.port, model.Launched(worker, beating=True), now)
         self._watch.add(worker.id, found.process)
 
     def apply(self, claims: DesiredSlots, now: float) -> None:
@@ -172,7 +152,7 @@ class SlotTable:
         self._contested = claims.contested
         for port in sorted({*self._slots, *claims.work}):
             if port not in claims.contested:
-                self._feed(port, Assigned(claims.work.get(port), lazy=port in claims.lazy), now)
+                self._feed(port, model.Assigned(claims.work.get(port), lazy=port in claims.lazy), now)
 
     def poll(self, now: float) -> None:
         """Run one pass: events, heartbeats of the workers, time."""
@@ -187,15 +167,15 @@ class SlotTable:
             except queue.Empty:
                 break
             self._feed(port, event, now)
-            if isinstance(event, Exited):
+            if isinstance(event, model.Exited):
                 self._forget(event.worker_id)
         for live in self.workers():
             beat = HeartbeatFile.read(live.heartbeat_path)
             if beat is not None and beat.count != live.count:
                 live.count, live.status = beat.count, beat.status
-                self._feed(live.port, Beat(live.worker.id), now)
+                self._feed(live.port, model.Beat(live.worker.id), now)
         for port in list(self._slots):
-            self._feed(port, Tick(), now)
+            self._feed(port, model.Tick(), now)
 
     def pause(self, now: float, longest: float) -> float:
         """Seconds that the loop may sleep after ``now``, unless it is woken."""
@@ -218,7 +198,7 @@ class SlotTable:
 
     # -- feeding and executing --------------------------------------------------------------------------
 
-    def _feed(self, port: int, event: Event, now: float) -> None:
+    def _feed(self, port: int, event: model.Event, now: float) -> None:
         before = self._slots.setdefault(port, Slot(port))
         after, instructions = step(before, event, now, self._limits)
         self._slots[port] = after
@@ -233,25 +213,25 @@ class SlotTable:
             )
         for instruction in instructions:
             self._execute(port, instruction, now)
-            if isinstance(instruction, Report):
+            if isinstance(instruction, model.Report):
                 work = before.worker.work if before.worker is not None else before.wanted
                 if work is not None:
                     self._failed(port, work, instruction.text)
 
-    def _execute(self, port: int, instruction: Instruction, now: float) -> None:
-        if isinstance(instruction, Fetch):
+    def _execute(self, port: int, instruction: model.Instruction, now: float) -> None:
+        if isinstance(instruction, model.Fetch):
             self._fetch(port, instruction.code_dir)
-        elif isinstance(instruction, Launch):
+        elif isinstance(instruction, model.Launch):
             self._start(port, instruction.work)
-        elif isinstance(instruction, Terminate | Kill):
+        elif isinstance(instruction, model.Terminate | model.Kill):
             self._end(instruction)
-        elif isinstance(instruction, Clean):
+        elif isinstance(instruction, model.Clean):
             with self._lock:
                 live = self._workers.pop(instruction.worker_id, None)
             if live is not None:
                 self._clean(live, not self._slots[port].launching)
         else:
-            assert isinstance(instruction, Report)
+            assert isinstance(instruction, model.Report)
             _log.error("slot %d, %s: %s", port, instruction.topology_id, instruction.text)
             self._report(instruction.topology_id, port, instruction.text)
 
@@ -262,17 +242,17 @@ class SlotTable:
         if live is not None:
             self._clean(live, False)
 
-    def _end(self, instruction: Terminate | Kill) -> None:
+    def _end(self, instruction: model.Terminate | model.Kill) -> None:
         with self._lock:
             live = self._workers.get(instruction.worker_id)
         if live is not None:
-            number = signal.SIGTERM if isinstance(instruction, Terminate) else signal.SIGKILL
+            number = signal.SIGTERM if isinstance(instruction, model.Terminate) else signal.SIGKILL
             live.process.signal(number)
 
     def _fetch(self, port: int, code_dir: str) -> None:
         # Code that is being removed may still look complete: then fetch in the thread, which waits for the removal.
         if not self._localizer.removing and self._localizer.local(code_dir) is not None:
-            self._events.put((port, CodeReady(code_dir)))
+            self._events.put((port, model.CodeReady(code_dir)))
             self._wake()
             return
         with self._lock:
@@ -283,14 +263,14 @@ class SlotTable:
         threading.Thread(target=self._fetch_in_thread, args=(code_dir,), name=f"fetch-{code_dir}", daemon=True).start()
 
     def _fetch_in_thread(self, code_dir: str) -> None:
-        event: Event
+        event: model.Event
         try:
             self._localizer.fetch(code_dir)
-            event = CodeReady(code_dir)
+            event = model.CodeReady(code_dir)
         except (InvalidTopology, Corrupt, OSError) as error:
-            event = CodeFailed(code_dir, _text(error), lasting=True)
+            event = model.CodeFailed(code_dir, _text(error), lasting=True)
         except Exception as error:
-            event = CodeFailed(code_dir, _text(error))
+            event = model.CodeFailed(code_dir, _text(error))
         with self._lock:
             ports = self._fetching.pop(code_dir, set())
         for port in sorted(ports):
@@ -309,13 +289,13 @@ class SlotTable:
                 raise Corrupt(f"code {work.code_dir} is not complete on this disk any more: it is fetched again")
             started = self._starter.launch(port, work, code)
         except Corrupt as error:
-            self.post(port, LaunchFailed(_text(error), code_missing=True))
+            self.post(port, model.LaunchFailed(_text(error), code_missing=True))
         except Exception as error:
-            self.post(port, LaunchFailed(_text(error)))
+            self.post(port, model.LaunchFailed(_text(error)))
         else:
-            worker = Worker(started.worker_id, work)
+            worker = model.Worker(started.worker_id, work)
             self._register(LiveWorker(port, worker, started.process, started.heartbeat_path, started.log_path))
-            self.post(port, Launched(worker))
+            self.post(port, model.Launched(worker))
             # After Launched, so that its exit event cannot come first.
             self._watch.add(worker.id, started.process)
         finally:
@@ -330,7 +310,7 @@ class SlotTable:
             live = self._workers.get(worker_id)
         if live is not None:
             _log.info("worker %s in slot %d ended, status %s", worker_id, live.port, status)
-            self.post(live.port, Exited(worker_id, status))
+            self.post(live.port, model.Exited(worker_id, status))
 
 
 def _text(error: Exception) -> str:

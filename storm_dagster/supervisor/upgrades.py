@@ -66,10 +66,6 @@ class Upgrades:
         """Drop an upgrade that has ended, or whose topology has no assignment any more."""
         self.states.pop(topology_id, None)
 
-    def waiting(self) -> bool:
-        """Whether something may soon have to be written that nobody wakes this thread for."""
-        return bool(self.states)
-
     def advance(self, cluster: StormClusterState, assignments: Mapping[str, Assignment]) -> set[str]:
         """Write what is to be written about the workers here; ids of the topologies to be read again."""
         if not self.states:

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,13 @@ from storm_dagster.testing.waiting import eventually
 __all__ = ["CommandResult", "LocalCluster", "run_cli"]
 
 
+@dataclass
 class CommandResult:
     """Exit code and output of a ``storm-dagster`` call."""
 
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code = code
-        self.out = out
-        self.err = err
+    code: int
+    out: str
+    err: str
 
     @property
     def document(self) -> Any:

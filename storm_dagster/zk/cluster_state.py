@@ -6,6 +6,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, NotEmptyError
@@ -146,24 +147,15 @@ class ZooKeeperClusterState(ClusterState):
 
     def get_many(self, many: Sequence[str], watch: bool = False) -> list[tuple[bytes, Versioned] | None]:
         watcher = self._watch(watch)
-
-        def begin(full: str) -> Callable[[Any], Any]:
-            return lambda client: client.get_async(full, watch=watcher)
-
-        return [
-            None if answer is None else (answer[0], _versioned(answer[1]))
-            for answer in self._read_many(many, begin, watch)
-        ]
+        answers = self._read_many(many, lambda full, client: client.get_async(full, watch=watcher), watch)
+        return [None if answer is None else (answer[0], _versioned(answer[1])) for answer in answers]
 
     def find_children_many(self, many: Sequence[str], watch: bool = False) -> list[list[str] | None]:
         watcher = self._watch(watch)
+        answers = self._read_many(many, lambda full, client: client.get_children_async(full, watch=watcher), watch)
+        return [None if answer is None else sorted(answer) for answer in answers]
 
-        def begin(full: str) -> Callable[[Any], Any]:
-            return lambda client: client.get_children_async(full, watch=watcher)
-
-        return [None if answer is None else sorted(answer) for answer in self._read_many(many, begin, watch)]
-
-    def _read_many(self, many: Sequence[str], begin: Callable[[str], Callable[[Any], Any]], watch: bool) -> list[Any]:
+    def _read_many(self, many: Sequence[str], begin: Callable[[str, Any], Any], watch: bool) -> list[Any]:
         """Answers in order, ``None`` for a missing node, on which ``watch`` leaves an exists-watch."""
         fulls = [self.session.full(path) for path in many]
         answers: list[Any] = [None] * len(fulls)
@@ -171,7 +163,7 @@ class ZooKeeperClusterState(ClusterState):
         for _ in range(_ATTEMPTS):
             what = f"a read of {many[wanted[0]]}" if wanted else "a read"
             for index, answer in zip(
-                wanted, self.session.pipeline([begin(fulls[i]) for i in wanted], what), strict=True
+                wanted, self.session.pipeline([partial(begin, fulls[i]) for i in wanted], what), strict=True
             ):
                 if isinstance(answer, NoNodeError):
                     answers[index] = None

@@ -6,7 +6,6 @@ its own; this one serves ``storm-dagster dev --zookeepers 3``, tests and ``make 
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,20 +79,3 @@ def ensemble_command(
     )
     (data_dir / "myid").write_text(f"{id}\n", encoding="ascii")
     return command
-
-
-def server_mode(host: str, port: int, timeout: float = 1.0) -> str | None:
-    """``leader``, ``follower`` or ``standalone``; ``None`` while the server there serves nobody."""
-    try:
-        with socket.create_connection((host, port), timeout=timeout) as link:
-            link.settimeout(timeout)
-            link.sendall(b"srvr")
-            answer = b""
-            while part := link.recv(4096):
-                answer += part
-    except OSError:
-        return None
-    for line in answer.decode("ascii", "replace").splitlines():
-        if line.startswith("Mode:"):
-            return line.partition(":")[2].strip()
-    return None

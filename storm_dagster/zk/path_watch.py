@@ -10,8 +10,7 @@ from typing import Any
 from kazoo.exceptions import NoNodeError
 
 from storm_dagster.model.conf import default_conf
-from storm_dagster.zk.session import ZkSession
-from storm_dagster.zk.storm_cluster_state import zookeeper_hosts
+from storm_dagster.zk.storm_cluster_state import open_session
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,7 @@ class PathWatch:
     """
 
     def __init__(self, conf: Mapping[str, Any], path: str, *, children: bool) -> None:
-        full = {**default_conf(), **conf}
-        self._session = ZkSession.connect(
-            zookeeper_hosts(full),
-            root="/",
-            session_timeout_ms=full["storm.zookeeper.session.timeout"],
-            connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
-            retry_times=full["storm.zookeeper.retry.times"],
-            retry_interval_ms=full["storm.zookeeper.retry.interval"],
-            auth=full["storm.zookeeper.auth.payload"],
-        )
+        self._session = open_session({**default_conf(), **conf, "storm.zookeeper.root": "/"})
         self._path = self._session.full(path)
         self._children = children
         self._changed = threading.Event()

@@ -9,24 +9,11 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
+from kazoo import exceptions
 from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    AuthFailedError,
-    BadVersionError,
-    ConnectionClosedError,
-    ConnectionLoss,
-    KazooException,
-    NoAuthError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    OperationTimeoutError,
-    SessionExpiredError,
-    SessionMovedError,
-)
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.protocol.states import Callback
 
@@ -36,12 +23,20 @@ from storm_dagster.zk.connection import LeaseConnection, SessionLease, make_clie
 
 _log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 LEASE_MARGIN_SECS = 0.5
 """Margin by which a client regards its session as over earlier than the server."""
 
-_LOST = (ConnectionLoss, ConnectionClosedError, OperationTimeoutError, SessionExpiredError, SessionMovedError)
+_LOST = (
+    exceptions.ConnectionLoss,
+    exceptions.ConnectionClosedError,
+    exceptions.OperationTimeoutError,
+    exceptions.SessionExpiredError,
+    exceptions.SessionMovedError,
+)
 # What a request may be answered with; the modules of this package deal with these.
-_ANSWERS = (NoNodeError, NodeExistsError, BadVersionError, NotEmptyError)
+_ANSWERS = (exceptions.NoNodeError, exceptions.NodeExistsError, exceptions.BadVersionError, exceptions.NotEmptyError)
 # kazoo wakes its thread with one byte in a socket pair for each request; a few hundred unread ones block
 # the caller, so that long pipelines go out in slices.
 _PIPELINE = 128
@@ -261,11 +256,11 @@ class ZkSession:
             )
         if isinstance(error, KazooTimeoutError):
             return Unavailable(f"ZooKeeper at {self.hosts} did not answer {what} in time: read again")
-        if isinstance(error, NoAuthError | AuthFailedError):
+        if isinstance(error, exceptions.NoAuthError | exceptions.AuthFailedError):
             return InvalidRequest(
                 f"ZooKeeper refuses {what}: this client may not, check the ACL of the node and the credentials"
             )
-        if isinstance(error, KazooException) and not isinstance(error, _ANSWERS):
+        if isinstance(error, exceptions.KazooException) and not isinstance(error, _ANSWERS):
             return Conflict(f"ZooKeeper refuses {what} ({type(error).__name__}): check the path and its parents")
         return None
 
@@ -281,16 +276,19 @@ class ZkSession:
         Answers such as ``NoNodeError`` pass through for the caller in this package. A lost connection is
         ``Unavailable``; a ``read`` is tried again first, a write never, for it may have landed.
         """
-        for attempt in range(self._retries + 1 if read else 1):
+        return self._attempt(lambda: begin(self._client).get(timeout=self._reply_seconds), what, read=read)
+
+    def _attempt(self, ask: Callable[[], T], what: str, *, read: bool) -> T:
+        for retries_left in range(self._retries if read else 0, -1, -1):
             self._guard()
             self._await_connected()
             try:
-                return begin(self._client).get(timeout=self._reply_seconds)
+                return ask()
             except Exception as error:
                 translated = self._translated(error, what)
                 if translated is None:
                     raise
-                if not read or not isinstance(error, _LOST) or attempt == self._retries:
+                if not isinstance(error, _LOST) or not retries_left:
                     raise translated from None
             time.sleep(self._interval)
         raise AssertionError("unreachable")
@@ -303,32 +301,20 @@ class ZkSession:
         """
         results: list[Any] = []
         for start in range(0, len(begins), _PIPELINE):
-            results.extend(self._slice(begins[start : start + _PIPELINE], what))
+            part = begins[start : start + _PIPELINE]
+            results.extend(self._attempt(lambda part=part: self._answers(part, what), what, read=True))
         return results
 
-    def _slice(self, begins: Iterable[Callable[[KazooClient], Any]], what: str) -> list[Any]:
-        for attempt in range(self._retries + 1):
-            self._guard()
-            self._await_connected()
-            results: list[Any] = []
+    def _answers(self, begins: Sequence[Callable[[KazooClient], Any]], what: str) -> list[Any]:
+        answers: list[Any] = []
+        for pending in [begin(self._client) for begin in begins]:
             try:
-                pending = [begin(self._client) for begin in begins]
-                for one in pending:
-                    try:
-                        results.append(one.get(timeout=self._reply_seconds))
-                    except Exception as error:
-                        if self._translated(error, what) is not None:
-                            raise
-                        results.append(error)
-                return results
+                answers.append(pending.get(timeout=self._reply_seconds))
             except Exception as error:
-                translated = self._translated(error, what)
-                if translated is None:
+                if self._translated(error, what) is not None:
                     raise
-                if not isinstance(error, _LOST) or attempt == self._retries:
-                    raise translated from None
-            time.sleep(self._interval)
-        raise AssertionError("unreachable")
+                answers.append(error)
+        return answers
 
     def ping(self) -> None:
         """One real round trip, so that :attr:`last_answer_boot` is fresh; ``Unavailable`` when it fails."""

@@ -10,26 +10,11 @@ from typing import Any, TypeVar
 
 from typing_extensions import Self
 
-from storm_dagster.model import paths
+from storm_dagster.model import paths, records
 from storm_dagster.model.conf import ClusterConf, default_conf
 from storm_dagster.model.errors import Conflict, InvalidRequest, UnknownSubtree
 from storm_dagster.model.plugins import load_plugin
-from storm_dagster.model.records import (
-    Assignment,
-    Blacklist,
-    EpochRecord,
-    KeptLevels,
-    MetricIds,
-    Record,
-    StormBase,
-    SupervisorInfo,
-    TaskBeats,
-    TaskError,
-    TaskTable,
-    WorkerNode,
-    decode_record,
-    encode_record,
-)
+from storm_dagster.model.records import Assignment, Record, decode_record, encode_record
 from storm_dagster.model.view import ClusterView, UpgradeState, Versioned
 from storm_dagster.zk import gray_upgrades, root, shards, task_errors, view_loading, worker_nodes
 from storm_dagster.zk.cluster_state import ClusterState, ZooKeeperClusterState
@@ -56,6 +41,19 @@ def _with_port(server: str, port: int) -> str:
     return server if ":" in server.rpartition("]")[2] else f"{server}:{port}"
 
 
+def open_session(full: Mapping[str, Any]) -> ZkSession:
+    """A session by the ``storm.zookeeper.*`` keys of a complete conf, whoever may write its root."""
+    return ZkSession.connect(
+        zookeeper_hosts(full),
+        root=full["storm.zookeeper.root"],
+        session_timeout_ms=full["storm.zookeeper.session.timeout"],
+        connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
+        retry_times=full["storm.zookeeper.retry.times"],
+        retry_interval_ms=full["storm.zookeeper.retry.interval"],
+        auth=full["storm.zookeeper.auth.payload"],
+    )
+
+
 def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """A session by the ``storm.zookeeper.*`` keys of the conf; absent ones have their defaults.
 
@@ -63,17 +61,8 @@ def connect_session(conf: Mapping[str, Any] | ClusterConf) -> ZkSession:
     """
     given = conf.values if isinstance(conf, ClusterConf) else conf
     full = {**default_conf(), **given}
-    auth = full["storm.zookeeper.auth.payload"]
-    session = ZkSession.connect(
-        zookeeper_hosts(full),
-        root=full["storm.zookeeper.root"],
-        session_timeout_ms=full["storm.zookeeper.session.timeout"],
-        connection_timeout_ms=full["storm.zookeeper.connection.timeout"],
-        retry_times=full["storm.zookeeper.retry.times"],
-        retry_interval_ms=full["storm.zookeeper.retry.interval"],
-        auth=auth,
-    )
-    if auth:
+    session = open_session(full)
+    if full["storm.zookeeper.auth.payload"]:
         try:
             root.refuse_open_root(session)
         except BaseException:
@@ -238,10 +227,10 @@ class StormClusterState:
         """``/topology``: ids of the topologies that exist, in whatever status, sorted."""
         return self.state.find_children(paths.TOPOLOGY) or []
 
-    def storm_base(self, topology_id: str, callback: Callable[..., object] | None = None) -> StormBase | None:
+    def storm_base(self, topology_id: str, callback: Callable[..., object] | None = None) -> records.StormBase | None:
         """``/topology/<id>``: what the topology is and should be doing; ``None`` when it does not exist."""
         path = paths.topology(topology_id)
-        found = self._record(StormBase, path, self._callback(path, callback))
+        found = self._record(records.StormBase, path, self._callback(path, callback))
         return None if found is None else found[0]
 
     def load_view(self, wake: Wake | None = None) -> ClusterView:
@@ -254,9 +243,9 @@ class StormClusterState:
         before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
         return view_loading.load_view(self.state, self._cluster_id, before)
 
-    def epoch(self, wake: Wake | None = None) -> tuple[int, EpochRecord] | None:
+    def epoch(self, wake: Wake | None = None) -> tuple[int, records.EpochRecord] | None:
         """The leadership epoch (data version of ``/epoch``) and who holds it; ``None`` before any leader."""
-        found = self._record(EpochRecord, paths.EPOCH, self._wake(paths.EPOCH, wake))
+        found = self._record(records.EpochRecord, paths.EPOCH, self._wake(paths.EPOCH, wake))
         return None if found is None else (found[1].version, found[0])
 
     def assignment_ids(self, wake: Wake | None = None) -> list[str]:
@@ -269,20 +258,15 @@ class StormClusterState:
         found = shards.read_sharded(self.state, path, self._wake(path, wake))
         return None if found is None else (decode_record(Assignment, found[0], path), found[1])
 
-    def read_tasks(self, topology_id: str) -> TaskTable | None:
+    def read_tasks(self, topology_id: str) -> records.TaskTable | None:
         """``/tasks/<id>``: which task belongs to which component."""
-        found = self._record(TaskTable, paths.tasks(topology_id))
+        found = self._record(records.TaskTable, paths.tasks(topology_id))
         return None if found is None else found[0]
 
-    def read_beats(self, topology_id: str, wake: Wake | None = None) -> tuple[TaskBeats, Versioned] | None:
-        """``/taskbeats/<id>`` and its version."""
-        path = paths.taskbeats(topology_id)
-        return self._record(TaskBeats, path, self._wake(path, wake))
-
-    def read_log_levels(self, topology_id: str) -> KeptLevels:
+    def read_log_levels(self, topology_id: str) -> records.KeptLevels:
         """``/topology/<id>/log_levels``; empty without one."""
-        found = self._record(KeptLevels, paths.log_levels(topology_id))
-        return KeptLevels() if found is None else found[0]
+        found = self._record(records.KeptLevels, paths.log_levels(topology_id))
+        return records.KeptLevels() if found is None else found[0]
 
     def read_upgrade(self, topology_id: str, wake: Wake | None = None) -> UpgradeState:
         """Everything below ``/gray_upgrade/<id>``. ``wake`` is called when the record comes, changes or goes."""
@@ -291,21 +275,21 @@ class StormClusterState:
     def upgrades_under_way(self) -> list[str]:
         """Ids of the topologies that have an upgrade record, sorted; two round trips, however many there are."""
         ids = self.state.find_children(paths.GRAY_UPGRADE) or []
-        records = self.state.get_many([paths.gray_upgrade(each, "conf") for each in ids])
-        return [each for each, record in zip(ids, records, strict=True) if record is not None]
+        stored = self.state.get_many([paths.gray_upgrade(each, "conf") for each in ids])
+        return [each for each, record in zip(ids, stored, strict=True) if record is not None]
 
-    def errors_by_component(self, topology_id: str) -> dict[str, list[TaskError]]:
+    def errors_by_component(self, topology_id: str) -> dict[str, list[records.TaskError]]:
         """Component id -> its errors, the newest first."""
         return task_errors.read_errors(self.state, topology_id)
 
     def blacklist(self) -> frozenset[str]:
         """Hosts that get no new work."""
-        found = self._record(Blacklist, paths.BLACKLIST)
+        found = self._record(records.Blacklist, paths.BLACKLIST)
         return frozenset(found[0].hosts) if found is not None else frozenset()
 
     # -- writing ----------------------------------------------------------------------------------------
 
-    def supervisor_heartbeat(self, supervisor_id: str, info: SupervisorInfo) -> None:
+    def supervisor_heartbeat(self, supervisor_id: str, info: records.SupervisorInfo) -> None:
         """``/supervisors/<id>``: write the supervisor's ephemeral record, in this session."""
         self.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
@@ -328,11 +312,11 @@ class StormClusterState:
         of = component or task_errors.component_of_task(self.state, topology_id, task)
         if of is None:
             raise InvalidRequest(f"topology {topology_id} has no task {task}: name the component of the error")
-        record = TaskError(task=task, host=host, port=port, time=time, error=error)
+        record = records.TaskError(task=task, host=host, port=port, time=time, error=error)
         task_errors.report_error(self.state, topology_id, of, record)
 
     def write_worker_node(
-        self, topology_id: str, node: str, port: int, record: WorkerNode, *, assignment_version: int
+        self, topology_id: str, node: str, port: int, record: records.WorkerNode, *, assignment_version: int
     ) -> None:
         """Write the slot's ephemeral node if the assignment still has that version, in one transaction.
 
@@ -345,7 +329,7 @@ class StormClusterState:
         """Remove the slot's node if this session owns it; whether it did."""
         return worker_nodes.delete_worker_node(self.state, topology_id, node, port)
 
-    def live_workers(self, topology_id: str, wake: Wake | None = None) -> dict[tuple[str, int], WorkerNode]:
+    def live_workers(self, topology_id: str, wake: Wake | None = None) -> dict[tuple[str, int], records.WorkerNode]:
         """(supervisor id, port) -> record of each live worker.
 
         ``wake`` is called when one comes, goes or rewrites its record.
@@ -353,7 +337,7 @@ class StormClusterState:
         before = None if wake is None else lambda path: self.watches.add_wake(path, wake)
         return worker_nodes.read_workers(self.state, topology_id, before)
 
-    def write_beats(self, topology_id: str, beats: TaskBeats, *, assignment_version: int) -> int:
+    def write_beats(self, topology_id: str, beats: records.TaskBeats, *, assignment_version: int) -> int:
         """Replace ``/taskbeats/<id>`` if the assignment still has that version; returns the new version.
 
         The record is never created: ``Conflict`` when it is gone, because the topology is, and when the assignment
@@ -373,7 +357,7 @@ class StormClusterState:
 
     def register_metrics(
         self, topology_id: str, sample_rate: float, names: Iterable[str], *, assignment_version: int
-    ) -> MetricIds | None:
+    ) -> records.MetricIds | None:
         """Give ids to the names that have none, in ``/metrics/<id>``, by compare and set.
 
         ``Conflict`` when the assignment no longer has that version. ``None`` when the node is gone, because the topology is; nothing is written when nothing changes.
@@ -383,7 +367,7 @@ class StormClusterState:
         if raw is None:
             return None
         # Empty from its creation until the topology is active.
-        known = decode_record(MetricIds, raw[0], path) if raw[0] else MetricIds(sample_rate=sample_rate)
+        known = decode_record(records.MetricIds, raw[0], path) if raw[0] else records.MetricIds(sample_rate=sample_rate)
         ids = dict(known.ids)
         for name in names:
             ids.setdefault(name, len(ids) + 1)

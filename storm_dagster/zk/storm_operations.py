@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -27,7 +27,21 @@ from storm_dagster.zk.transaction import Transaction, conflict
 Executor = tuple[int, int]
 """First and last task id."""
 
+T = TypeVar("T")
+
 _ATTEMPTS = 20
+
+
+def _retry(path: str, attempt: Callable[[], T], message: str = "") -> T:
+    """Call ``attempt`` again after every lost race; at last a ``Conflict`` about ``path``."""
+    for _ in range(_ATTEMPTS):
+        try:
+            return attempt()
+        except NotAlive:
+            raise
+        except Conflict:
+            continue
+    raise conflict(message or f"others write {path} all the time: try again", path)
 
 
 class StormOperations(StormClusterState):
@@ -54,21 +68,21 @@ class StormOperations(StormClusterState):
         """
         path = paths.assignment(topology_id)
         raw = encode_record(info, limit=None)
-        for _ in range(_ATTEMPTS):
-            assignments_version = self.state.get_version(paths.ASSIGNMENTS)
+
+        def attempt() -> int:
+            transaction = self._raise_assignments_version(epoch)
             found = self.state.get_data_with_version(path)
-            transaction = self._guarded(epoch).set(
-                paths.ASSIGNMENTS, b"", -1 if assignments_version is None else assignments_version
-            )
             at = None if found is None or not found[0] else found[1]
             index = len(transaction)
-            try:
-                shards.put_ops(self.state, transaction, path, raw, at)
-                landed = transaction.commit()[index]
-            except Conflict:
-                continue
+            shards.put_ops(self.state, transaction, path, raw, at)
+            landed = transaction.commit()[index]
             return landed if isinstance(landed, int) else 0
-        raise conflict(f"others write assignments all the time, {path} was not written: try again", path)
+
+        return _retry(path, attempt, f"others write assignments all the time, {path} was not written: try again")
+
+    def _raise_assignments_version(self, epoch: int | None) -> Transaction:
+        version = self.state.get_version(paths.ASSIGNMENTS)
+        return self._guarded(epoch).set(paths.ASSIGNMENTS, b"", -1 if version is None else version)
 
     # -- topologies -------------------------------------------------------------------------------------
 
@@ -84,7 +98,8 @@ class StormOperations(StormClusterState):
         Raises ``NotAlive`` without the topology, ``InvalidRequest`` for unknown fields and wrong values.
         """
         path = paths.topology(topology_id)
-        for _ in range(_ATTEMPTS):
+
+        def attempt() -> StormBase:
             found = self._record(StormBase, path)
             if found is None:
                 raise NotAlive(f"topology {topology_id} does not exist: nothing was updated")
@@ -98,14 +113,11 @@ class StormOperations(StormClusterState):
                 first = error.errors()[0]
                 where = ".".join(str(part) for part in first["loc"])
                 raise InvalidRequest(f"cannot update {topology_id}: {where}: {first['msg']}") from None
-            if updated == base:
-                return base
-            try:
+            if updated != base:
                 self._guarded(epoch).set(path, encode_record(updated), at.version).commit()
-            except Conflict:
-                continue
             return updated
-        raise conflict(f"others write {path} all the time: try again", path)
+
+        return _retry(path, attempt)
 
     def remove_storm_base(self, topology_id: str, *, epoch: int | None = None) -> None:
         """``/topology/<id>``: the topology does not exist any more; no error when it did not."""
@@ -116,20 +128,13 @@ class StormOperations(StormClusterState):
         upgrade and worker folder, and the base at the very end, so that an interrupted removal is seen.
         The backup of the assignment, kept under the name, stays.
         """
-        for _ in range(_ATTEMPTS):
-            assignments_version = self.state.get_version(paths.ASSIGNMENTS)
-            transaction = self._guarded(epoch).set(
-                paths.ASSIGNMENTS, b"", -1 if assignments_version is None else assignments_version
-            )
-            if not shards.delete_ops(self.state, transaction, paths.assignment(topology_id)):
-                break
-            try:
+
+        def unassign() -> None:
+            transaction = self._raise_assignments_version(epoch)
+            if shards.delete_ops(self.state, transaction, paths.assignment(topology_id)):
                 transaction.commit()
-            except Conflict:
-                continue
-            break
-        else:
-            raise conflict(f"others write assignments all the time, {topology_id} was not removed", topology_id)
+
+        _retry(topology_id, unassign, f"others write assignments all the time, {topology_id} was not removed")
         for path in (
             paths.tasks(topology_id),
             paths.taskbeats(topology_id),
@@ -147,31 +152,26 @@ class StormOperations(StormClusterState):
             self._guarded(epoch).commit()
 
     def _put(self, path: str, data: bytes, epoch: int | None) -> None:
-        for _ in range(_ATTEMPTS):
+        def attempt() -> None:
             version = self.state.get_version(path)
             transaction = self._guarded(epoch)
             if version is None:
                 transaction.create(path, data)
             else:
                 transaction.set(path, data, version)
-            try:
-                transaction.commit()
-            except Conflict:
-                continue
-            return
-        raise conflict(f"others write {path} all the time: try again", path)
+            transaction.commit()
+
+        _retry(path, attempt)
 
     def _remove(self, path: str, epoch: int | None) -> None:
-        for _ in range(_ATTEMPTS):
+        def attempt() -> None:
             version = self.state.get_version(path)
             if version is None:
-                return self._check_epoch(epoch)
-            try:
+                self._check_epoch(epoch)
+            else:
                 self._guarded(epoch).delete(path, version).commit()
-            except Conflict:
-                continue
-            return None
-        raise conflict(f"others write {path} all the time: try again", path)
+
+        _retry(path, attempt)
 
     # -- heartbeats -------------------------------------------------------------------------------------
 
@@ -241,23 +241,19 @@ class StormOperations(StormClusterState):
         create: bool,
     ) -> None:
         path = paths.taskbeats(topology_id)
-        for _ in range(_ATTEMPTS):
+
+        def attempt() -> None:
             found = self._record(TaskBeats, path)
             if found is None and not create:
                 return
             beats = found[0] if found is not None else self._no_beats(topology_id)
             changed = beats.model_copy(update={"workers": change(beats.workers)})
-            if found is not None and changed == beats:
-                return
-            try:
-                if found is None:
-                    self.state.create_node(path, encode_record(changed))
-                else:
-                    self.state.set_data(path, encode_record(changed), found[1].version)
-            except Conflict:
-                continue
-            return
-        raise conflict(f"others write {path} all the time: try again", path)
+            if found is None:
+                self.state.create_node(path, encode_record(changed))
+            elif changed != beats:
+                self.state.set_data(path, encode_record(changed), found[1].version)
+
+        _retry(path, attempt)
 
     # -- supervisors ------------------------------------------------------------------------------------
 
@@ -275,11 +271,9 @@ class StormOperations(StormClusterState):
     def errors(self, topology_id: str, task: int | None = None) -> list[TaskError]:
         """``/taskerrors/<id>``: errors of a task, or of all, the newest first; empty without any."""
         found = task_errors.read_errors(self.state, topology_id)
+        merged = [error for errors in found.values() for error in errors]
         if len(found) > 1:
-            merged = [error for errors in found.values() for error in errors]
             merged.sort(key=lambda error: error.time, reverse=True)
-        else:
-            merged = [error for errors in found.values() for error in errors]
         return [error for error in merged if task is None or error.task == task]
 
     def error_topologies(self) -> list[str]:

@@ -6,18 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from kazoo import exceptions
 from kazoo.client import TransactionRequest
-from kazoo.exceptions import (
-    BadVersionError,
-    KazooException,
-    NoAuthError,
-    NoChildrenForEphemeralsError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    RolledBackError,
-    RuntimeInconsistency,
-)
 
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology
@@ -47,16 +37,16 @@ def conflict(message: str, path: str) -> Conflict:
     return error
 
 
-def _reason(operation: _Operation, error: KazooException) -> str:
-    if isinstance(error, BadVersionError):
+def _reason(operation: _Operation, error: exceptions.KazooException) -> str:
+    if isinstance(error, exceptions.BadVersionError):
         return f"it was changed meanwhile (version {operation.version} was expected)"
-    if isinstance(error, NodeExistsError):
+    if isinstance(error, exceptions.NodeExistsError):
         return "it exists already"
-    if isinstance(error, NoNodeError):
+    if isinstance(error, exceptions.NoNodeError):
         return "its parent does not exist" if operation.kind == "create" else "it does not exist"
-    if isinstance(error, NotEmptyError):
+    if isinstance(error, exceptions.NotEmptyError):
         return "it has children"
-    if isinstance(error, NoChildrenForEphemeralsError):
+    if isinstance(error, exceptions.NoChildrenForEphemeralsError):
         return "its parent is ephemeral"
     return type(error).__name__
 
@@ -139,7 +129,7 @@ class Transaction:
             f"a transaction on {self._operations[-1].path}",
         )
         for operation, answer in zip(self._operations, answers, strict=False):
-            if isinstance(answer, RolledBackError | RuntimeInconsistency):
+            if isinstance(answer, exceptions.RolledBackError | exceptions.RuntimeInconsistency):
                 continue
             if isinstance(answer, Exception):
                 self._fail(operation, answer)
@@ -171,9 +161,9 @@ class Transaction:
 
     @staticmethod
     def _fail(operation: _Operation, error: Exception) -> None:
-        if not isinstance(error, KazooException):
+        if not isinstance(error, exceptions.KazooException):
             raise error
-        if isinstance(error, NoAuthError):
+        if isinstance(error, exceptions.NoAuthError):
             raise InvalidRequest(
                 f"ZooKeeper refuses to {operation.kind} {operation.path}: this client may not, "
                 "check the ACL of the node and the credentials"

@@ -6,19 +6,9 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from storm_dagster.model import paths
+from storm_dagster.model import paths, records
 from storm_dagster.model.errors import Conflict, Corrupt, Unavailable
-from storm_dagster.model.records import (
-    Assignment,
-    Blacklist,
-    Record,
-    StormBase,
-    SupervisorInfo,
-    TaskBeats,
-    TaskTable,
-    WorkerNode,
-    decode_record,
-)
+from storm_dagster.model.records import Record, decode_record
 from storm_dagster.model.view import ClusterView, TopologyView, Versioned
 from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.shards import read_sharded, resolve
@@ -55,7 +45,7 @@ class _Loading:
         self.corrupt[path] = error.message
         _log.error("%s", error.message)
 
-    def assignment(self, path: str, found: _Found) -> tuple[Assignment, Versioned] | None:
+    def assignment(self, path: str, found: _Found) -> tuple[records.Assignment, Versioned] | None:
         """The assignment, its parts read where it was cut."""
         if found is None or not found[0]:
             return None
@@ -69,12 +59,12 @@ class _Loading:
                 whole, at = again
             else:
                 at = found[1]
-            return self._decode(Assignment, whole, path), at
+            return self._decode(records.Assignment, whole, path), at
         except Corrupt as error:
             self.note(path, error)
             return None
 
-    def workers(self, topology_id: str, named: dict[str, _Found]) -> dict[tuple[str, int], WorkerNode]:
+    def workers(self, topology_id: str, named: dict[str, _Found]) -> dict[tuple[str, int], records.WorkerNode]:
         parent, live = paths.workers(topology_id), {}
         for name, found in named.items():
             if found is None:
@@ -84,7 +74,7 @@ class _Loading:
             except Corrupt as error:
                 self.note(f"{parent}/{name}", error)
                 continue
-            record = self.decode(WorkerNode, found, f"{parent}/{name}")
+            record = self.decode(records.WorkerNode, found, f"{parent}/{name}")
             if record is not None:
                 live[slot] = record
             else:
@@ -97,10 +87,10 @@ class _Loading:
         before = len(self.corrupt)
         if parts["base"] is None:
             return None
-        base = self.decode(StormBase, parts["base"], paths.topology(topology_id))
+        base = self.decode(records.StormBase, parts["base"], paths.topology(topology_id))
         if base is None:
             self.corrupt.setdefault(paths.topology(topology_id), "the record is empty")
-        tasks = self.decode(TaskTable, parts["tasks"], paths.tasks(topology_id))
+        tasks = self.decode(records.TaskTable, parts["tasks"], paths.tasks(topology_id))
         assigned = self.assignment(paths.assignment(topology_id), parts["assignment"])
         live = self.workers(topology_id, parts["workers"])
         if base is None or len(self.corrupt) > before:
@@ -109,7 +99,7 @@ class _Loading:
                 self.held.update(worker.slot for worker in assigned[0].workers)
             return None
         # Damaged beats harm only themselves: the topology master writes them again.
-        beats = self.decode(TaskBeats, parts["beats"], paths.taskbeats(topology_id))
+        beats = self.decode(records.TaskBeats, parts["beats"], paths.taskbeats(topology_id))
         return TopologyView(
             id=topology_id,
             base=base,
@@ -163,7 +153,7 @@ def load_view(
     for supervisor_id, found in zip(
         supervisor_ids, state.get_many([paths.supervisor(each) for each in supervisor_ids]), strict=True
     ):
-        record = loading.decode(SupervisorInfo, found, paths.supervisor(supervisor_id))
+        record = loading.decode(records.SupervisorInfo, found, paths.supervisor(supervisor_id))
         if record is not None:
             supervisors[supervisor_id] = record
     topologies = {}
@@ -171,7 +161,7 @@ def load_view(
         view = loading.topology(topology_id, parts[topology_id])
         if view is not None:
             topologies[topology_id] = view
-    listed = loading.decode(Blacklist, blacklist, paths.BLACKLIST)
+    listed = loading.decode(records.Blacklist, blacklist, paths.BLACKLIST)
     return ClusterView(
         cluster_id=cluster_id,
         epoch=epoch[1].version if epoch is not None and epoch[0] else -1,
@@ -198,9 +188,9 @@ def _read_topologies(
     # After the assignments: a worker of the assignment read is then not missed because it just started.
     names = [found or [] for found in state.find_children_many([paths.workers(each) for each in ids], watch)]
     flat = [(each, name) for each, listed in zip(ids, names, strict=True) for name in listed]
-    records = state.get_many([f"{paths.workers(each)}/{name}" for each, name in flat])
+    found_workers = state.get_many([f"{paths.workers(each)}/{name}" for each, name in flat])
     workers: dict[str, dict[str, _Found]] = {each: {} for each in ids}
-    for (each, name), record in zip(flat, records, strict=True):
+    for (each, name), record in zip(flat, found_workers, strict=True):
         workers[each][name] = record
     return {
         each: {

@@ -22,8 +22,8 @@ from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.ensemble import server_mode
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.ensemble import server_mode
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 # An address where nothing listens: then dev starts no Spark of its own, which these tests do not need.

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from storm_dagster.core.invariants import (
-    RULES,
+from storm_dagster.core.invariants import RULES, violations
+from storm_dagster.core.invariants.snapshot import (
     ClusterSnapshot,
     GrayNodes,
     PendingViolations,
     Violation,
     WorkerPid,
     confirm_violations,
-    violations,
 )
 from storm_dagster.model.records import (
     Assignment,

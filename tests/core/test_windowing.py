@@ -226,7 +226,7 @@ def test_shapes_that_cannot_work_are_refused(conf: dict[str, Any], words: str) -
 
 
 def test_a_window_longer_than_the_message_timeout_is_refused_at_submission() -> None:
-    from storm_dagster.core.submission import validate_topology
+    from storm_dagster.core.submission.validation import validate_topology
     from storm_dagster.model.conf import default_conf
     from storm_dagster.model.groupings import GroupingSpec
     from storm_dagster.model.topology import (

@@ -8,7 +8,8 @@ from dataclasses import replace
 import dagster as dg
 import pytest
 
-from storm_dagster.core.invariants import RULES, ClusterSnapshot
+from storm_dagster.core.invariants import RULES
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK
 from storm_dagster.defs.observe.checks import CHECK_ASSETS, view_findings
 from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS

@@ -18,7 +18,7 @@ from storm_dagster.model.plan_document import (
     PlanSupervisor,
     PlanTopology,
 )
-from storm_dagster.operations.read.plan_file import plan_documents
+from storm_dagster.operations.read.plan_file import parse_plans, result_document
 
 PAGE = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
 EXAMPLES = list(
@@ -50,7 +50,7 @@ def rows_of(name: str, outcome: dict[str, Any]) -> list[list[str]]:
 
 @pytest.mark.parametrize(("plan", "shown"), EXAMPLES, ids=["fits", "lost"])
 def test_an_example_is_planned_as_the_page_shows(plan: str, shown: str) -> None:
-    ((name, outcome),) = plan_documents(plan, plan_placement)[0]["topologies"].items()
+    ((name, outcome),) = result_document(parse_plans(plan)[0], plan_placement)["topologies"].items()
     assert rows_of(name, outcome) == [re.split(r" {2,}", line) for line in shown.splitlines()]
 
 

@@ -20,7 +20,7 @@ from storm_dagster.nimbus.daemon import run
 from storm_dagster.operations import inimbus
 from storm_dagster.operations.assignment_records import append_assignment
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.transactions import commit, fenced_transaction
+from storm_dagster.operations.transactions import commit
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState, connect_session
@@ -121,7 +121,7 @@ def test_the_plug_in_is_notified_of_new_slots_once_they_are_published(
             task_start_secs={f"1-{len(ports)}" if len(ports) > 1 else "1": 1},
             timestamp_ms=1,
         )
-        transaction = fenced_transaction(ctx, zk_cluster.state.get_version("/epoch") or 0)
+        transaction = ctx.cluster.fenced(zk_cluster.state.get_version("/epoch") or 0)
         append_assignment(ctx, transaction, assignment, at)
         before = len(Plugin.assigned)
         commit(ctx, transaction, "publish")

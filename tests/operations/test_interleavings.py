@@ -28,7 +28,8 @@ from hypothesis.stateful import (
 )
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.invariants import RULES, ClusterSnapshot, violations
+from storm_dagster.core.invariants import RULES, violations
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError

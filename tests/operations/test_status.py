@@ -11,6 +11,7 @@ from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import problems
+from storm_rigs.beats import read_beats
 
 pytestmark = pytest.mark.zookeeper
 
@@ -86,7 +87,8 @@ def test_status_of_tasks(world: Any) -> None:
     assert statuses(shown(world)) == {"starting"}
     world.run_workers(topology_id)
     assert statuses(shown(world)) == {"running"}
-    beats, _ = world.cluster.read_beats(topology_id)
+    beats = read_beats(world.cluster, topology_id)
+    assert beats is not None
     world.cluster.write_beats(topology_id, beats.model_copy(update={"dead": "3"}), assignment_version=0)
     assert [task["id"] for task in shown(world)["tasks"] if task["status"] == "dead"] == [3]
     worker = world.cluster.load_view().topologies[topology_id].assignment.workers[0]

@@ -10,7 +10,7 @@ import yaml
 
 from storm_dagster.core.scheduling import plan_placement
 from storm_dagster.model.errors import InvalidRequest
-from storm_dagster.operations.read.plan_file import parse_plans, plan_documents
+from storm_dagster.operations.read.plan_file import Planner, parse_plans, result_document
 
 WORD_COUNT: dict[str, Any] = {
     "name": "wc",
@@ -33,6 +33,10 @@ SUPERVISORS = [
     },
     {"id": "s2", "host": "h2", "ports": [6900, 6901]},
 ]
+
+
+def plan_documents(text: str, planner: Planner) -> list[dict[str, Any]]:
+    return [result_document(plan, planner) for plan in parse_plans(text)]
 
 
 def plan(topology: dict[str, Any] | None = None, **document: Any) -> dict[str, Any]:

@@ -239,7 +239,6 @@ def test_task_ids_go_out_before_tuples_that_wait(tmp_path: Path) -> None:
         tmp_path / "pids",
         {},
         lambda *_: None,
-        lambda *_: None,
         "order",
     )
     try:

@@ -19,6 +19,7 @@ from storm_dagster.model.records import MetricIds, decode_record
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 from storm_dagster.operations.live.worker_requests import ask_worker
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.beats import read_beats
 from storm_rigs.storm_client import as_storm
 from storm_rigs.worker_rig import WorkerRig, free_port
 
@@ -286,8 +287,8 @@ def test_the_lease_pauses_when_zookeeper_is_silent(
                 held_dead: set[str] = set()
 
                 def go_on() -> bool:
-                    beats = cluster.read_beats(rig.topology_id)
-                    held_dead.add(beats[0].dead if beats else "no record")
+                    beats = read_beats(cluster, rig.topology_id)
+                    held_dead.add(beats.dead if beats else "no record")
                     return len(acked(model)) > before + 100
 
                 eventually(go_on, timeout=60, what="they go on", ignore=(Unavailable,))

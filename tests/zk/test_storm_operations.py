@@ -24,6 +24,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.session import ZkSession
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.storm_operations import StormOperations
+from storm_rigs.beats import read_beats
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(60)]
 
@@ -271,9 +272,9 @@ def test_worker_heartbeats_merge(zk_cluster: StormOperations, other: StormOperat
         thread.start()
     for thread in threads:
         thread.join(30)
-    found = zk_cluster.read_beats("t")
+    found = read_beats(zk_cluster, "t")
     assert found is not None
-    assert sorted(found[0].workers) == [f"s-{number}:6900" for number in range(6)]
+    assert sorted(found.workers) == [f"s-{number}:6900" for number in range(6)]
     assert zk_cluster.get_worker_heartbeat("t", "s-3", 6900) == beat
     assert zk_cluster.heartbeat_storms() == ["t"]
     zk_cluster.remove_worker_heartbeat("t", "s-3", 6900)
@@ -313,19 +314,19 @@ def test_setup_heartbeats_names_the_topology_master(zk_cluster: StormOperations)
     table = TaskTable(components={"__topology_master": ComponentTasks(type="bolt", tasks="7")})
     zk_cluster.state.set_data(paths.tasks("t"), encode_record(table))
     zk_cluster.setup_heartbeats("t")
-    found = zk_cluster.read_beats("t")
+    found = read_beats(zk_cluster, "t")
     assert found is not None
-    assert (found[0].topology_master, found[0].workers) == (7, {})
-    changed = found[0].model_copy(update={"dead": "1"})
+    assert (found.topology_master, found.workers) == (7, {})
+    changed = found.model_copy(update={"dead": "1"})
     with pytest.raises(Conflict):
         zk_cluster.write_beats("t", changed, assignment_version=0)
     zk_cluster.set_assignment("t", assignment("t", 1))
     assert zk_cluster.write_beats("t", changed, assignment_version=0) == 1
     zk_cluster.set_assignment("t", assignment("t", 2))
     with pytest.raises(Conflict):
-        zk_cluster.write_beats("t", found[0], assignment_version=0)
-    again = zk_cluster.read_beats("t")
-    assert again is not None and again[0] == changed
+        zk_cluster.write_beats("t", found, assignment_version=0)
+    again = read_beats(zk_cluster, "t")
+    assert again == changed
     assert zk_cluster.heartbeat_storms() == ["t"]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from storm_dagster.model.records import TokenRecord
@@ -76,13 +76,7 @@ class Violation:
 
     def to_document(self) -> dict[str, Any]:
         """The JSON form."""
-        return {
-            "invariant": self.invariant,
-            "rule": self.rule,
-            "thing": self.thing,
-            "reason": self.reason,
-            "remedy": self.remedy,
-        }
+        return asdict(self)
 
 
 Found = Iterator[tuple[str, str]]
@@ -109,6 +103,17 @@ class Rule:
         return [
             Violation(self.invariant, self.name, thing, reason, self.remedy) for thing, reason in self.find(snapshot)
         ]
+
+
+def rule(
+    invariant: str, remedy: str, *, by_view: bool = False, heals: bool = False, name: str | None = None
+) -> Callable[[Callable[[ClusterSnapshot], Found]], Rule]:
+    """Make a :class:`Rule` of a function, whose docstring is the rule in one sentence, and whose name is the rule's."""
+
+    def make(find: Callable[[ClusterSnapshot], Found]) -> Rule:
+        return Rule(invariant, name or find.__name__, find.__doc__ or "", remedy, find, by_view, heals)
+
+    return make
 
 
 def visible(view: ClusterView) -> Iterator[TopologyView]:

@@ -8,7 +8,7 @@ a new observer (another boot id, a new leader, the end of an outage) grants one 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from storm_dagster.core.liveness.causes import Cause, CauseKind
 from storm_dagster.core.liveness.memory import (
@@ -67,7 +67,7 @@ class LivenessResult:
     """Boot clock at which the next limit passes if nothing changes; ``None`` when none is running."""
 
 
-def unstopped_tasks(view: ClusterView, topology: TopologyView, offered: frozenset[str]) -> tuple[int, ...]:
+def unstopped_tasks(topology: TopologyView, offered: frozenset[str]) -> tuple[int, ...]:
     """Tasks that still run although their supervisor is not offered (lost, silent or blacklisted): they stay."""
     if topology.assignment is None:
         return ()
@@ -161,26 +161,19 @@ def _healed(view: ClusterView) -> Iterator[tuple[TopologyView, Assignment, Versi
             yield topology, topology.assignment, topology.assignment_at
 
 
+@dataclass
 class _Round:
     """One pass over the topologies; collects causes and deadlines."""
 
-    def __init__(
-        self,
-        view: ClusterView,
-        memory: LivenessMemory,
-        limits: LivenessLimits,
-        boot_now: float,
-        silent: frozenset[str],
-    ) -> None:
-        self.view = view
-        self.memory = memory
-        self.limits = limits
-        self.now = boot_now
-        self.silent = silent
-        self.causes: list[Cause] = []
-        self.deadlines: list[float] = []
-        self.restarting: list[tuple[str, str, int]] = []
-        self.waiting: list[str] = []
+    view: ClusterView
+    memory: LivenessMemory
+    limits: LivenessLimits
+    now: float
+    silent: frozenset[str]
+    causes: list[Cause] = field(default_factory=list)
+    deadlines: list[float] = field(default_factory=list)
+    restarting: list[tuple[str, str, int]] = field(default_factory=list)
+    waiting: list[str] = field(default_factory=list)
 
     def topology(self, topology: TopologyView, assignment: Assignment, assignment_at: Versioned) -> TopologyMemory:
         known = self.memory.topologies.get(topology.id)

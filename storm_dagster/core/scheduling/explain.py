@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from storm_dagster.core.scheduling.selectors import Bin, Key, Selector, fair_share
+from storm_dagster.core.scheduling.selectors import CHAIN, Bin, Key, Selector, fair_share
 from storm_dagster.core.scheduling.units import Unit, exchanges, units_of
 from storm_dagster.model.placement import TopologyPlacement, TopologyToPlace
 from storm_dagster.model.placement_reasons import Reason, reason_of
@@ -23,18 +23,7 @@ _COMPARED = (
     "tasks on the supervisor that it exchanges tuples with",
     "place among equals",
 )
-_CHOSEN_BY_CHAIN = frozenset(
-    {
-        Reason.ONLY,
-        Reason.COMPONENT_WORKER,
-        Reason.COMPONENT_SUPERVISOR,
-        Reason.TOTAL_WORKER,
-        Reason.TOTAL_SUPERVISOR,
-        Reason.INPUT_WORKER,
-        Reason.INPUT_SUPERVISOR,
-        Reason.FIRST,
-    }
-)
+_CHOSEN_BY_CHAIN = frozenset({Reason.ONLY, *CHAIN, Reason.FIRST})
 
 
 @dataclass(frozen=True)

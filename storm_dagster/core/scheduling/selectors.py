@@ -60,7 +60,7 @@ def fair_share(sizes: Iterable[int], waiting: int) -> tuple[int, int]:
     return 0, 0
 
 
-_STEPS = (
+CHAIN = (
     Reason.COMPONENT_WORKER,
     Reason.COMPONENT_SUPERVISOR,
     Reason.TOTAL_WORKER,
@@ -68,6 +68,7 @@ _STEPS = (
     Reason.INPUT_WORKER,
     Reason.INPUT_SUPERVISOR,
 )
+"""Reasons of the selectors, in the order in which they decide."""
 
 
 class Selector:
@@ -194,4 +195,4 @@ def _decided(best: Key, rivals: Sequence[Key]) -> Reason:
     if not rivals:
         return Reason.ONLY
     rival = min(rivals)
-    return next((why for why, mine, other in zip(_STEPS, best, rival, strict=False) if mine != other), Reason.FIRST)
+    return next((why for why, mine, other in zip(CHAIN, best, rival, strict=False) if mine != other), Reason.FIRST)

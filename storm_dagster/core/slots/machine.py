@@ -23,30 +23,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias
 
-from storm_dagster.core.slots.model import (
-    Assigned,
-    Beat,
-    Clean,
-    CodeFailed,
-    CodeReady,
-    Event,
-    Exited,
-    Fetch,
-    Instruction,
-    Kill,
-    Launch,
-    Launched,
-    LaunchFailed,
-    Report,
-    Slot,
-    SlotLimits,
-    SlotState,
-    Terminate,
-    Work,
-)
+from storm_dagster.core.slots import model
+from storm_dagster.core.slots.model import Slot, SlotLimits, Work
 from storm_dagster.model.worker_spec import EXIT_SUPERSEDED
 
-_Result: TypeAlias = "tuple[Slot, tuple[Instruction, ...]]"
+_Result: TypeAlias = "tuple[Slot, tuple[model.Instruction, ...]]"
 _KILL_AGAIN = 5.0
 
 
@@ -68,21 +49,21 @@ def extend_deadline(slot: Slot, seconds: float) -> Slot:
     return replace(slot, beat_at=slot.beat_at + seconds)
 
 
-def step(slot: Slot, event: Event, now: float, limits: SlotLimits) -> _Result:
+def step(slot: Slot, event: model.Event, now: float, limits: SlotLimits) -> _Result:
     """The slot after ``event``, and instructions. Late results that fit nothing any more change nothing."""
-    if isinstance(event, Assigned):
+    if isinstance(event, model.Assigned):
         return _assigned(slot, event.work, event.lazy, now)
-    if isinstance(event, CodeReady):
+    if isinstance(event, model.CodeReady):
         return _code_ready(slot, event.code_dir, now)
-    if isinstance(event, CodeFailed):
+    if isinstance(event, model.CodeFailed):
         return _code_failed(slot, event, now, limits)
-    if isinstance(event, Launched):
+    if isinstance(event, model.Launched):
         return _launched(slot, event, now)
-    if isinstance(event, LaunchFailed):
+    if isinstance(event, model.LaunchFailed):
         return _launch_failed(slot, event, now, limits)
-    if isinstance(event, Beat):
+    if isinstance(event, model.Beat):
         return _beat(slot, event, now)
-    if isinstance(event, Exited):
+    if isinstance(event, model.Exited):
         return _exited(slot, event, now, limits)
     return _tick(slot, now, limits)
 
@@ -91,7 +72,7 @@ def _same_topology(one: Work | None, other: Work | None) -> bool:
     return one is not None and other is not None and one.topology_id == other.topology_id
 
 
-def _enter(slot: Slot, state: SlotState, now: float) -> Slot:
+def _enter(slot: Slot, state: model.SlotState, now: float) -> Slot:
     return replace(slot, state=state, since=now) if slot.state != state else slot
 
 
@@ -136,7 +117,7 @@ def _fetch(slot: Slot, now: float) -> _Result:
         return slot, ()
     if slot.fetching == slot.wanted.code_dir:
         return slot, ()
-    return replace(slot, fetching=slot.wanted.code_dir), (Fetch(slot.wanted.code_dir),)
+    return replace(slot, fetching=slot.wanted.code_dir), (model.Fetch(slot.wanted.code_dir),)
 
 
 def _without_process(slot: Slot, now: float) -> _Result:
@@ -149,7 +130,7 @@ def _without_process(slot: Slot, now: float) -> _Result:
     slot = replace(_enter(slot, "waiting-for-start", now), running_since=None)
     if now < slot.not_before:
         return slot, ()
-    return replace(slot, launching=True, since=now), (Launch(work),)
+    return replace(slot, launching=True, since=now), (model.Launch(work),)
 
 
 def _update_or_fetch(slot: Slot, now: float) -> _Result:
@@ -170,7 +151,7 @@ def _end_process(slot: Slot, now: float) -> _Result:
     worker = slot.worker
     assert worker is not None
     slot, fetch = _fetch(replace(_enter_killing(slot), since=now, killed_at=None), now)
-    return slot, (Terminate(worker.id), *fetch)
+    return slot, (model.Terminate(worker.id), *fetch)
 
 
 def _code_ready(slot: Slot, code_dir: str, now: float) -> _Result:
@@ -186,7 +167,7 @@ def _code_ready(slot: Slot, code_dir: str, now: float) -> _Result:
     return slot, ()
 
 
-def _code_failed(slot: Slot, event: CodeFailed, now: float, limits: SlotLimits) -> _Result:
+def _code_failed(slot: Slot, event: model.CodeFailed, now: float, limits: SlotLimits) -> _Result:
     if slot.fetching != event.code_dir:
         return slot, ()
     work = slot.wanted
@@ -196,13 +177,13 @@ def _code_failed(slot: Slot, event: CodeFailed, now: float, limits: SlotLimits) 
     news = slot.reason != event.reason
     pause = limits.longest_delay if event.lasting else limits.fetch_again_after
     slot = replace(slot, reason=event.reason, not_before=now + pause)
-    return slot, (Report(work.topology_id, event.reason),) if news and event.lasting else ()
+    return slot, (model.Report(work.topology_id, event.reason),) if news and event.lasting else ()
 
 
-def _launched(slot: Slot, event: Launched, now: float) -> _Result:
+def _launched(slot: Slot, event: model.Launched, now: float) -> _Result:
     if slot.worker is not None or (not slot.launching and not event.beating):
         # A process that the machine did not ask for must not stay: two in one slot are never allowed.
-        return slot, (Kill(event.worker.id),)
+        return slot, (model.Kill(event.worker.id),)
     slot = replace(
         slot, worker=event.worker, launching=False, beat_at=now, since=now, killed_at=None, running_since=None
     )
@@ -215,7 +196,7 @@ def _launched(slot: Slot, event: Launched, now: float) -> _Result:
     return _end_process(slot, now)
 
 
-def _launch_failed(slot: Slot, event: LaunchFailed, now: float, limits: SlotLimits) -> _Result:
+def _launch_failed(slot: Slot, event: model.LaunchFailed, now: float, limits: SlotLimits) -> _Result:
     if not slot.launching:
         return slot, ()
     work = slot.wanted
@@ -224,13 +205,13 @@ def _launch_failed(slot: Slot, event: LaunchFailed, now: float, limits: SlotLimi
         return _without_process(slot, now)
     if event.code_missing:
         return _without_process(replace(slot, ready=None, reason=event.reason), now)
-    report = (Report(work.topology_id, event.reason),) if slot.reason != event.reason else ()
+    report = (model.Report(work.topology_id, event.reason),) if slot.reason != event.reason else ()
     slot = replace(_count_crash(slot, now, limits), reason=event.reason)
     slot, instructions = _without_process(slot, now)
     return slot, (*report, *instructions)
 
 
-def _beat(slot: Slot, event: Beat, now: float) -> _Result:
+def _beat(slot: Slot, event: model.Beat, now: float) -> _Result:
     if slot.worker is None or slot.worker.id != event.worker_id:
         return slot, ()
     work = slot.worker.work
@@ -248,12 +229,12 @@ def _count_crash(slot: Slot, now: float, limits: SlotLimits, least: float = 0.0)
     return replace(slot, crashes=crashes, not_before=now + max(least, crash_delay(crashes, limits)))
 
 
-def _exited(slot: Slot, event: Exited, now: float, limits: SlotLimits) -> _Result:
+def _exited(slot: Slot, event: model.Exited, now: float, limits: SlotLimits) -> _Result:
     worker = slot.worker
     if worker is None or worker.id != event.worker_id:
         return slot, ()
     ordered = slot.state in ("killing", "killing-to-relaunch")
-    report: tuple[Instruction, ...] = ()
+    report: tuple[model.Instruction, ...] = ()
     if not ordered and slot.wanted is not None:
         if event.status == EXIT_SUPERSEDED:
             # It read an assignment that does not name it: the next refresh decides.
@@ -264,10 +245,10 @@ def _exited(slot: Slot, event: Exited, now: float, limits: SlotLimits) -> _Resul
             slot = _count_crash(slot, now, limits, least)
             slot = replace(slot, reason=f"its worker {_describe_exit(event.status)}")
             if event.status != 0:
-                report = (Report(worker.work.topology_id, slot.reason),)
+                report = (model.Report(worker.work.topology_id, slot.reason),)
     slot = replace(slot, worker=None, killed_at=None, running_since=None)
     slot, instructions = _without_process(slot, now)
-    return slot, (Clean(worker.id), *instructions, *report)
+    return slot, (model.Clean(worker.id), *instructions, *report)
 
 
 def _describe_exit(status: int | None) -> str:
@@ -285,7 +266,7 @@ def _tick(slot: Slot, now: float, limits: SlotLimits) -> _Result:
         first = slot.killed_at is None and now - slot.since >= limits.kill_after
         again = slot.killed_at is not None and now - slot.killed_at >= _KILL_AGAIN
         if first or again:
-            return replace(slot, killed_at=now), (Kill(worker_id), *fetch)
+            return replace(slot, killed_at=now), (model.Kill(worker_id), *fetch)
         return slot, fetch
     silent_for = now - slot.beat_at
     if slot.running_since is None:
@@ -295,7 +276,7 @@ def _tick(slot: Slot, now: float, limits: SlotLimits) -> _Result:
         hung = silent_for > limits.silence_timeout
         reason = f"its worker was silent for more than {limits.silence_timeout:g} s"
     if hung:
-        report = Report(slot.worker.work.topology_id, reason)
+        report = model.Report(slot.worker.work.topology_id, reason)
         # Counted like a crash, so that a worker that always hangs is not restarted without a pause.
         slot = replace(_count_crash(slot, now, limits), reason=reason)
         slot, instructions = _end_process(slot, now)

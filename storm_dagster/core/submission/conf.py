@@ -17,7 +17,7 @@ UPGRADE_KEYS = frozenset(
     {"topology.upgrade", "topology.upgrade.workers", "topology.upgrade.component", "topology.upgrade.worker.num"}
 )
 """Keys that ask for a gray upgrade and choose its first workers: no version of the topology stores them."""
-ONE_TIME_KEYS = UPGRADE_KEYS | {_KEEP_CONF, SUBMITTED_KEYS, "declared.code.version"}
+_ONE_TIME_KEYS = UPGRADE_KEYS | {_KEEP_CONF, SUBMITTED_KEYS, "declared.code.version"}
 """Keys that speak of the one submission that they came with: no later one keeps them."""
 
 
@@ -45,13 +45,13 @@ def kept_conf(cluster: Conf, former: Conf, submitted: Conf) -> dict[str, Any]:
     """
     if not {**cluster, **submitted}.get(_KEEP_CONF, True):
         return {}
-    kept = set(former.get(SUBMITTED_KEYS) or ()) - ONE_TIME_KEYS - set(submitted)
+    kept = set(former.get(SUBMITTED_KEYS) or ()) - _ONE_TIME_KEYS - set(submitted)
     return {key: former[key] for key in sorted(kept) if key in former}
 
 
 def conf_differences(old: Conf, new: Conf) -> dict[str, tuple[Any, Any]]:
     """Key -> (old, new) of two total confs; keys that the system sets are left out."""
-    quiet = {*_SYSTEM_KEYS, *ONE_TIME_KEYS}
+    quiet = {*_SYSTEM_KEYS, *_ONE_TIME_KEYS}
     return {key: (old.get(key), new.get(key)) for key in sorted({*old, *new} - quiet) if old.get(key) != new.get(key)}
 
 
@@ -71,7 +71,7 @@ def normalize_conf(cluster: Conf, submitted: Conf, topology: TopologySpec, topol
     """
     own = {**topology.conf, **submitted}
     given = submitted.get(SUBMITTED_KEYS)
-    given = sorted(set(submitted) - ONE_TIME_KEYS - set(_SYSTEM_KEYS)) if given is None else list(given)
+    given = sorted(set(submitted) - _ONE_TIME_KEYS - set(_SYSTEM_KEYS)) if given is None else list(given)
     local_dir = own.get("storm.local.dir")
     if local_dir is not None and local_dir != cluster.get("storm.local.dir"):
         raise InvalidTopology(

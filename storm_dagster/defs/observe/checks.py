@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 import dagster as dg
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.core.invariants import RULES, ClusterSnapshot
+from storm_dagster.core.invariants import RULES
+from storm_dagster.core.invariants.snapshot import ClusterSnapshot
 from storm_dagster.defs.binding import bind, cluster_key
 from storm_dagster.defs.failures import step_errors
 from storm_dagster.defs.instance_settings import SETTINGS_CHECK, settings_check

@@ -16,7 +16,6 @@ from storm_dagster.model.errors import Corrupt, Misconfigured, StormDagsterError
 from storm_dagster.model.records import Record, decode_record, encode_record
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.transactions import fenced_transaction
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class LeaderOutbox:
         record = encode_record(self._record.model_copy(update={"events": tuple(self._events)}))
         try:
             # Only the leader writes it, and the epoch shows who that is: any version.
-            fenced_transaction(ctx, ctx.current_epoch()).set(paths.UNREPORTED, record, -1).commit()
+            ctx.cluster.fenced(ctx.current_epoch()).set(paths.UNREPORTED, record, -1).commit()
         except StormDagsterError as error:
             _log.warning("what is to be reported to Dagster is kept in memory only: %s", error.message)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from storm_dagster.core.submission import with_system_components
+from storm_dagster.core.submission.system import with_system_components
 from storm_dagster.model.errors import (
     InvalidRequest,
     InvalidTopology,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from storm_dagster.core.submission import normalize_submission
+from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.core.upgrade.selection import Selection, selection_of_conf
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from storm_dagster.blobstore import BlobMeta
-from storm_dagster.core.submission import executors_of
+from storm_dagster.core.submission.tasks import executors_of
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.names import code_key, jar_key
 from storm_dagster.model.view import ClusterView, TopologyView

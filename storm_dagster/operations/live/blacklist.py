@@ -11,7 +11,7 @@ from storm_dagster.model.records import Blacklist, decode_record, encode_record
 from storm_dagster.model.view import ClusterView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
+from storm_dagster.operations.transactions import commit, retry_on_conflict
 
 BLACKLIST = operation("blacklist", "blacklist")
 
@@ -47,7 +47,7 @@ def change_blacklist(ctx: OperationsContext, *, add: Iterable[str] = (), remove:
             raise InvalidRequest(f"the blacklist would hold {len(after)} hosts, {_MOST_HOSTS} are allowed: remove some")
         if after != before:
             record = stored.model_copy(update={"hosts": tuple(sorted(after))})
-            transaction = fenced_transaction(ctx, epoch).set(paths.BLACKLIST, encode_record(record), version)
+            transaction = ctx.cluster.fenced(epoch).set(paths.BLACKLIST, encode_record(record), version)
             commit(ctx, transaction, "blacklist")
             ctx.log.info("blacklist: %s", ", ".join(sorted(after)) or "empty")
         return tuple(sorted(after))

@@ -7,7 +7,7 @@ grace time, and the lists of nodes and blobs were read before the lists of token
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from storm_dagster.model import paths
@@ -20,13 +20,7 @@ from storm_dagster.operations.documents import decode_json
 from storm_dagster.operations.results import CleanResult
 from storm_dagster.operations.steps import operation, step
 from storm_dagster.operations.submit.staging import token_of_staging_key
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    delete_tree,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, delete_tree, retry_on_conflict
 from storm_dagster.zk.shards import delete_ops
 
 CLEAN = operation("clean", "clean.node", "clean.assignment", "clean.token", "clean.blob")
@@ -116,19 +110,34 @@ def find_garbage(
         for token, handle in inventory.handles.items()
         if token in counting and not (token in inventory.tokens and inventory.tokens[token].published)
     }
+
+    def limit_of(key: str) -> float | None:
+        """Seconds for which the blob must have been seen as garbage; ``None`` when it is in use."""
+        topology_id = id_of_blob_key(key)
+        if topology_id is not None:
+            stale = inventory.versions.get(topology_id)
+            code_dir = code_dir_of_blob_key(key)
+            # The first version stays as long as the topology; a later one as long as somebody names it.
+            if topology_id in pinned_ids:
+                superseded = stale is not None and code_dir != topology_id and code_dir not in stale
+                # As long as an upload: an upgrade stores its code well before it begins.
+                return max(grace_secs, upload_secs) if superseded else None
+            return grace_secs
+        token = token_of_staging_key(key)
+        if token is not None:
+            return None if token in counting else grace_secs
+        if key.startswith("staging-of."):
+            return None if inventory.newest.get(key) in counting else grace_secs
+        if key.startswith("upload."):
+            handle = key[len("upload.") :].rpartition(".")[0]
+            return None if handle in pinned_handles else upload_secs
+        return None  # A blob that a user put there.
+
     waiting = 0
     blobs: list[str] = []
     nodes: list[str] = []
     for key in inventory.blobs:
-        limit = _blob_limit(
-            key,
-            inventory,
-            pinned_ids,
-            counting,
-            pinned_handles,
-            grace_secs=grace_secs,
-            upload_secs=upload_secs,
-        )
+        limit = limit_of(key)
         if limit is None:
             continue
         if age(f"blob {key}") >= limit:
@@ -146,38 +155,6 @@ def find_garbage(
             else:
                 waiting += 1
     return Garbage(tuple(nodes), tuple(blobs), tuple(expired), waiting), seen
-
-
-def _blob_limit(
-    key: str,
-    inventory: Inventory,
-    pinned_ids: Collection[str],
-    counting: Collection[str],
-    pinned_handles: Collection[str],
-    *,
-    grace_secs: float,
-    upload_secs: float,
-) -> float | None:
-    """Seconds for which the blob must have been seen as garbage; ``None`` when it is in use."""
-    topology_id = id_of_blob_key(key)
-    if topology_id is not None:
-        stale = inventory.versions.get(topology_id)
-        code_dir = code_dir_of_blob_key(key)
-        # The first version stays as long as the topology; a later one as long as somebody names it.
-        if topology_id in pinned_ids:
-            superseded = stale is not None and code_dir != topology_id and code_dir not in stale
-            # As long as an upload: an upgrade stores its code well before it begins.
-            return max(grace_secs, upload_secs) if superseded else None
-        return grace_secs
-    token = token_of_staging_key(key)
-    if token is not None:
-        return None if token in counting else grace_secs
-    if key.startswith("staging-of."):
-        return None if inventory.newest.get(key) in counting else grace_secs
-    if key.startswith("upload."):
-        handle = key[len("upload.") :].rpartition(".")[0]
-        return None if handle in pinned_handles else upload_secs
-    return None  # A blob that a user put there.
 
 
 def _is_topology_id(text: str) -> bool:
@@ -318,7 +295,7 @@ def _delete_node(ctx: OperationsContext, epoch: int, path: str, problems: list[s
             topology_id = path[len(paths.ASSIGNMENTS) + 1 :]
 
             def unassign(view: ClusterView) -> None:
-                transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
+                transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view)
                 if delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id)):
                     commit(ctx, transaction, "clean.assignment")
 

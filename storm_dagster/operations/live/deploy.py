@@ -6,7 +6,8 @@ transaction ends the one and publishes the other. There is never a moment withou
 
 from __future__ import annotations
 
-from storm_dagster.core.submission import SUBMITTED_KEYS, message_timeout_secs, normalize_submission, total_conf
+from storm_dagster.core.submission.conf import SUBMITTED_KEYS, message_timeout_secs, total_conf
+from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.model.errors import Conflict, StormDagsterError
 from storm_dagster.model.names import ACKER, code_key, conf_key, jar_key
 from storm_dagster.model.topology import decode_topology

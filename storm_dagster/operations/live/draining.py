@@ -15,7 +15,7 @@ from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live.worker_curve import link_key_of
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
+from storm_dagster.operations.transactions import commit, retry_on_conflict
 
 DRAIN = operation("drain", "drain")
 UNDO_DRAIN = operation("undo_drain", "undo_drain")
@@ -63,7 +63,7 @@ def _silence(ctx: OperationsContext, topology_id: str, delay_secs: int) -> bool:
         if topology.base.status == "INACTIVE":
             return topology.base.delay_secs == delay_secs
         after = apply_event(topology.base, "drain", delay_secs=delay_secs)
-        transaction = fenced_transaction(ctx, epoch)
+        transaction = ctx.cluster.fenced(epoch)
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
         commit(ctx, transaction, "drain")
         return True
@@ -80,7 +80,7 @@ def undo_drain(ctx: OperationsContext, topology_id: str) -> None:
         if topology is None or topology.base.status != "INACTIVE" or topology.base.delay_secs is None:
             return
         after = apply_event(topology.base, "activate")
-        transaction = fenced_transaction(ctx, epoch)
+        transaction = ctx.cluster.fenced(epoch)
         transaction.set(paths.topology(topology_id), encode_record(after), topology.base_at.version)
         commit(ctx, transaction, "undo_drain")
 

@@ -7,6 +7,7 @@ through a run, or the leader when no sensor is armed.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.core.reassignment import assignment_of, causes_still_true, monitor_batch, same_workers
@@ -19,12 +20,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable
 from storm_dagster.operations.results import ReassignResult
 from storm_dagster.operations.steps import operation
 from storm_dagster.operations.submit.publishing import write_reasons
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.operations.upgrade import roll_back_if_upgraded
 
 REASSIGN = operation("reassign", "store.placement.json", "reassign")
@@ -51,15 +47,8 @@ def reassign(ctx: OperationsContext, causes: Iterable[Cause]) -> list[ReassignRe
             raise
         except StormDagsterError as error:
             ctx.log.warning("reassigning %s failed: %s", topology_id, error.message)
-            reports.append(
-                ReassignResult(
-                    topology_id=topology_id,
-                    name=mine[0].name,
-                    status="failed",
-                    causes=tuple(cause.key for cause in mine),
-                    error=error.message,
-                )
-            )
+            keys = tuple(cause.key for cause in mine)
+            reports.append(ReassignResult(topology_id, mine[0].name, "failed", keys, error=error.message))
     return reports
 
 
@@ -92,28 +81,13 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
         result, why = plan_or_fall_back(ctx, batch)
         placement = result.placement(name)
         dead = frozenset(task for cause in true for task in cause.tasks)
+        report = ReassignResult(
+            topology_id, name, "unchanged", keys, planner=result.planner, why_planner=why, placement=placement
+        )
         if placement.status == "failed":
-            return ReassignResult(
-                topology_id,
-                name,
-                "failed",
-                keys,
-                planner=result.planner,
-                why_planner=why,
-                error=placement.error,
-                placement=placement,
-            )
+            return replace(report, status="failed", error=placement.error)
         if placement.status == "unchanged" or same_workers(topology.assignment, placement):
-            return ReassignResult(
-                topology_id,
-                name,
-                "unchanged",
-                keys,
-                planner=result.planner,
-                why_planner=why,
-                assignment=topology.assignment,
-                placement=placement,
-            )
+            return replace(report, assignment=topology.assignment)
         now = ctx.now_secs()
         assignment = assignment_of(
             placement,
@@ -124,20 +98,15 @@ def _reassign_one(ctx: OperationsContext, epoch: int, topology_id: str, causes: 
             restarted=dead,
         )
         assert topology.assignment_at is not None
-        transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
+        transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view)
         append_assignment(ctx, transaction, assignment, topology.assignment_at)
         append_backup(ctx, transaction, name, assignment)
         write_reasons(ctx, topology_id, result, name)
-        report = ReassignResult(
-            topology_id,
-            name,
-            "assigned",
-            keys,
+        report = replace(
+            report,
+            status="assigned",
             moved=placement.moved,
-            planner=result.planner,
-            why_planner=why,
             assignment=assignment,
-            placement=placement,
             version=topology.assignment_at.version + 1,
             assign_secs=result.assign_secs,
         )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from storm_dagster.core.submission import message_timeout_secs
+from storm_dagster.core.submission.conf import message_timeout_secs
 from storm_dagster.core.transitions import DueMemory, Event, apply_event, delay_of, due_actions
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, NotAlive, StormDagsterError
@@ -20,13 +20,7 @@ from storm_dagster.operations.results import LifecycleResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import ACTIVATE_TOPOLOGY, finish_activation
 from storm_dagster.operations.submit.sweeping import DELETE_BLOBS, SWEEP, delete_blobs, sweep
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    delete_tree,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, delete_tree, retry_on_conflict
 from storm_dagster.operations.upgrade import (
     COMPLETE_UPGRADE,
     FINISH_ROLLBACK,
@@ -124,7 +118,7 @@ def _change(
         delay_secs = chosen.get(topology.id)
         after = apply_event(before, event, delay_secs=delay_secs)
         if after is not before:
-            transaction = fenced_transaction(ctx, epoch)
+            transaction = ctx.cluster.fenced(epoch)
             transaction.set(paths.topology(topology.id), encode_record(after), topology.base_at.version)
             announce(ctx, transaction, topology.id, _ACTIONS[event])
             commit(ctx, transaction, event)
@@ -158,7 +152,7 @@ def remove(ctx: OperationsContext, topology_id: str) -> LifecycleResult:
                 f"topology {topology.base.name!r} is {topology.base.status} and cannot be removed: kill it first"
             )
         if ctx.cluster.state.exists(paths.assignment(topology_id)):
-            transaction = bump_assignments_version(fenced_transaction(ctx, epoch), view)
+            transaction = bump_assignments_version(ctx.cluster.fenced(epoch), view)
             transaction.check(paths.topology(topology_id), topology.base_at.version)
             delete_ops(ctx.cluster.state, transaction, paths.assignment(topology_id))
             commit(ctx, transaction, "unassign")

@@ -14,7 +14,7 @@ from storm_dagster.model.view import ClusterView
 from storm_dagster.model.wire import LevelChange
 from storm_dagster.operations.context import OperationsContext, topology_by_name
 from storm_dagster.operations.steps import operation
-from storm_dagster.operations.transactions import commit, fenced_transaction, retry_on_conflict
+from storm_dagster.operations.transactions import commit, retry_on_conflict
 
 LOG_LEVELS = operation("log_levels", "log_levels")
 
@@ -61,7 +61,7 @@ def keep_log_levels(ctx: OperationsContext, name: str, changes: Mapping[str, Lev
         if after == before:
             return
         record = encode_record(stored.model_copy(update={"loggers": after}))
-        transaction = fenced_transaction(ctx, epoch).check(paths.topology(topology.id), topology.base_at.version)
+        transaction = ctx.cluster.fenced(epoch).check(paths.topology(topology.id), topology.base_at.version)
         if found is None:
             transaction.create(path, record)
         else:

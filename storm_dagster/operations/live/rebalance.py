@@ -18,7 +18,8 @@ from storm_dagster.core.reassignment import (
     rebalance_batch,
     same_workers,
 )
-from storm_dagster.core.submission import fixed_task_components, message_timeout_secs, rescale
+from storm_dagster.core.submission.conf import message_timeout_secs
+from storm_dagster.core.submission.tasks import fixed_task_components, rescale
 from storm_dagster.core.transitions import apply_event, delay_of
 from storm_dagster.model import paths
 from storm_dagster.model.conf_schema import check_value
@@ -33,12 +34,7 @@ from storm_dagster.operations.context import OperationsContext, load_runnable, t
 from storm_dagster.operations.results import RebalanceResult
 from storm_dagster.operations.steps import operation, shared_steps
 from storm_dagster.operations.submit.publishing import placement_error, write_reasons
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.zk.cluster_state import Transaction
 
 FINISH_REBALANCE = shared_steps("finish_rebalance", "store.placement.json", "finish_rebalance")
@@ -104,7 +100,7 @@ def rebalance(
         if dry_run or not plan.changed:
             outcome = "planned" if plan.changed else "unchanged"
             return _report(topology, topology.base, plan, outcome, delay=delay)
-        transaction = fenced_transaction(ctx, epoch)
+        transaction = ctx.cluster.fenced(epoch)
         transaction.set(paths.topology(topology.id), encode_record(marked), topology.base_at.version)
         transaction.create(_pending_path(topology.id), encode_record(wanted))
         announce(ctx, transaction, topology.id, "rebalance")
@@ -208,9 +204,8 @@ def _report(topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, 
     before = topology.tasks.component_of() if topology.tasks else {}
     after = plan.table.component_of()
     placement = plan.result.placement(base.name)
-    return RebalanceResult(
-        topology_id=topology.id,
-        name=base.name,
+    return replace(
+        _unchanged(topology),
         status=base.status,
         outcome=outcome,
         workers=plan.wanted.workers,
@@ -219,8 +214,6 @@ def _report(topology: TopologyView, base: StormBase, plan: _Plan, outcome: str, 
         delay_secs=delay,
         planner=plan.result.planner,
         placement=placement,
-        assignment=topology.assignment,
-        version=topology.assignment_at.version if topology.assignment_at else None,
         tasks_added=tuple(sorted(after.keys() - before.keys())),
         tasks_removed=tuple(sorted(before.keys() - after.keys())),
         components={**before, **after},
@@ -241,7 +234,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
         if topology is None:
             raise NotAlive(f"topology {topology_id} is gone: there is nothing to rebalance")
         if topology.base.status != "REBALANCING":
-            return _finished_elsewhere(topology)
+            return _unchanged(topology)  # Somebody else finished it.
         path = _pending_path(topology_id)
         found = ctx.cluster.state.get_data_with_version(path)
         wanted = (
@@ -250,7 +243,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
             else PendingRebalance(workers=topology.base.workers, executors=topology.base.executors)
         )
         after = apply_event(topology.base, "finish_rebalance")
-        transaction = fenced_transaction(ctx, epoch)
+        transaction = ctx.cluster.fenced(epoch)
         if found is not None:
             transaction.delete(path, found[1].version)
         try:
@@ -266,7 +259,7 @@ def finish_rebalance(ctx: OperationsContext, topology_id: str) -> RebalanceResul
     return retry_on_conflict(ctx, f"finishing the rebalance of {topology_id}", attempt)
 
 
-def _finished_elsewhere(topology: TopologyView) -> RebalanceResult:
+def _unchanged(topology: TopologyView) -> RebalanceResult:
     base = topology.base
     return RebalanceResult(
         topology_id=topology.id,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from pydantic import ValidationError
@@ -114,20 +115,7 @@ def choice_document(
     choice = choice_of(topology, placement, task)
     if choice is None:
         return None
-    return {
-        "task": task,
-        "worker": choice.worker,
-        "candidates": choice.candidates,
-        "alternatives": [
-            {
-                "worker": other.worker,
-                "selector": other.selector,
-                "had": other.had,
-                "chosen_had": other.chosen_had,
-            }
-            for other in choice.alternatives
-        ],
-    }
+    return {"task": task, **asdict(choice), "alternatives": [asdict(other) for other in choice.alternatives]}
 
 
 def moves_document(

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.blobstore.store import BlobStore
-from storm_dagster.core.invariants import (
-    RULES,
+from storm_dagster.core.invariants import RULES
+from storm_dagster.core.invariants import violations as violations_of
+from storm_dagster.core.invariants.snapshot import (
     ClusterSnapshot,
     GrayNodes,
     PendingViolations,
@@ -19,7 +20,6 @@ from storm_dagster.core.invariants import (
     WorkerPid,
     confirm_violations,
 )
-from storm_dagster.core.invariants import violations as violations_of
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
 from storm_dagster.model.names import code_key, conf_key, jar_key, placement_key
@@ -28,7 +28,7 @@ from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.model.worker_spec import worker_processes as all_workers
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json
-from storm_dagster.operations.live.cleaner import CleanerMemory, find_garbage, read_tokens, take_inventory
+from storm_dagster.operations.live.cleaner import find_garbage, read_tokens, take_inventory
 
 
 def worker_processes(home: Path | None = None) -> tuple[WorkerPid, ...]:
@@ -212,12 +212,12 @@ def inspect_cluster(
     )
 
 
-def _garbage(ctx: OperationsContext, memory: CleanerMemory | None = None) -> tuple[str, ...]:
+def _garbage(ctx: OperationsContext) -> tuple[str, ...]:
     """Garbage that the cleaner would remove had it seen it long enough; live tokens and uploads are none."""
     inventory = take_inventory(ctx)
     found, _ = find_garbage(
         inventory,
-        memory or {},
+        {},
         boot_now=time.monotonic(),
         grace_secs=0.0,
         token_secs=float("inf"),

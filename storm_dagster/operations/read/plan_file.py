@@ -13,15 +13,11 @@ from typing import Any
 import yaml
 
 from storm_dagster.core.scheduling import topology_to_place
-from storm_dagster.core.submission import (
-    executors_of,
-    normalize_topology,
-    number_tasks,
-    total_conf,
-    validate_topology,
-    wanted_executors,
-    with_system_components,
-)
+from storm_dagster.core.submission.conf import total_conf
+from storm_dagster.core.submission.parallelism import normalize_topology, wanted_executors
+from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.core.submission.tasks import executors_of, number_tasks
+from storm_dagster.core.submission.validation import validate_topology
 from storm_dagster.model.conf import ClusterConf, Conf, default_conf, validate_conf
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
 from storm_dagster.model.groupings import Grouping
@@ -77,11 +73,6 @@ def _pinned_session(conf: Conf) -> str | None:
     return kept[0] if kept is not None else None
 
 
-def plan_documents(text: str, planner: Planner) -> list[dict[str, Any]]:
-    """The output document for each document of ``text``; :class:`InvalidRequest` before anything is planned."""
-    return [result_document(plan, planner) for plan in parse_plans(text)]
-
-
 def parse_plans(text: str) -> list[PlacementBatch]:
     """The documents of a YAML stream, or of one JSON document, as batches.
 
@@ -117,16 +108,7 @@ def plan_batch(document: PlanDocument, source: str = "plan") -> PlacementBatch:
     values, _ = validate_conf(document.conf, source=f"{source}: conf")
     cluster = {**default_conf(), **values}
     supervisors = tuple(
-        SupervisorSlots(
-            id=node.id,
-            host=node.host or node.id,
-            ports=tuple(node.ports),
-            used=tuple(node.used),
-            rack=node.rack,
-            cpu=node.cpu,
-            memory_mb=node.memory_mb,
-        )
-        for node in document.supervisors
+        SupervisorSlots(**{**node.model_dump(), "host": node.host or node.id}) for node in document.supervisors
     )
     hosts = {node.id: node.host for node in supervisors}
     return PlacementBatch(
@@ -166,14 +148,7 @@ def _to_place(
         executors=executors_of(table, _executors(table, wanted_executors(whole), source)),
     )
     old = tuple(
-        PlacedWorker(
-            node=worker.node,
-            host=worker.host or hosts.get(worker.node, worker.node),
-            port=worker.port,
-            tasks=tuple(worker.tasks),
-            memory_bytes=worker.memory_bytes,
-            cpu=worker.cpu,
-        )
+        PlacedWorker(**{**worker.model_dump(), "host": worker.host or hosts.get(worker.node, worker.node)})
         for worker in topology.old
     )
     return built.model_copy(

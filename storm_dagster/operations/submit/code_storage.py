@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from storm_dagster.blobstore.store import BlobMeta, put_by_hash
-from storm_dagster.core.submission import total_conf
+from storm_dagster.core.submission.conf import total_conf
 from storm_dagster.model import paths
 from storm_dagster.model.errors import KeyNotFound, NotAlive, Unavailable
 from storm_dagster.model.names import code_key, conf_key, jar_key

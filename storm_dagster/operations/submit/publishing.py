@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from storm_dagster.core.reassignment import Runnable, assignment_of, new_batch, offered_supervisors
-from storm_dagster.core.submission import topology_master_task, total_conf
+from storm_dagster.core.submission.conf import total_conf
+from storm_dagster.core.submission.tasks import topology_master_task
 from storm_dagster.core.transitions import apply_event
 from storm_dagster.model import paths
 from storm_dagster.model.errors import (
@@ -38,12 +39,7 @@ from storm_dagster.operations.submit.staging import (
     read_topology,
     write_part,
 )
-from storm_dagster.operations.transactions import (
-    bump_assignments_version,
-    commit,
-    fenced_transaction,
-    retry_on_conflict,
-)
+from storm_dagster.operations.transactions import bump_assignments_version, commit, retry_on_conflict
 from storm_dagster.zk.shards import delete_ops
 
 STAGE_ASSIGNMENT = shared_steps("stage_assignment", "stage.placement")
@@ -251,7 +247,7 @@ def _publish(
         token=token,
     )
     beats = TaskBeats(topology_id=topology_id, topology_master=topology_master_task(staged.table))
-    transaction = bump_assignments_version(fenced_transaction(ctx, record.epoch), view)
+    transaction = bump_assignments_version(ctx.cluster.fenced(record.epoch), view)
     published = claimed[0].model_copy(update={"published": True})
     transaction.set(paths.token(token), encode_record(published), claimed[1])
     replaced = view.topologies.get(record.replaces) if record.replaces else None
@@ -322,7 +318,7 @@ def finish_activation(ctx: OperationsContext, topology_id: str, epoch: int) -> A
                 raise Conflict(f"topology {base.name!r} was killed before it was activated: submit it again")
             return ActivateResult(topology_id, base.name, base.status, changed=False, version=version)
         changed = apply_event(base, "activate")
-        transaction = fenced_transaction(ctx, epoch).set(paths.topology(topology_id), encode_record(changed), version)
+        transaction = ctx.cluster.fenced(epoch).set(paths.topology(topology_id), encode_record(changed), version)
         commit(ctx, transaction, "activate")
         return ActivateResult(topology_id, base.name, changed.status, changed=True, version=version + 1)
 

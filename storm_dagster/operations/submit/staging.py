@@ -25,7 +25,7 @@ from storm_dagster.model.topology import TopologySpec, decode_topology
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.documents import decode_json, encode_json
 from storm_dagster.operations.steps import step
-from storm_dagster.operations.transactions import ReplyLost, commit, fenced_transaction, lost_race
+from storm_dagster.operations.transactions import ReplyLost, commit, lost_race
 
 Part = Literal["record", "conf", "topology", "tasks", "placement"]
 PARTS: tuple[Part, ...] = ("record", "conf", "topology", "tasks", "placement")
@@ -126,7 +126,7 @@ def allocate_topology_id(ctx: OperationsContext, token: str, name: str, epoch: i
         count = found[1].version + 1
         record = TokenRecord(topology_id=make_topology_id(name, count, ctx.now_secs()), name=name, epoch=epoch)
         transaction = (
-            fenced_transaction(ctx, epoch)
+            ctx.cluster.fenced(epoch)
             .set(paths.COUNTER, b"", found[1].version)
             .create(paths.token(token), encode_record(record))
         )

@@ -8,17 +8,11 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from storm_dagster.core.submission import (
-    SUBMITTED_KEYS,
-    conf_differences,
-    kept_conf,
-    normalize_conf,
-    normalize_submission,
-    number_tasks,
-    total_conf,
-    wanted_executors,
-    with_system_components,
-)
+from storm_dagster.core.submission.conf import SUBMITTED_KEYS, conf_differences, kept_conf, normalize_conf, total_conf
+from storm_dagster.core.submission.parallelism import wanted_executors
+from storm_dagster.core.submission.system import with_system_components
+from storm_dagster.core.submission.tasks import number_tasks
+from storm_dagster.core.submission.validation import normalize_submission
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.errors import Conflict, InvalidTopology, KeyNotFound, NotAlive
 from storm_dagster.model.names import check_topology_name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -15,7 +16,7 @@ from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.wire import Frame, TaskReport
 from storm_dagster.worker.dataplane.placement import Placement
-from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes
+from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes, resolve
 from storm_dagster.worker.dataplane.sending import encoding_error
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
@@ -23,9 +24,9 @@ from storm_dagster.worker.engine.acks import AckExchange
 from storm_dagster.worker.engine.loads import Loads
 from storm_dagster.worker.engine.pressure import Pressure
 from storm_dagster.worker.engine.system import Acker, TopologyMaster
-from storm_dagster.worker.tasks.factory import make_runner
+from storm_dagster.worker.tasks.bolts import BoltRunner
 from storm_dagster.worker.tasks.runner import Runner, Shared
-from storm_dagster.worker.tasks.spouts import SpoutBase
+from storm_dagster.worker.tasks.spouts import SpoutBase, SpoutRunner
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class NativeEngine:
         elif component == TOPOLOGY_MASTER:
             runner = self.master = TopologyMaster(self.shared, context, part)
         else:
-            runner = make_runner(self.shared, context, part, is_spout=component in self.spec.spouts)
+            runner = _make_runner(self.shared, context, part, is_spout=component in self.spec.spouts)
         self.runners[task] = runner
         self._starting = True
         if isinstance(runner, SpoutBase):
@@ -415,3 +416,33 @@ def _tasks_of(components: Mapping[int, str]) -> dict[str, list[int]]:
     for task in sorted(components):
         found.setdefault(components[task], []).append(task)
     return found
+
+
+def _make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:
+    """Create the runner of one task of a user's component.
+
+    A class that cannot be imported gets a plain runner, which reports the error when it starts.
+    """
+    if part.object.shell is not None:
+        from storm_dagster.worker.tasks.shells import ShellBoltRunner, ShellSpoutRunner
+
+        return (ShellSpoutRunner if is_spout else ShellBoltRunner)(shared, context, part)
+    blocking = concurrent = takes_messages = False
+    try:
+        code = resolve(part.object.python or "")
+        blocking = bool(getattr(code, "blocking", False))
+        takes_messages = is_spout and bool(getattr(code, "_takes_peer_messages", False))
+        concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
+    except Exception:
+        # The first start reports the same error.
+        blocking = False
+    if blocking or concurrent:
+        from storm_dagster.worker.tasks.thread_bolts import AsyncBoltRunner, BlockingBoltRunner
+        from storm_dagster.worker.tasks.thread_spouts import BlockingSpoutRunner
+
+        if is_spout:
+            spout = BlockingSpoutRunner(shared, context, part)
+            spout.takes_peer_messages = takes_messages
+            return spout
+        return (AsyncBoltRunner if concurrent else BlockingBoltRunner)(shared, context, part)
+    return (SpoutRunner if is_spout else BoltRunner)(shared, context, part)

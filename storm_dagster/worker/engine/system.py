@@ -19,9 +19,10 @@ class Acker(Runner):
 
     def __init__(self, shared: Shared, context: TopologyContext, part: ComponentSpec) -> None:
         super().__init__(shared, context, part)
-        timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
         # Twice the timeout: the spout's own clock decides, and it may have started later.
-        self.table = AckTracker(2 * timeout)
+        self.table_timeout = 2 * float(self.conf.get("topology.message.timeout.secs") or 30)
+        """Seconds after which an incomplete tree is dropped."""
+        self.table = AckTracker(self.table_timeout)
         self.sent = Route("__ack_ack", ("id",))
         self.tick_secs = None
         self._expire_at = 0.0
@@ -36,11 +37,6 @@ class Acker(Runner):
             self.table.expire(now)
             self._expire_at = now + max(1.0, self.table_timeout / 20)
         self.stats.executed = self.stats.acked = self.table.updates
-
-    @property
-    def table_timeout(self) -> float:
-        """Seconds after which an incomplete tree is dropped."""
-        return 2 * float(self.conf.get("topology.message.timeout.secs") or 30)
 
 
 class TopologyMaster(Runner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from storm_dagster.model.clock import boot_clock
 from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.worker_spec import HeartbeatFile
 from storm_dagster.worker.tasks.runner import Runner, Shared
 
 _log = logging.getLogger(__name__)
@@ -61,14 +61,9 @@ class HeartbeatThread:
 
     def _beat(self) -> None:
         self._count += 1
-        document = {
-            "pid": os.getpid(),
-            "time_boot": boot_clock(),
-            "count": self._count,
-            "status": self._status(),
-        }
+        beat = HeartbeatFile(pid=os.getpid(), time_boot=boot_clock(), count=self._count, status=self._status())
         try:
-            write_atomically(self._path, json.dumps(document))
+            write_atomically(self._path, beat.model_dump_json())
         except OSError as error:
             _log.warning("the heartbeat file %s cannot be written: %s", self._path, error)
 

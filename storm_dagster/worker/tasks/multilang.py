@@ -101,8 +101,8 @@ def _program(name: str) -> str:
 
 
 class ShellProcess:
-    """One run of a program. The reader's thread calls ``on_message`` with each message, and ``on_end`` with the reason
-    of the end."""
+    """One run of a program. The reader's thread calls ``on_output`` with each message, and at the end with its reason, a
+    string."""
 
     def __init__(
         self,
@@ -110,15 +110,13 @@ class ShellProcess:
         folder: Path,
         pid_dir: Path,
         first: Mapping[str, Any],
-        on_message: Callable[[ShellProcess, Any], None],
-        on_end: Callable[[ShellProcess, str], None],
+        on_output: Callable[[ShellProcess, Any], None],
         name: str,
     ) -> None:
         pid_dir.mkdir(parents=True, exist_ok=True)
         self.pid_dir = pid_dir
         self.name = name
-        self._on_output = on_message
-        self._on_end = on_end
+        self._on_output = on_output
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._task_ids: deque[bytes] = deque()
         """Responses to emits, which are sent before any queued tuple."""
@@ -180,7 +178,7 @@ class ShellProcess:
             reason = f"{error} (exit code {code})" if code is not None else str(error)
         except (OSError, ValueError, TypeError) as error:
             reason = str(error)
-        self._on_end(self, reason)
+        self._on_output(self, reason)
 
     def _write(self) -> None:
         stream = self.process.stdin

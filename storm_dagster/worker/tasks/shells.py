@@ -57,7 +57,6 @@ class ShellRunner(Runner):
             pid_dir.absolute(),
             handshake(self.context, self.conf, pid_dir.absolute()),
             self._on_output,
-            self._on_output,
             f"{self.component}-{self.task_id}",
         )
         self.last_seen = self.last_start = time.monotonic()

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.waiting import eventually
-from storm_dagster.zk.ensemble import Member, ensemble_command, server_mode
+from storm_dagster.zk.ensemble import Member, ensemble_command
 
-__all__ = ["ZooKeeperEnsemble", "free_ports"]
+__all__ = ["ZooKeeperEnsemble", "free_ports", "server_mode"]
 
 
 def free_ports(number: int, host: str = "127.0.0.1") -> list[int]:
@@ -32,6 +32,23 @@ def free_ports(number: int, host: str = "127.0.0.1") -> list[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+def server_mode(host: str, port: int, timeout: float = 1.0) -> str | None:
+    """``leader``, ``follower`` or ``standalone``; ``None`` while the server there serves nobody."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout) as link:
+            link.settimeout(timeout)
+            link.sendall(b"srvr")
+            answer = b""
+            while part := link.recv(4096):
+                answer += part
+    except OSError:
+        return None
+    for line in answer.decode("ascii", "replace").splitlines():
+        if line.startswith("Mode:"):
+            return line.partition(":")[2].strip()
+    return None
 
 
 class ZooKeeperEnsemble:

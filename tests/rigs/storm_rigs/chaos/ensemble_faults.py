@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster
-from storm_dagster.zk.ensemble import server_mode
 from storm_rigs.chaos.faults import FaultContext, fault, followers, freeze, kill_process, leader
+from storm_rigs.ensemble import server_mode
 
 __all__ = ["has_ensemble", "server_in_mode"]
 
