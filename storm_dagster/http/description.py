@@ -34,6 +34,11 @@ _REASONS = {
 }
 
 
+def path_names(path: str) -> list[str]:
+    """Names of the parameters in a route's path, in their order."""
+    return re.findall(r"\{(\w+)", path)
+
+
 class Media(dict[str, Any]):
     """Types by media type, for an answer that is not JSON alone."""
 

@@ -68,7 +68,7 @@ class TopologyActions:
             },
         )
 
-    def debug(self, name: str) -> dict[str, Any]:
+    def debug(self, name: str, *_: str) -> dict[str, Any]:
         """Storm's sampling of tuples into an event log: not supported; the response names the alternative."""
         topology_by_name(self._reader.view(), name)
         raise InvalidRequest(
@@ -126,7 +126,7 @@ class TopologyActions:
         link = f"{base}/logview?cmd=jstack&workerPort={quote(match['port'])}" if base else ""
         return {"status": "ok", "id": slot, "dumplink": link, "stacks": stacks}
 
-    def profiling(self, name: str) -> dict[str, Any]:
+    def profiling(self, name: str, *_: str) -> dict[str, Any]:
         """Storm's JVM profiler and heap dumps: a worker is no JVM, which Storm calls ``disabled``."""
         topology_by_name(self._reader.view(), name)
         return {
