@@ -216,6 +216,14 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
         "executorsTotal": _executors(one),
         "replicationCount": replication,
         "schedulerInfo": None,
+        **given_resources(memory, cpu),
+        "stormVersion": version,
+    }
+
+
+def given_resources(memory: float, cpu: float) -> dict[str, float]:
+    """Columns of what the workers of a topology were given; nothing is asked for apart from that."""
+    return {
         "requestedMemOnHeap": memory,
         "requestedMemOffHeap": 0.0,
         "requestedTotalMem": memory,
@@ -224,7 +232,6 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
         "assignedMemOffHeap": 0.0,
         "assignedTotalMem": memory,
         "assignedCpu": cpu,
-        "stormVersion": version,
     }
 
 
