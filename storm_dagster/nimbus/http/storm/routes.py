@@ -155,8 +155,8 @@ def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperatio
             "Hosts and ports of a topology's workers",
             schemas.TopologyWorkers,
         ),
-        _change("/topology/{id}/activate", actions.activate, "Activate a topology"),
-        _change("/topology/{id}/deactivate", actions.deactivate, "Deactivate a topology"),
+        _change("/topology/{id}/activate", lambda name: actions.act(name, "activate"), "Activate a topology"),
+        _change("/topology/{id}/deactivate", lambda name: actions.act(name, "deactivate"), "Deactivate a topology"),
         _change("/topology/{id}/rebalance/{wait}", actions.rebalance, "Rebalance a topology", schemas.RebalanceRequest),
         _change("/topology/{id}/kill/{wait}", actions.kill, "Kill a topology"),
         *(
