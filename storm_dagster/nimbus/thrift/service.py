@@ -43,11 +43,6 @@ class ThriftService:
             target=self._pending.run, args=(self._ended,), name="nimbus-thrift-pending", daemon=True
         )
 
-    @property
-    def alive(self) -> bool:
-        """Whether its thread serves."""
-        return self._server.alive
-
     def start(self) -> None:
         """Begin to serve; :class:`Unavailable` when that does not happen in time."""
         self._server.start()
