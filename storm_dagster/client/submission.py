@@ -85,21 +85,14 @@ def submit_uploaded(
     )
     run_id = answer.get("run_id")
     token = str(answer.get("token") or token)
-    if not wait:
-        return Submission(name, token, run_id, None, None, time.monotonic() - started, uploaded.sent)
-    deadline = started + timeout
-    if run_id:
-        wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document)
-    document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
-    return Submission(
-        name,
-        token,
-        run_id,
-        str(document["id"]),
-        str(document["status"]),
-        time.monotonic() - started,
-        uploaded.sent,
-    )
+    document: Mapping[str, Any] = {}
+    if wait:
+        deadline = started + timeout
+        if run_id:
+            wait_for_run(nimbus, run_id, deadline=deadline, progress=progress, on_document=on_document)
+        document = wait_for_tasks(nimbus, name, deadline=deadline, progress=progress)
+    seconds = time.monotonic() - started
+    return Submission(name, token, run_id, document.get("id"), document.get("status"), seconds, uploaded.sent)
 
 
 def submit_target(

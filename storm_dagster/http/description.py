@@ -34,6 +34,11 @@ _REASONS = {
 }
 
 
+def path_names(path: str) -> list[str]:
+    """Names of the parameters in a route's path, in their order."""
+    return re.findall(r"\{(\w+)", path)
+
+
 class Media(dict[str, Any]):
     """Types by media type, for an answer that is not JSON alone."""
 
@@ -141,22 +146,12 @@ def document_of(title: str, version: str, operations: Iterable[HttpOperation]) -
 
 def build_routes(title: str, version: str, operations: list[HttpOperation]) -> list[Route]:
     """Starlette's routes of the operations, and ``/openapi.json`` that describes them."""
-    described = HttpOperation(
-        "GET",
-        "/openapi.json",
-        _unset,
-        "This description",
-        "service",
-        answers={200: dict[str, Any]},
-    )
-    document = document_of(title, version, [*operations, described])
 
     async def openapi(request: Request) -> Response:
         return JSONResponse(document)
 
-    routes = [Route(one.path, one.endpoint, methods=[one.method]) for one in operations]
-    return [*routes, Route("/openapi.json", openapi, methods=["GET"])]
-
-
-async def _unset(request: Request) -> Response:
-    raise AssertionError("served by the route that describes the others")
+    described = HttpOperation(
+        "GET", "/openapi.json", openapi, "This description", "service", answers={200: dict[str, Any]}
+    )
+    document = document_of(title, version, [*operations, described])
+    return [Route(one.path, one.endpoint, methods=[one.method]) for one in (*operations, described)]

@@ -112,11 +112,6 @@ class HttpService:
         except BaseException:
             _log.exception("the HTTP service ended")
 
-    @property
-    def alive(self) -> bool:
-        """Whether the thread serves."""
-        return self._thread.is_alive()
-
     def start(self, timeout: float = 10.0) -> None:
         """Begin to serve; :class:`Unavailable` when that does not happen in time."""
         self._thread.start()

@@ -14,8 +14,7 @@ from typing import Literal
 from storm_dagster.model.errors import InvalidRequest
 
 ARCHIVE_SUFFIXES = (".zip", ".jar", ".whl", ".tar.gz")
-_MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_ATTRIBUTE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Target:
 def _attribute(text: str, target: str) -> str | None:
     if not text:
         return None
-    if not _ATTRIBUTE.fullmatch(text):
+    if not _DOTTED.fullmatch(text):
         raise InvalidRequest(f"target {target!r}: {text!r} is no Python name: write {target.split(':')[0]}:Name")
     return text
 
@@ -61,7 +60,7 @@ def parse_target(text: str) -> Target:
                 "write archive.zip::module:Name, or file.py:Name"
             )
         module, _, name = rest.partition(":")
-        if not _MODULE.fullmatch(module):
+        if not _DOTTED.fullmatch(module):
             raise InvalidRequest(f"target {text!r}: {module!r} is no module name: write {archive}::module:Name")
         return Target("archive", module, _attribute(name, text), _existing(Path(archive), text))
     if text.lower().endswith(ARCHIVE_SUFFIXES):
@@ -73,7 +72,7 @@ def parse_target(text: str) -> Target:
             raise InvalidRequest(f"target {text!r}: {path.name} cannot be imported: rename it without the inner dot")
         return Target("file", path.stem, _attribute(name, text), path)
     module, _, name = text.partition(":")
-    if not _MODULE.fullmatch(module):
+    if not _DOTTED.fullmatch(module):
         raise InvalidRequest(
             f"target {text!r} is neither file.py[:Name], package.module[:Name] nor archive.zip::module[:Name]"
         )

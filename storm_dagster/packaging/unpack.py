@@ -143,7 +143,7 @@ class _Names:
             self._files[key] = name
 
 
-def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackResult:
+def _walk(path: Path, limits: UnpackLimits, target: Path) -> UnpackResult:
     kind = archive_kind(path)
     names = _Names(path.name, limits)
     packed = path.stat().st_size
@@ -159,21 +159,14 @@ def _walk(path: Path, limits: UnpackLimits, target: Path | None) -> UnpackResult
             parts = names.take(entry.name, folder=entry.stream is None)
             if entry.stream is None:
                 folders += 1
-                if target is not None:
-                    target.joinpath(*parts).mkdir(parents=True, exist_ok=True)
+                target.joinpath(*parts).mkdir(parents=True, exist_ok=True)
                 continue
             files += 1
-            sink = _create(target.joinpath(*parts), entry.executable) if target is not None else None
-            try:
+            with entry.stream, _create(target.joinpath(*parts), entry.executable) as sink:
                 while chunk := entry.stream.read(_CHUNK):
                     total += len(chunk)
                     _check_size(path.name, entry.name, total, packed, limits)
-                    if sink is not None:
-                        sink.write(chunk)
-            finally:
-                entry.stream.close()
-                if sink is not None:
-                    sink.close()
+                    sink.write(chunk)
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, gzip.BadGzipFile) as error:
         raise InvalidTopology(f"archive {path.name} is damaged ({error}): pack and upload it again") from None
     except (NotImplementedError, RuntimeError, struct.error, ValueError) as error:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError
-from storm_dagster.packaging import describe_target, parse_target
+from storm_dagster.packaging.describing import describe_target
+from storm_dagster.packaging.target import parse_target
 
 COMPONENTS = """
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, TopologyBuilder

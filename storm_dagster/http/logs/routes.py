@@ -30,6 +30,13 @@ from storm_dagster.http.streams import StreamResponse
 from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 
 _CHUNK = 1 << 18
+_PAGE = (
+    Parameter("file", str, "Log file, relative to the folder of logs", required=True),
+    Parameter("start", int, "First byte. Default: the end of the file"),
+    Parameter("length", int, f"Bytes, at most {LONGEST_PAGE}"),
+    Parameter("encoding", str, "Encoding of the log. Default: utf-8"),
+)
+_RAW = Media({"application/octet-stream": str})
 _COMMANDS = ("showLog", "download", "listDir", "searchLog", "jstack", "jstat", "showConf")
 
 
@@ -83,13 +90,6 @@ class LogRoutes:
 
     def operations(self) -> list[HttpOperation]:
         """The routes and what they answer."""
-        page = (
-            Parameter("file", str, "Log file, relative to the folder of logs", required=True),
-            Parameter("start", int, "First byte. Default: the end of the file"),
-            Parameter("length", int, f"Bytes, at most {LONGEST_PAGE}"),
-            Parameter("encoding", str, "Encoding of the log. Default: utf-8"),
-        )
-        one_file = page[:1]
         return [
             HttpOperation(
                 "GET",
@@ -114,63 +114,17 @@ class LogRoutes:
                     Parameter("workerPort", Port, "jstack, jstat: port of the worker"),
                 ),
                 answers={
-                    200: Media(
-                        {
-                            "text/plain": str,
-                            "application/json": dict[str, Any],
-                            "application/octet-stream": str,
-                        }
-                    ),
-                    206: Media({"application/octet-stream": str}),
+                    200: Media({"text/plain": str, "application/json": dict[str, Any], **_RAW}),
+                    206: _RAW,
                 },
                 errors=(404, 416, 503),
             ),
-            HttpOperation(
-                "GET",
-                "/api/v1/log",
-                self._page_of(self._workers, "/api/v1/log"),
-                "Page of a worker's log (TOPOLOGY-ID/Port/worker.log) for browsers",
-                "logs",
-                parameters=page,
-                answers={200: Media({"text/html": str})},
-                errors=(404, 416),
+            self._page_of(
+                self._workers, "/api/v1/log", "Page of a worker's log (TOPOLOGY-ID/Port/worker.log) for browsers"
             ),
-            HttpOperation(
-                "GET",
-                "/api/v1/daemonlog",
-                self._page_of(self._tree, "/api/v1/daemonlog"),
-                "Page of a daemon's log for browsers",
-                "logs",
-                parameters=page,
-                answers={200: Media({"text/html": str})},
-                errors=(404, 416),
-            ),
-            HttpOperation(
-                "GET",
-                "/api/v1/download",
-                self._download_from(self._workers),
-                "A worker's log file as a whole, or a byte range of it",
-                "logs",
-                parameters=one_file,
-                answers={
-                    200: Media({"application/octet-stream": str}),
-                    206: Media({"application/octet-stream": str}),
-                },
-                errors=(404, 416),
-            ),
-            HttpOperation(
-                "GET",
-                "/api/v1/daemondownload",
-                self._download_from(self._tree),
-                "A daemon's log file as a whole, or a byte range of it",
-                "logs",
-                parameters=one_file,
-                answers={
-                    200: Media({"application/octet-stream": str}),
-                    206: Media({"application/octet-stream": str}),
-                },
-                errors=(404, 416),
-            ),
+            self._page_of(self._tree, "/api/v1/daemonlog", "Page of a daemon's log for browsers"),
+            self._download_from(self._workers, "/api/v1/download", "A worker's"),
+            self._download_from(self._tree, "/api/v1/daemondownload", "A daemon's"),
             HttpOperation(
                 "GET",
                 "/api/v1/listLogs",
@@ -192,14 +146,9 @@ class LogRoutes:
         command = query_text(request, "cmd")
         if command not in _COMMANDS:
             raise InvalidRequest(f"cmd must be one of {', '.join(_COMMANDS)}, got {command!r:.40}")
-        if command == "showLog":
-            return await run_in_threadpool(self._show, request)
-        if command == "download":
-            return await run_in_threadpool(self._download, request)
-        if command == "listDir":
-            return await run_in_threadpool(self._list, request)
-        if command == "searchLog":
-            return await run_in_threadpool(self._search, request)
+        reading = {"showLog": self._show, "download": self._download, "listDir": self._list, "searchLog": self._search}
+        if command in reading:
+            return await run_in_threadpool(reading[command], request)
         if command == "showConf":
             return JSONResponse(dict(await run_in_threadpool(self._conf)))
         port = query_int(request, "workerPort")
@@ -270,7 +219,7 @@ class LogRoutes:
 
     # -- Storm -------------------------------------------------------------------------------------------
 
-    def _page_of(self, tree: LogTree, path: str) -> Any:
+    def _page_of(self, tree: LogTree, path: str, summary: str) -> HttpOperation:
         def page(request: Request) -> Response:
             name = _required(request, "file")
             encoding = check_encoding(query_text(request, "encoding"))
@@ -285,10 +234,20 @@ class LogRoutes:
                 headers=_BYTES,
             )
 
-        return _in_thread(page)
+        answers = {200: Media({"text/html": str})}
+        return HttpOperation("GET", path, _in_thread(page), summary, "logs", _PAGE, answers=answers, errors=(404, 416))
 
-    def _download_from(self, tree: LogTree) -> Any:
-        return _in_thread(lambda request: self._whole(tree, _required(request, "file"), request))
+    def _download_from(self, tree: LogTree, path: str, whose: str) -> HttpOperation:
+        return HttpOperation(
+            "GET",
+            path,
+            _in_thread(lambda request: self._whole(tree, _required(request, "file"), request)),
+            f"{whose} log file as a whole, or a byte range of it",
+            "logs",
+            parameters=_PAGE[:1],
+            answers={200: _RAW, 206: _RAW},
+            errors=(404, 416),
+        )
 
     async def list_logs(self, request: Request) -> Response:
         """``GET /api/v1/listLogs``."""

@@ -76,14 +76,14 @@ class DagsterClient:
     def add_partition(self, key: str) -> None:
         """Register the partition key ``key``; it may be registered already."""
         variables = {"selector": self._selector, "definition": self.names.partitions, "key": key}
-        result = self._call(queries.ADD_PARTITION, variables, "addDynamicPartition")
+        result = self._transport.graphql(queries.ADD_PARTITION, variables, "addDynamicPartition")
         if result["__typename"] not in ("AddDynamicPartitionSuccess", "DuplicateDynamicPartitionError"):
             raise self._refusal_at_location(f"registering partition {key!r}", result)
 
     def drop_partition(self, key: str) -> None:
         """Remove the partition key ``key``; its history stays. It may be gone already."""
         variables = {"selector": self._selector, "definition": self.names.partitions, "keys": [key]}
-        result = self._call(queries.DROP_PARTITION, variables, "deleteDynamicPartitions")
+        result = self._transport.graphql(queries.DROP_PARTITION, variables, "deleteDynamicPartitions")
         if result["__typename"] != "DeleteDynamicPartitionsSuccess":
             raise self._refusal_at_location(f"dropping partition {key!r}", result)
 
@@ -111,7 +111,9 @@ class DagsterClient:
         }
         if patient:
             self._transport.require_life()
-        result = self._call(queries.LAUNCH, {"params": params}, "launchRun", _SLOW_SECS if patient else None)
+        result = self._transport.graphql(
+            queries.LAUNCH, {"params": params}, "launchRun", _SLOW_SECS if patient else None
+        )
         if result["__typename"] != "LaunchRunSuccess":
             raise self._refusal_at_location(f"launching job {job}", result)
         return str(result["run"]["runId"])
@@ -121,7 +123,7 @@ class DagsterClient:
         wanted: dict[str, Any] = {"tags": [{"key": tag, "value": value}]}
         if job is not None:
             wanted["pipelineName"] = self.names.name(job)
-        result = self._call(queries.FIND_RUNS, {"filter": wanted, "limit": 1}, "runsOrError")
+        result = self._transport.graphql(queries.FIND_RUNS, {"filter": wanted, "limit": 1}, "runsOrError")
         if result["__typename"] != "Runs":
             raise _refusal("finding a run", result)
         for run in result["results"]:
@@ -132,7 +134,7 @@ class DagsterClient:
         """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no such run."""
         if not _RUN_ID.fullmatch(run_id):
             raise KeyNotFound(f"{run_id!r:.80} is no run id: use the one that the submission returned")
-        result = self._call(queries.RUN, {"id": run_id}, "runOrError")
+        result = self._transport.graphql(queries.RUN, {"id": run_id}, "runOrError")
         if result["__typename"] == "RunNotFoundError":
             raise KeyNotFound(f"Dagster knows no run {run_id}: it was deleted, or ran in another Dagster")
         if result["__typename"] != "Run":
@@ -150,7 +152,7 @@ class DagsterClient:
             "partitionKeys": [partition],
             "description": description,
         }
-        result = self._call(queries.REPORT, {"params": params}, "reportRunlessAssetEvents")
+        result = self._transport.graphql(queries.REPORT, {"params": params}, "reportRunlessAssetEvents")
         if result["__typename"] != "ReportRunlessAssetEventsSuccess":
             raise _refusal("reporting an event", result)
 
@@ -174,7 +176,7 @@ class DagsterClient:
         found: list[Mapping[str, Any]] = []
         cursor: str | None = None
         for _ in range(_MOST_EVENT_PAGES):
-            result = self._call(queries.FAILURES, {"id": run_id, "cursor": cursor}, "runOrError")
+            result = self._transport.graphql(queries.FAILURES, {"id": run_id, "cursor": cursor}, "runOrError")
             if result["__typename"] != "Run":
                 break
             page = result["eventConnection"]
@@ -189,13 +191,8 @@ class DagsterClient:
         refusal = _refusal(doing, result)
         if isinstance(refusal, InvalidRequest):
             return refusal
-        seen = self._call(queries.LOCATIONS, {}, "workspaceOrError")
+        seen = self._transport.graphql(queries.LOCATIONS, {}, "workspaceOrError")
         return location_problem(doing, seen.get("locationEntries") or [], **self._selector) or refusal
-
-    def _call(
-        self, query: str, variables: Mapping[str, Any], field: str, patience: float | None = None
-    ) -> dict[str, Any]:
-        return self._transport.graphql(query, variables, field, patience)
 
 
 def location_problem(

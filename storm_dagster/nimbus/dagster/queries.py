@@ -6,8 +6,7 @@ ADD_PARTITION = """
 mutation StormAddPartition($selector: RepositorySelector!, $definition: String!, $key: String!) {
   addDynamicPartition(repositorySelector: $selector, partitionsDefName: $definition, partitionKey: $key) {
     __typename
-    ... on PythonError { message }
-    ... on UnauthorizedError { message }
+    ... on Error { message }
   }
 }
 """
@@ -16,8 +15,7 @@ DROP_PARTITION = """
 mutation StormDropPartition($selector: RepositorySelector!, $definition: String!, $keys: [String!]!) {
   deleteDynamicPartitions(repositorySelector: $selector, partitionsDefName: $definition, partitionKeys: $keys) {
     __typename
-    ... on PythonError { message }
-    ... on UnauthorizedError { message }
+    ... on Error { message }
   }
 }
 """
@@ -28,16 +26,7 @@ mutation StormLaunchRun($params: ExecutionParams!) {
     __typename
     ... on LaunchRunSuccess { run { runId } }
     ... on RunConfigValidationInvalid { errors { message } }
-    ... on PythonError { message }
-    ... on InvalidStepError { invalidStepKey }
-    ... on InvalidOutputError { stepKey invalidOutputName }
-    ... on PipelineNotFoundError { message }
-    ... on RunConflict { message }
-    ... on InvalidSubsetError { message }
-    ... on PresetNotFoundError { message }
-    ... on ConflictingExecutionParamsError { message }
-    ... on NoModeProvidedError { message }
-    ... on UnauthorizedError { message }
+    ... on Error { message }
   }
 }
 """
@@ -49,7 +38,6 @@ query StormLocations {
     ... on Workspace {
       locationEntries {
         name
-        loadStatus
         locationOrLoadError {
           __typename
           ... on RepositoryLocation { repositories { name } }
@@ -57,7 +45,7 @@ query StormLocations {
         }
       }
     }
-    ... on PythonError { message }
+    ... on Error { message }
   }
 }
 """
@@ -70,13 +58,11 @@ query StormRun($id: ID!) {
       runId
       status
       jobName
-      startTime
-      endTime
       stepKeysToExecute
       executionPlan { steps { key } }
       stepStats { stepKey status startTime endTime }
     }
-    ... on PythonError { message }
+    ... on Error { message }
   }
 }
 """
@@ -93,13 +79,13 @@ query StormRunFailures($id: ID!, $cursor: String) {
           __typename
           ... on ExecutionStepFailureEvent {
             stepKey
-            error { message className cause { message className cause { message className } } }
+            error { message cause { message cause { message } } }
             failureMetadata {
               description
               metadataEntries { label ... on TextMetadataEntry { text } }
             }
           }
-          ... on RunFailureEvent { message error { message className } }
+          ... on RunFailureEvent { message error { message } }
           ... on RunCanceledEvent { message }
         }
       }
@@ -112,9 +98,8 @@ FIND_RUNS = """
 query StormFindRuns($filter: RunsFilter!, $limit: Int!) {
   runsOrError(filter: $filter, limit: $limit) {
     __typename
-    ... on Runs { results { runId status jobName } }
-    ... on InvalidPipelineRunsFilterError { message }
-    ... on PythonError { message }
+    ... on Runs { results { runId status } }
+    ... on Error { message }
   }
 }
 """
@@ -123,8 +108,7 @@ REPORT = """
 mutation StormReport($params: ReportRunlessAssetEventsParams!) {
   reportRunlessAssetEvents(eventParams: $params) {
     __typename
-    ... on PythonError { message }
-    ... on UnauthorizedError { message }
+    ... on Error { message }
   }
 }
 """

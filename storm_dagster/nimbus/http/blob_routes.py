@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
@@ -12,7 +13,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from storm_dagster.blobstore import BlobMeta
 from storm_dagster.blobstore.store import check_sha256
-from storm_dagster.http.description import HttpOperation, Media, Parameter
+from storm_dagster.http.description import HttpOperation, Media, Parameter, path_names
 from storm_dagster.http.responses import Endpoint, get
 from storm_dagster.http.schemas import Digest, UploadHandle, closed, extensible
 from storm_dagster.model import paths
@@ -221,9 +222,12 @@ class _BlobEndpoints:
 def blob_operations(nimbus: Nimbus) -> list[HttpOperation]:
     """The routes of this module."""
     on = _BlobEndpoints(nimbus)
-    key = Parameter("key", str, "Blob key", where="path")
-    handle = Parameter("handle", str, "What POST /v1/uploads gave", where="path")
-    part = Parameter("part", str, "archive, conf or topology", where="path")
+    in_path = {
+        "key": Parameter("key", str, "Blob key", where="path"),
+        "handle": Parameter("handle", str, "What POST /v1/uploads gave", where="path"),
+        "part": Parameter("part", str, "archive, conf or topology", where="path"),
+        "sha256": Parameter("sha256", str, where="path"),
+    }
     epoch = Parameter("X-Storm-Epoch", _Number, "Refuse unless the leader's epoch is this one", "header")
     terms = (
         epoch,
@@ -232,13 +236,30 @@ def blob_operations(nimbus: Nimbus) -> list[HttpOperation]:
     )
     announced = Parameter("X-Content-SHA256", Digest, "Hash of the body: another body is refused", "header")
     by_content = Parameter("sha256", Digest, "Instead of a body: content that is stored already")
-    body = ("application/octet-stream", bytes)
+    by_hash = Parameter("X-Content-By-Hash", str, "true: no body", "header")
     whole = Media({"application/octet-stream": bytes})
     content: dict[int, Any] = {200: whole, 206: whole, 304: None, 416: None}
-    wrote = (404, 409, 503)
 
-    def one(method: Any, path: str, endpoint: Endpoint, summary: str, **more: Any) -> HttpOperation:
-        return HttpOperation(method, f"/v1{path}", endpoint, summary, "blobs", **more)
+    def one(
+        method: Literal["GET", "POST", "PUT", "DELETE"],
+        path: str,
+        endpoint: Endpoint,
+        summary: str,
+        *asked: Parameter,
+        answers: Mapping[int, Any],
+        errors: tuple[int, ...] = (404, 409, 503),
+    ) -> HttpOperation:
+        parameters = (*(in_path[name] for name in path_names(path)), *asked)
+        body = ("application/octet-stream", bytes) if method == "PUT" else None
+        return HttpOperation(
+            method, f"/v1{path}", endpoint, summary, "blobs", parameters, body, answers=answers, errors=errors
+        )
+
+    def remove(path: str, endpoint: Endpoint, summary: str, *asked: Parameter) -> HttpOperation:
+        return one("DELETE", path, endpoint, summary, *asked, answers={204: None})
+
+    def send(path: str, endpoint: Endpoint, summary: str) -> HttpOperation:
+        return one("GET", path, endpoint, summary, answers=content, errors=(404, 503))
 
     return [
         one(
@@ -246,68 +267,38 @@ def blob_operations(nimbus: Nimbus) -> list[HttpOperation]:
             "/blobs",
             get(on.list_blobs),
             "Blobs that this nimbus holds",
-            parameters=(Parameter("prefix", str, "Only keys that begin so"),),
+            Parameter("prefix", str, "Only keys that begin so"),
             answers={200: BlobList},
             errors=(503,),
         ),
-        one(
-            "GET",
-            "/blobs/{key}",
-            on.read_blob,
-            "Content of a blob, or the byte range of it that Range asks for",
-            parameters=(key,),
-            answers=content,
-            errors=(404, 503),
-        ),
+        send("/blobs/{key}", on.read_blob, "Content of a blob, or the byte range of it that Range asks for"),
         one(
             "PUT",
             "/blobs/{key}",
             on.write_blob,
             "Store a blob; answered when enough nimbuses hold it",
-            parameters=(key, by_content, announced, *terms),
-            body=body,
+            by_content,
+            announced,
+            *terms,
             answers={201: StoredBlob},
-            errors=wrote,
         ),
-        one(
-            "DELETE",
-            "/blobs/{key}",
-            on.delete_blob,
-            "Remove a blob",
-            parameters=(key, *terms),
-            answers={204: None},
-            errors=wrote,
-        ),
+        remove("/blobs/{key}", on.delete_blob, "Remove a blob", *terms),
         one(
             "PUT",
             "/replicas/{key}",
             on.write_replica,
             "Between nimbuses: take over a copy",
-            parameters=(
-                key,
-                epoch,
-                announced,
-                Parameter("X-Content-By-Hash", str, "true: no body", "header"),
-            ),
-            body=body,
+            epoch,
+            announced,
+            by_hash,
             answers={200: BlobDocument},
-            errors=wrote,
         ),
-        one(
-            "DELETE",
-            "/replicas/{key}",
-            on.delete_replica,
-            "Between nimbuses: drop a copy",
-            parameters=(key, epoch),
-            answers={204: None},
-            errors=wrote,
-        ),
+        remove("/replicas/{key}", on.delete_replica, "Between nimbuses: drop a copy", epoch),
         one(
             "GET",
             "/archives/{sha256}",
             get(on.has_archive),
             "Whether an archive of that hash is stored",
-            parameters=(Parameter("sha256", str, where="path"),),
             answers={200: ArchiveDocument},
             errors=(404,),
         ),
@@ -324,36 +315,18 @@ def blob_operations(nimbus: Nimbus) -> list[HttpOperation]:
             "/uploads/{handle}/finish",
             get(on.finish_upload),
             "End an upload: from now on its parts do not change",
-            parameters=(handle,),
             answers={200: FinishedUpload},
-            errors=wrote,
         ),
         one(
             "PUT",
             "/uploads/{handle}/{part}",
             on.write_part,
             "Send one part of an upload",
-            parameters=(handle, part, by_content, announced, *terms),
-            body=body,
+            by_content,
+            announced,
+            *terms,
             answers={201: StoredBlob},
-            errors=wrote,
         ),
-        one(
-            "GET",
-            "/uploads/{handle}/{part}",
-            on.read_part,
-            "Read one part of an upload back",
-            parameters=(handle, part),
-            answers=content,
-            errors=(404, 503),
-        ),
-        one(
-            "DELETE",
-            "/uploads/{handle}",
-            on.cancel_upload,
-            "Cancel an upload: nothing of it stays",
-            parameters=(handle,),
-            answers={204: None},
-            errors=wrote,
-        ),
+        send("/uploads/{handle}/{part}", on.read_part, "Read one part of an upload back"),
+        remove("/uploads/{handle}", on.cancel_upload, "Cancel an upload: nothing of it stays"),
     ]

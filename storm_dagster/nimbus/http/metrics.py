@@ -7,7 +7,7 @@ at most 100 metrics of a task), never from requests.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -91,31 +91,21 @@ class _ClusterMetrics(Collector):
         connected = nimbus.cluster.session.connected
         yield _gauge("storm_nimbus_zookeeper_connected", "1 while ZooKeeper answers", connected)
         if nimbus.reads is not None:
-            numbers = GaugeMetricFamily(
-                "storm_nimbus_cached_reads",
-                "Reads of rarely changing nodes by who answered",
-                labels=["level"],
-            )
-            for level in ("memory", "disk", "zookeeper", "invalidated"):
-                numbers.add_metric([level], getattr(nimbus.reads.metrics, level))
-            yield numbers
+            levels = ("memory", "disk", "zookeeper", "invalidated")
+            reads = {(level,): getattr(nimbus.reads.metrics, level) for level in levels}
+            yield _gauges("storm_nimbus_cached_reads", "Reads of rarely changing nodes by who answered", "level", reads)
         try:
             view = self._reader.view()
         except StormDagsterError:
             return
         yield _gauge("storm_nimbus_epoch", "Leadership epoch of the cluster", view.epoch)
-        statuses = GaugeMetricFamily("storm_topologies", "Topologies by status", labels=["status"])
-        for word, count in sorted(Tally(part.base.status for part in view.topologies.values()).items()):
-            statuses.add_metric([word], count)
-        yield statuses
+        statuses = sorted(Tally((part.base.status,) for part in view.topologies.values()).items())
+        yield _gauges("storm_topologies", "Topologies by status", "status", dict(statuses))
         yield _gauge("storm_supervisors", "Live supervisors", len(view.supervisors))
         used = sum(len(ports) for node, ports in view.used_ports().items() if node in view.supervisors)
         yield _gauge("storm_slots_used", "Slots in use on live supervisors", used)
-        yield _gauge(
-            "storm_slots_total",
-            "Slots of live supervisors",
-            sum(len(i.ports) for i in view.supervisors.values()),
-        )
+        slots = sum(len(info.ports) for info in view.supervisors.values())
+        yield _gauge("storm_slots_total", "Slots of live supervisors", slots)
         live = sum(len(part.live_workers) for part in view.topologies.values())
         yield _gauge("storm_workers_live", "Workers whose session lives", live)
         if health["leader"]:
@@ -130,32 +120,35 @@ class _ClusterMetrics(Collector):
                 if one.answered:
                     family.add_metric([one.name], one.totals(ALL_TIME)[key])
             yield family
-        latency = GaugeMetricFamily(
+        yield _gauges(
             "storm_topology_complete_latency_seconds",
             "Mean time to complete a tuple tree, over ten minutes",
-            labels=["topology"],
+            "topology",
+            {(one.name,): one.totals("600")["complete_ms"] / 1000 for one in snapshot if one.answered},
         )
-        for one in snapshot:
-            if one.answered:
-                latency.add_metric([one.name], one.totals("600")["complete_ms"] / 1000)
-        yield latency
-        reported = GaugeMetricFamily(
+        yield _gauges(
             "storm_topology_user_metric",
             "Newest number that a task gave to report_metric",
-            labels=["topology", "component", "task", "metric"],
+            "topology component task metric",
+            {
+                (one.name, component, task, str(metric)): float(value)
+                for one in snapshot
+                for (component, task), numbers in one.metrics.items()
+                for metric, value in numbers.items()
+                if isinstance(value, int | float)
+            },
         )
-        for one in snapshot:
-            for (component, task), numbers in one.metrics.items():
-                for metric, value in numbers.items():
-                    if isinstance(value, int | float):
-                        reported.add_metric([one.name, component, task, str(metric)], float(value))
-        yield reported
         for name, text, value in _TOPOLOGY_SIZES:
-            family = GaugeMetricFamily(name, text, labels=["topology"])
-            for one in snapshot:
-                family.add_metric([one.name], float(value(one)))
-            yield family
+            yield _gauges(name, text, "topology", {(one.name,): float(value(one)) for one in snapshot})
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:
     return GaugeMetricFamily(name, text, value=float(value))
+
+
+def _gauges(name: str, text: str, labels: str, numbers: Mapping[tuple[str, ...], float]) -> Metric:
+    """A gauge with its number by the values of its ``labels``, which are separated by spaces."""
+    family = GaugeMetricFamily(name, text, labels=labels.split())
+    for values, number in numbers.items():
+        family.add_metric(values, number)
+    return family

@@ -19,7 +19,6 @@ from storm_dagster.nimbus.http.topology_routes import topology_operations
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
-from storm_dagster.nimbus.requests.topology_access import topology_conf_reader
 from storm_dagster.nimbus.requests.worker_stacks import stacks_at
 
 
@@ -47,7 +46,7 @@ def build_app(nimbus: Nimbus, reader: ClusterReader, submissions: Submissions) -
     )
     app = Starlette(routes=routes, exception_handlers=EXCEPTION_HANDLERS)
     app.router.redirect_slashes = False
-    guarded = Authentication(app, Security.of(nimbus.conf), nimbus.conf.values, topology_conf_reader(nimbus, reader))
+    guarded = Authentication(app, Security.of(nimbus.conf), nimbus.conf.values, reader.conf)
     seeds = [host_of(seed.partition("://")[2] or seed) for seed in nimbus.conf["nimbus.seeds"]]
     hosts = allowed_hosts([nimbus.identity.host, *seeds])
     return Guard(guarded, hosts=hosts, observe=metrics.observe, routes=routes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from storm_dagster.http.description import HttpOperation, Media, Parameter
+from storm_dagster.http.description import HttpOperation, Media, Parameter, path_names
 from storm_dagster.http.query import query_text
 from storm_dagster.http.responses import Endpoint, get, post
 from storm_dagster.http.schemas import choice
@@ -52,115 +53,103 @@ def topology_operations(
     def path_name(request: Request) -> str:
         return request.path_params["name"]
 
-    name = Parameter("name", str, "Topology name, or id", where="path")
+    in_path = {
+        "name": Parameter("name", str, "Topology name, or id", where="path"),
+        "run_id": Parameter("run_id", str, "Run id", where="path"),
+        "component": Parameter("component", str, "Component", where="path"),
+        "verb": Parameter("verb", choice(*VERBS), where="path"),
+    }
     reading, changing = (404, 500, 503), (404, 409, 500, 503)
 
-    def one(method: Any, path: str, endpoint: Endpoint, summary: str, schema: Any, **more: Any) -> HttpOperation:
-        status = more.pop("status", 200)
-        more.setdefault("errors", reading)
-        return HttpOperation(method, path, endpoint, summary, "topologies", answers={status: schema}, **more)
+    def one(
+        method: Literal["GET", "POST"],
+        path: str,
+        endpoint: Endpoint,
+        summary: str,
+        schema: Any,
+        query: tuple[Parameter, ...] = (),
+        status: int = 200,
+        errors: tuple[int, ...] = reading,
+        **more: Any,
+    ) -> HttpOperation:
+        parameters = (*(in_path[name] for name in path_names(path)), *query)
+        answers = {status: schema}
+        return HttpOperation(
+            method, path, endpoint, summary, "topologies", parameters, answers=answers, errors=errors, **more
+        )
+
+    def read(
+        path: str, answer: Callable[[Request], Any], summary: str, schema: Any, *query: Parameter, **more: Any
+    ) -> HttpOperation:
+        return one("GET", path, get(answer), summary, schema, query, **more)
+
+    def change(
+        path: str,
+        act: Callable[[Request, dict[str, Any]], Any],
+        summary: str,
+        schema: Any,
+        status: int = 200,
+        body: Any = dict[str, Any],
+        **more: Any,
+    ) -> HttpOperation:
+        body = ("application/json", body)
+        return one("POST", path, post(act, status), summary, schema, status=status, body=body, errors=changing, **more)
 
     return [
-        one(
-            "GET",
-            "/healthz",
-            get(lambda _: reader.health()),
-            "How this nimbus is",
-            schemas.HealthDocument,
-            errors=(),
-        ),
+        read("/healthz", lambda _: reader.health(), "How this nimbus is", schemas.HealthDocument, errors=()),
         one("GET", "/metrics", exposition, "Metrics for Prometheus", Media({"text/plain": str}), errors=()),
-        one(
-            "POST",
+        change(
             "/v1/submit",
-            post(lambda _, document: submissions.submit(document), 202),
+            lambda _, document: submissions.submit(document),
             "Launch the run of a submission",
             schemas.SubmittedDocument,
-            status=202,
-            body=("application/json", schemas.SubmissionDocument),
+            202,
+            schemas.SubmissionDocument,
             body_required=True,
-            errors=changing,
         ),
-        one(
-            "GET",
+        read(
             "/v1/runs/{run_id}",
-            get(lambda request: nimbus.dagster.run(request.path_params["run_id"])),
+            lambda request: nimbus.dagster.run(request.path_params["run_id"]),
             "A run and its steps",
             schemas.RunDocument,
-            parameters=(Parameter("run_id", str, "Run id", where="path"),),
         ),
-        one(
-            "GET",
-            "/v1/topologies",
-            get(lambda _: reader.list_topologies()),
-            "Topologies",
-            schemas.ListDocument,
-        ),
-        one(
-            "GET",
+        read("/v1/topologies", lambda _: reader.list_topologies(), "Topologies", schemas.ListDocument),
+        read(
             "/v1/topologies/{name}",
-            get(lambda request: reader.show(path_name(request))),
+            lambda request: reader.show(path_name(request)),
             "A topology with its tasks, workers, statistics and errors",
             schemas.ShowDocument,
-            parameters=(name,),
         ),
-        one(
-            "GET",
+        read(
             "/v1/topologies/{name}/state/{component}",
-            get(state),
+            state,
             "A page of the keyed state of a stateful bolt, as its tasks have it now",
             schemas.StateDocument,
-            parameters=(
-                name,
-                Parameter("component", str, "Component", where="path"),
-                Parameter("key", str, "Only this key: as text, or as JSON for numbers and lists"),
-                Parameter("limit", int, "Entries at most, 1 to 1000 (100)"),
-                Parameter("after", str, "Where the page begins: `next` of the one before"),
-            ),
+            Parameter("key", str, "Only this key: as text, or as JSON for numbers and lists"),
+            Parameter("limit", int, "Entries at most, 1 to 1000 (100)"),
+            Parameter("after", str, "Where the page begins: `next` of the one before"),
             errors=changing,
         ),
-        one(
-            "GET",
+        read(
             "/v1/topologies/{name}/placement",
-            get(lambda request: reader.placement(path_name(request), _task_of(request))),
+            lambda request: reader.placement(path_name(request), _task_of(request)),
             "Why each task is where it is",
             dict[str, Any],
-            parameters=(name,),
         ),
-        one(
-            "POST",
-            "/v1/topologies/{name}/{verb}",
-            post(act, 202),
-            "Change a topology",
-            schemas.ChangedDocument,
-            status=202,
-            parameters=(name, Parameter("verb", choice(*VERBS), where="path")),
-            body=("application/json", dict[str, Any]),
-            errors=changing,
-        ),
-        one(
-            "GET",
+        change("/v1/topologies/{name}/{verb}", act, "Change a topology", schemas.ChangedDocument, 202),
+        read(
             "/v1/blacklist",
-            get(lambda _: {"hosts": sorted(nimbus.cluster.blacklist())}),
+            lambda _: {"hosts": sorted(nimbus.cluster.blacklist())},
             "Hosts that get no new work",
             schemas.BlacklistDocument,
         ),
-        one(
-            "POST",
+        change(
             "/v1/blacklist",
-            post(lambda _, document: blacklist(document)),
+            lambda _, document: blacklist(document),
             "Change the blacklist",
             schemas.BlacklistDocument,
-            body=("application/json", dict[str, Any]),
-            errors=changing,
         ),
-        one(
-            "GET",
-            "/v1/cluster",
-            get(lambda _: reader.cluster()),
-            "Nimbuses and supervisors",
-            schemas.ClusterDocument,
-        ),
+        read("/v1/cluster", lambda _: reader.cluster(), "Nimbuses and supervisors", schemas.ClusterDocument),
     ]
 
 

@@ -27,34 +27,20 @@ from storm_dagster.operations.upgrade import UpgradeResult, check_request
 
 _log = logging.getLogger(__name__)
 
-VERBS = (
-    "activate",
-    "deactivate",
-    "kill",
-    "rebalance",
-    "restart",
-    "update",
-    "gray-upgrade",
-    "complete-upgrade",
-    "rollback",
-)
 _FIELDS: Mapping[str, frozenset[str]] = {
     "activate": frozenset(),
     "deactivate": frozenset(),
-    "restart": frozenset(),
     "kill": frozenset({"wait_secs"}),
     "rebalance": frozenset({"wait_secs", "workers", "executors", "reassign"}),
+    "restart": frozenset(),
     "update": frozenset({"handle", "token", "allow_degraded"}),
     "gray-upgrade": frozenset({"handle", "token", "allow_degraded", "number", "component", "workers"}),
     "complete-upgrade": frozenset(),
     "rollback": frozenset(),
 }
-_EVENTS: Mapping[str, Event] = {
-    "activate": "activate",
-    "deactivate": "deactivate",
-    "kill": "kill",
-    "rebalance": "rebalance",
-}
+VERBS = tuple(_FIELDS)
+_EVENTS: tuple[Event, ...] = ("activate", "deactivate", "kill", "rebalance")
+"""Verbs that the topology's status allows or forbids under their own name."""
 _LONGEST_WAIT_SECS = 10 * 366 * 86400
 
 
@@ -87,10 +73,9 @@ class LifecycleRequests:
             "name": topology.base.name,
             "status": topology.base.status,
         }
-        event = _EVENTS.get(verb)
         # The run decides; what cannot be done now needs no run.
-        if event is not None:
-            apply_event(topology.base, event)
+        if verb in _EVENTS:
+            apply_event(topology.base, verb)
         if verb == "rebalance":
             require_offered_host(view, topology)
         elif verb in ("update", "gray-upgrade"):
@@ -171,9 +156,8 @@ class LifecycleRequests:
     def _by_hand(
         self, verb: str, fields: Mapping[str, Any]
     ) -> Callable[[OperationsContext, str], LifecycleResult | UpgradeResult] | None:
-        if verb == "kill":
-            return lambda ctx, name: lifecycle.kill(ctx, name, fields.get("wait_secs"))
         by_hand: Mapping[str, Callable[[OperationsContext, str], LifecycleResult | UpgradeResult]] = {
+            "kill": lambda ctx, name: lifecycle.kill(ctx, name, fields.get("wait_secs")),
             "activate": lifecycle.activate,
             "deactivate": lifecycle.deactivate,
             # Rolling back and completing must not wait for Dagster.
@@ -199,15 +183,14 @@ def _check_fields(verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("handle", "token", "component"):
         if not isinstance(fields.get(key, ""), str):
             raise InvalidRequest(f"{key!r} must be text")
-    if not isinstance(fields.get("allow_degraded", False), bool):
-        raise InvalidRequest("'allow_degraded' must be true or false")
+    for key in ("allow_degraded", "reassign"):
+        if not isinstance(fields.get(key, False), bool):
+            raise InvalidRequest(f"{key!r} must be true or false")
     executors = fields.get("executors", {})
     if not isinstance(executors, dict):
         raise InvalidRequest("'executors' must map component ids to numbers, such as {\"count\": 4}")
     for component in executors:
         _check_int(executors, component, 0, 10_000_000)
-    if not isinstance(fields.get("reassign", False), bool):
-        raise InvalidRequest("'reassign' must be true or false")
     return fields
 
 

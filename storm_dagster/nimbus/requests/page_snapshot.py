@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from storm_dagster.core.submission.tasks import executors_of
-from storm_dagster.model.records import Assignment, SupervisorInfo, TaskError, TaskTable, WorkerSlot
+from storm_dagster.model.records import SupervisorInfo, TaskError, TaskTable, WorkerSlot
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.requests.window_stats import (
     WINDOWS,
@@ -178,7 +178,8 @@ def snapshot_topology(
     """A topology's snapshot; ``report`` is its master's answer, ``errors`` are (component, error), newest first."""
     table = topology.tasks or TaskTable(components={})
     reported_tasks: Mapping[str, Any] = (report or {}).get("tasks") or {}
-    slots = _slots(topology.assignment)
+    workers = topology.assignment.workers if topology.assignment else ()
+    slots = {task: worker for worker in workers for task in worker.ids}
     by_component: dict[str, list[TaskError]] = {}
     for component_id, error in errors:
         by_component.setdefault(component_id, []).append(error)
@@ -281,10 +282,6 @@ def supervisors_of(view: ClusterView, *, now_secs: int, workers: bool = False) -
         )
         for supervisor_id, info in sorted(view.supervisors.items(), key=lambda pair: (pair[1].host, pair[0]))
     ]
-
-
-def _slots(assignment: Assignment | None) -> dict[int, WorkerSlot]:
-    return {task: worker for worker in (assignment.workers if assignment else ()) for task in worker.ids}
 
 
 def _executor(

@@ -16,7 +16,7 @@ from storm_dagster.core.reassignment import Runnable
 from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Corrupt, KeyNotFound, StormDagsterError
-from storm_dagster.model.names import id_of_blob_key, jar_key, placement_key
+from storm_dagster.model.names import conf_key, id_of_blob_key, jar_key, placement_key
 from storm_dagster.model.security import Security
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.blobs.registry import BlobRegistry
@@ -159,6 +159,18 @@ class ClusterReader:
             return {}
         state = self._nimbus.cluster.read_upgrade(topology.id)
         return {"upgrade": UpgradeSnapshot(state, topology.assignment, topology.tasks).to_document()}
+
+    def conf(self, name: str) -> Mapping[str, Any] | None:
+        """The conf by which requests for a topology are authorized; ``None`` when it does not run or cannot be read.
+
+        Then only administrators may do anything with it: what is not known is allowed to nobody.
+        """
+        try:
+            topology = topology_by_name(self.view(), name)
+            document = json.loads(self._nimbus.blobs.read(conf_key(topology.code_dir)))
+        except (StormDagsterError, ValueError):
+            return None
+        return document if isinstance(document, Mapping) else None
 
     def snapshot(self, name: str) -> TopologySnapshot:
         """The snapshot of a topology (by name or id) for its pages; :class:`NotAlive` when there is none."""

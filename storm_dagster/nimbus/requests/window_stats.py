@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+_COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 ALL_TIME = ":all-time"
 WINDOWS = ("600", "10800", "86400", ALL_TIME)
 """Storm's window names: seconds, and the whole life."""
@@ -76,16 +77,12 @@ class WindowStats:
                 return dict(counts)
             return {key: number for key, number in counts.items() if not is_system_name(split_input(key)[1])}
 
-        executed, acked = shown(self.executed), shown(self.acked)
+        counts = {name: shown(getattr(self, name)) for name in _COUNTED}
         return Totals(
-            emitted=sum(shown(self.emitted).values()),
-            transferred=sum(shown(self.transferred).values()),
-            executed=sum(executed.values()),
-            acked=sum(acked.values()),
-            failed=sum(shown(self.failed).values()),
-            execute_ms=_mean(self.execute_ms, executed),
-            process_ms=_mean(self.process_ms, executed),
-            complete_ms=_mean(self.complete_ms, acked),
+            **{name: sum(by_key.values()) for name, by_key in counts.items()},
+            execute_ms=_mean(self.execute_ms, counts["executed"]),
+            process_ms=_mean(self.process_ms, counts["executed"]),
+            complete_ms=_mean(self.complete_ms, counts["acked"]),
         )
 
 
@@ -129,11 +126,7 @@ def merge(parts: Iterable[WindowStats]) -> WindowStats:
     """Several tasks as one: counts summed, latencies weighted by the tuples that they are of."""
     parts = list(parts)
     return WindowStats(
-        emitted=_sum(part.emitted for part in parts),
-        transferred=_sum(part.transferred for part in parts),
-        executed=_sum(part.executed for part in parts),
-        acked=_sum(part.acked for part in parts),
-        failed=_sum(part.failed for part in parts),
+        **{name: _sum(getattr(part, name) for part in parts) for name in _COUNTED},
         execute_ms=_weighted((part.execute_ms, part.executed) for part in parts),
         process_ms=_weighted((part.process_ms, part.executed) for part in parts),
         complete_ms=_weighted((part.complete_ms, part.acked) for part in parts),

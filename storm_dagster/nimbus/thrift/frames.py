@@ -25,7 +25,6 @@ _MOST_NAME = 128
 
 _i8 = struct.Struct("!b").unpack_from
 _i32 = struct.Struct("!i").unpack_from
-_field = struct.Struct("!bh").unpack_from
 _list = struct.Struct("!bi").unpack_from
 _map = struct.Struct("!bbi").unpack_from
 

@@ -151,25 +151,21 @@ class NimbusHandler:
 
     # -- changes -------------------------------------------------------------------------------------------
 
-    def submitTopology(self, name: str | None, location: str | None, conf: str | None, topology: Any) -> None:
-        """Submit, to be active."""
-        self.submitTopologyWithOpts(name, location, conf, topology, None)
-
-    def submitTopologyWithOpts(
-        self, name: str | None, location: str | None, conf: str | None, topology: Any, options: Any
+    def submitTopology(
+        self, name: str | None, location: str | None, conf: str | None, topology: Any, options: Any = None
     ) -> None:
-        """Submit, active or inactive."""
+        """Submit, active (the default) or inactive."""
         self._submission.submit(name, location, conf, topology, options)
         self._reader.forget()
 
-    def killTopology(self, name: str | None) -> None:
-        """Kill after the message timeout."""
-        self._act(name, "kill", {})
+    submitTopologyWithOpts = submitTopology
 
-    def killTopologyWithOpts(self, name: str | None, options: Any) -> None:
-        """Kill after ``wait_secs``; a negative number means the message timeout, as in Storm."""
+    def killTopology(self, name: str | None, options: Any = None) -> None:
+        """Kill after ``wait_secs``; none, or a negative number, means the message timeout, as in Storm."""
         wait = options.wait_secs if options is not None else None
         self._act(name, "kill", {} if wait is None or wait < 0 else {"wait_secs": wait})
+
+    killTopologyWithOpts = killTopology
 
     def activate(self, name: str | None) -> None:
         """Activate."""
@@ -276,21 +272,16 @@ class NimbusHandler:
             raise RefusedCall(error.message) from None
         return self._reader.view().topology_named(str(name)) is None
 
-    def getTopologyInfo(self, topology_id: str | None) -> Any:
-        """Executors, their statistics, errors."""
-        return self._pages.topology_info(self._by_id(topology_id))
-
-    def getTopologyInfoWithOpts(self, topology_id: str | None, options: Any) -> Any:
-        """The same with all errors, one or none of each component."""
+    def getTopologyInfo(self, topology_id: str | None, options: Any = None) -> Any:
+        """Executors, their statistics, errors: all (the default), one or none of each component."""
         return self._pages.topology_info(self._by_id(topology_id), _choice(options))
 
-    def getTopologyInfoByName(self, name: str | None) -> Any:
+    def getTopologyInfoByName(self, name: str | None, options: Any = None) -> Any:
         """The same, by name."""
-        return self._pages.topology_info(self._by_name(name))
-
-    def getTopologyInfoByNameWithOpts(self, name: str | None, options: Any) -> Any:
-        """The same, by name and with options."""
         return self._pages.topology_info(self._by_name(name), _choice(options))
+
+    getTopologyInfoWithOpts = getTopologyInfo
+    getTopologyInfoByNameWithOpts = getTopologyInfoByName
 
     def getTopologyPageInfo(self, topology_id: str | None, window: str | None, include_sys: bool | None) -> Any:
         """Contents of a topology's page."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from storm_dagster.model.errors import NotAlive, Unavailable
 from storm_dagster.model.records import TaskError
@@ -233,82 +233,68 @@ def _component(part: ComponentSnapshot, window: str, include_sys: bool) -> Any:
     return stats
 
 
-def _aggregate(part: ComponentSnapshot, totals: Totals, *, capacity: float | None = None, counts: bool = False) -> Any:
+def _component_stats(kind: Literal["spout", "bolt"], common: Mapping[str, Any], specific: Mapping[str, Any]) -> Any:
     idl = load_idl()
-    common = idl.CommonAggregateStats(
-        num_executors=len(part.executors) if counts else None,
-        num_tasks=len(part.tasks) if counts else None,
-        emitted=totals.emitted,
-        transferred=totals.transferred,
-        acked=totals.acked,
-        failed=totals.failed,
-        resources_map={},
-    )
-    if part.kind == "bolt":
-        specific = idl.SpecificAggregateStats(
-            bolt=idl.BoltAggregateStats(
-                execute_latency_ms=totals.execute_ms,
-                process_latency_ms=totals.process_ms,
-                executed=totals.executed,
-                capacity=capacity,
-            )
-        )
-    else:
-        specific = idl.SpecificAggregateStats(spout=idl.SpoutAggregateStats(complete_latency_ms=totals.complete_ms))
+    bolt = kind == "bolt"
+    own = (idl.BoltAggregateStats if bolt else idl.SpoutAggregateStats)(**specific)
     return idl.ComponentAggregateStats(
-        type=idl.ComponentType.BOLT if part.kind == "bolt" else idl.ComponentType.SPOUT,
-        common_stats=common,
-        specific_stats=specific,
+        type=idl.ComponentType.BOLT if bolt else idl.ComponentType.SPOUT,
+        common_stats=idl.CommonAggregateStats(**common),
+        specific_stats=idl.SpecificAggregateStats(**{kind: own}),
     )
+
+
+def _aggregate(part: ComponentSnapshot, totals: Totals, *, capacity: float | None = None, counts: bool = False) -> Any:
+    common = {
+        "num_executors": len(part.executors) if counts else None,
+        "num_tasks": len(part.tasks) if counts else None,
+        "emitted": totals.emitted,
+        "transferred": totals.transferred,
+        "acked": totals.acked,
+        "failed": totals.failed,
+        "resources_map": {},
+    }
+    if part.kind == "spout":
+        return _component_stats("spout", common, {"complete_latency_ms": totals.complete_ms})
+    specific = {
+        "execute_latency_ms": totals.execute_ms,
+        "process_latency_ms": totals.process_ms,
+        "executed": totals.executed,
+        "capacity": capacity,
+    }
+    return _component_stats("bolt", common, specific)
 
 
 def _inputs(sums: WindowStats, include_sys: bool) -> dict[Any, Any]:
     """Input statistics of a bolt by stream."""
-    idl = load_idl()
-    found: dict[Any, Any] = {}
-    for key in sorted({*sums.executed, *sums.acked, *sums.failed}):
-        if not include_sys and is_system_name(split_input(key)[1]):
-            continue
-        found[_stream_id(key)] = idl.ComponentAggregateStats(
-            type=idl.ComponentType.BOLT,
-            common_stats=idl.CommonAggregateStats(acked=sums.acked.get(key, 0), failed=sums.failed.get(key, 0)),
-            specific_stats=idl.SpecificAggregateStats(
-                bolt=idl.BoltAggregateStats(
-                    execute_latency_ms=sums.execute_ms.get(key, 0.0),
-                    process_latency_ms=sums.process_ms.get(key, 0.0),
-                    executed=sums.executed.get(key, 0),
-                )
-            ),
+    return {
+        _stream_id(key): _component_stats(
+            "bolt",
+            {"acked": sums.acked.get(key, 0), "failed": sums.failed.get(key, 0)},
+            {
+                "execute_latency_ms": sums.execute_ms.get(key, 0.0),
+                "process_latency_ms": sums.process_ms.get(key, 0.0),
+                "executed": sums.executed.get(key, 0),
+            },
         )
-    return found
+        for key in sorted({*sums.executed, *sums.acked, *sums.failed})
+        if include_sys or not is_system_name(split_input(key)[1])
+    }
 
 
 def _outputs(part: ComponentSnapshot, sums: WindowStats, include_sys: bool) -> dict[str, Any]:
     """Output statistics by stream; of a spout also acks and failures."""
-    idl = load_idl()
     spout = part.kind == "spout"
-    found: dict[str, Any] = {}
-    for stream in sorted({*sums.emitted, *sums.transferred}):
-        if not include_sys and is_system_name(stream):
-            continue
-        specific = (
-            idl.SpecificAggregateStats(
-                spout=idl.SpoutAggregateStats(complete_latency_ms=sums.complete_ms.get(stream, 0.0))
-            )
-            if spout
-            else idl.SpecificAggregateStats(bolt=idl.BoltAggregateStats())
+    names = ("emitted", "transferred", "acked", "failed") if spout else ("emitted", "transferred")
+    return {
+        stream: _component_stats(
+            part.kind,
+            {name: getattr(sums, name).get(stream, 0) for name in names},
+            {"complete_latency_ms": sums.complete_ms.get(stream, 0.0)} if spout else {},
         )
-        found[stream] = idl.ComponentAggregateStats(
-            type=idl.ComponentType.SPOUT if spout else idl.ComponentType.BOLT,
-            common_stats=idl.CommonAggregateStats(
-                emitted=sums.emitted.get(stream, 0),
-                transferred=sums.transferred.get(stream, 0),
-                acked=sums.acked.get(stream, 0) if spout else None,
-                failed=sums.failed.get(stream, 0) if spout else None,
-            ),
-            specific_stats=specific,
-        )
-    return found
+        for stream in sorted({*sums.emitted, *sums.transferred})
+        if include_sys or not is_system_name(stream)
+    }
 
 
 def _topology_stats(snapshot: TopologySnapshot, include_sys: bool) -> Any:

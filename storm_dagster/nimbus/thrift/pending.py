@@ -127,7 +127,7 @@ class PendingSubmissions:
 
     def _run(self, pending: PendingSubmission, launch: _Launch) -> None:
         try:
-            self._submit(pending)
+            self._submissions.submit(asdict(pending))
         except BaseException as error:
             launch.failure = error
         with self._lock:
@@ -137,16 +137,6 @@ class PendingSubmissions:
             self._forget(pending)
         elif not waited_for:
             _log.warning("the launch of %s failed, it is tried again: %s", pending.name, launch.failure)
-
-    def _submit(self, pending: PendingSubmission) -> None:
-        self._submissions.submit(
-            {
-                "name": pending.name,
-                "handle": pending.handle,
-                "token": pending.token,
-                "inactive": pending.inactive,
-            }
-        )
 
     def _forget(self, pending: PendingSubmission) -> None:
         """The run exists: only the record goes, the parts belong to the run."""
@@ -171,7 +161,7 @@ class PendingSubmissions:
             if pending is None:
                 continue
             try:
-                self._submit(pending)
+                self._submissions.submit(asdict(pending))
             except (Misconfigured, Unavailable) as error:
                 _log.warning("submission %s of %s waits: %s", pending.token, pending.name, error)
             except StormDagsterError as error:

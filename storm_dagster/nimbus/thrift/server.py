@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Literal
 
 from storm_dagster.http.authentication import certificate_state
@@ -32,33 +33,24 @@ _SWEEP_SECS = 1.0
 State = Literal["idle", "receiving", "working", "sending"]
 
 
+@dataclass(frozen=True)
 class ServerLimits:
     """Limits of clients. Times in seconds, sizes in bytes."""
 
-    def __init__(
-        self,
-        *,
-        frame_bytes: int = 16_384_000,
-        threads: int = 64,
-        connections: int = 512,
-        held_bytes: int | None = None,
-        idle_secs: float = 600.0,
-        frame_secs: float = 60.0,
-        answer_secs: float = 60.0,
-    ) -> None:
-        self.frame_bytes = frame_bytes
-        """Largest frame; a longer one closes its connection before any of it is read."""
-        self.threads = threads
-        self.connections = connections
-        """Most connections; one more drops that which has been idle longest."""
-        self.held_bytes: int = max(64 << 20, 4 * frame_bytes) if held_bytes is None else held_bytes
-        """Most bytes of frames and answers of all connections; beyond it, the slowest one is dropped."""
-        self.idle_secs = idle_secs
-        """Storm's clients keep a connection for as long as they run."""
-        self.frame_secs = frame_secs
-        """From a frame's first byte to its last."""
-        self.answer_secs = answer_secs
-        """From an answer's first byte to its last."""
+    frame_bytes: int = 16_384_000
+    """Largest frame; a longer one closes its connection before any of it is read."""
+    threads: int = 64
+    connections: int = 512
+    """Most connections; one more drops that which has been idle longest."""
+    held_bytes: int | None = None
+    """Most bytes of frames and answers of all connections (default: 64 MiB, or 4 frames); beyond it, the slowest
+    one is dropped."""
+    idle_secs: float = 600.0
+    """Storm's clients keep a connection for as long as they run."""
+    frame_secs: float = 60.0
+    """From a frame's first byte to its last."""
+    answer_secs: float = 60.0
+    """From an answer's first byte to its last."""
 
 
 class _Connection:
@@ -103,6 +95,7 @@ class ThriftServer:
         self._tls = tls
         self._connections: set[_Connection] = set()
         self._held = 0
+        self._most_held = max(64 << 20, 4 * limits.frame_bytes) if limits.held_bytes is None else limits.held_bytes
         self._threads = ThreadPoolExecutor(limits.threads, thread_name_prefix="nimbus-thrift-call")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Event | None = None
@@ -233,7 +226,7 @@ class ThriftServer:
     def _hold(self, connection: _Connection, count: int) -> None:
         connection.held += count
         self._held += count
-        while self._held > self._limits.held_bytes:
+        while self._held > self._most_held:
             # Only receiving and sending make it more, so that there is somebody to drop.
             holders = [c for c in self._connections if c.held and c.state in ("receiving", "sending")]
             slowest = min(holders, key=lambda c: c.since, default=None)

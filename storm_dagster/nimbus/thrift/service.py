@@ -11,7 +11,6 @@ from storm_dagster.model.security import Security
 from storm_dagster.nimbus.member import Nimbus
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.submitting import Submissions
-from storm_dagster.nimbus.requests.topology_access import topology_conf_reader
 from storm_dagster.nimbus.thrift.access import Access
 from storm_dagster.nimbus.thrift.dispatch import Dispatcher
 from storm_dagster.nimbus.thrift.handler import REFUSED, NimbusHandler
@@ -34,7 +33,7 @@ class ThriftService:
             threads=nimbus.conf["nimbus.thrift.threads"],
         )
         security = Security.of(nimbus.conf)
-        access = Access(security, nimbus.conf.values, topology_conf_reader(nimbus, reader), groups_of)
+        access = Access(security, nimbus.conf.values, reader.conf, groups_of)
         dispatcher = Dispatcher(self._handler, REFUSED, access.check)
         tls = security.server_context() if security.tls else None
         self._server = ThriftServer(dispatcher.answer, listener, limits, tls=tls)
@@ -43,11 +42,6 @@ class ThriftService:
         self._thread = threading.Thread(
             target=self._pending.run, args=(self._ended,), name="nimbus-thrift-pending", daemon=True
         )
-
-    @property
-    def alive(self) -> bool:
-        """Whether its thread serves."""
-        return self._server.alive
 
     def start(self) -> None:
         """Begin to serve; :class:`Unavailable` when that does not happen in time."""

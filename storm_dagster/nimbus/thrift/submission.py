@@ -13,10 +13,10 @@ import uuid
 import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from storm_dagster.core.submission.validation import normalize_submission
-from storm_dagster.core.upgrade.selection import Selection, selection_of_conf
+from storm_dagster.core.upgrade.selection import selection_of_conf
 from storm_dagster.model.conf import validate_conf
 from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.errors import (
@@ -43,32 +43,6 @@ ANSWER_SECS = 6.0
 """streamparse's client gives up after 7 s."""
 _POLL_SECS = 0.1
 _GZIP = b"\x1f\x8b"
-
-
-@dataclass(frozen=True)
-class Deploy:
-    """Replacement of the running topology of the name: hot deploy or gray upgrade."""
-
-    verb: Literal["update", "gray-upgrade"]
-    selection: Selection | None = None
-
-    def launch(self, requests: LifecycleRequests, name: str, handle: str, token: str) -> dict[str, Any]:
-        """Start it: :class:`NotAlive` when nothing of the name runs, :class:`Conflict` when its status forbids it."""
-        document: dict[str, Any] = {"handle": handle, "token": token}
-        if self.selection is not None:
-            document |= {
-                "workers": list(self.selection.workers),
-                "component": self.selection.component,
-                "number": self.selection.number,
-            }
-        return requests.act(name, self.verb, document)
-
-
-def deploy_of(conf: Mapping[str, Any]) -> Deploy | None:
-    """The deployment that the conf asks for; ``None`` for a plain submission. A gray upgrade counts before a hot deploy, as in JStorm."""
-    if conf.get("topology.upgrade"):
-        return Deploy("gray-upgrade", selection_of_conf(conf))
-    return Deploy("update") if conf.get("topology.hot.deploy.enable") else None
 
 
 @dataclass(frozen=True)
@@ -215,7 +189,7 @@ class TopologySubmission:
 
 
 def _deploy_of(conf: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """Verb and body of the change; a gray upgrade counts before a hot deploy, as in JStorm."""
+    """Verb and body of the change that the conf asks for; a gray upgrade counts before a hot deploy, as in JStorm."""
     if conf.get("topology.upgrade"):
         return "gray-upgrade", selection_of_conf(conf).to_document()
     return ("update", {}) if conf.get("topology.hot.deploy.enable") else None

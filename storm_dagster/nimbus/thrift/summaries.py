@@ -32,8 +32,10 @@ def version_number(meta: BlobMeta) -> int:
 def resources(view: TopologyView) -> dict[str, float]:
     """Fields 521 to 526: what the workers of a topology were given; nothing is asked for apart from that."""
     workers = view.assignment.workers if view.assignment else ()
-    memory = sum(worker.memory_bytes for worker in workers) / 2**20
-    cpu = float(sum(worker.cpu for worker in workers))
+    return _resources(sum(each.memory_bytes for each in workers) / 2**20, float(sum(each.cpu for each in workers)))
+
+
+def _resources(memory: float, cpu: float) -> dict[str, float]:
     return {
         "requested_memonheap": memory,
         "requested_memoffheap": 0.0,
@@ -60,12 +62,7 @@ def worker_summary(worker: WorkerSnapshot, *, now_secs: int, include_sys: bool) 
         },
         time_secs=i32(now_secs),
         uptime_secs=i32(worker.uptime_secs),
-        requested_memonheap=worker.memory_mb,
-        requested_memoffheap=0.0,
-        requested_cpu=worker.cpu,
-        assigned_memonheap=worker.memory_mb,
-        assigned_memoffheap=0.0,
-        assigned_cpu=worker.cpu,
+        **_resources(worker.memory_mb, worker.cpu),
     )
 
 
@@ -166,7 +163,13 @@ class Summaries:
     def nimbuses(self) -> list[Any]:
         """A NimbusSummary for each that is alive, the leader first."""
         return [
-            self._nimbus_summary(row["host"], row["port"], row["uptime_secs"], bool(row["leader"]))
+            load_idl().NimbusSummary(
+                host=row["host"],
+                port=row["port"] or 0,
+                uptime_secs=i32(row["uptime_secs"]),
+                isLeader=bool(row["leader"]),
+                version=STORM_VERSION,
+            )
             for row in self._reader.cluster()["nimbuses"]
         ]
 
@@ -180,9 +183,4 @@ class Summaries:
                 return summary
         raise Unavailable(
             f"no nimbus leads at the moment ({self._nimbus.identity.address} follows): try again in a few seconds"
-        )
-
-    def _nimbus_summary(self, host: str, port: int | None, uptime: int | None, leads: bool) -> Any:
-        return load_idl().NimbusSummary(
-            host=host, port=port or 0, uptime_secs=i32(uptime), isLeader=leads, version=STORM_VERSION
         )

@@ -295,7 +295,10 @@ def _handles() -> tuple[Any, Any]:
     )
     view = types.SimpleNamespace(epoch=1, topologies={}, supervisors={}, used_ports=lambda: {})
     reader = types.SimpleNamespace(
-        health=lambda: {"leader": True, "uptime_secs": 1, "missing": 0}, view=lambda: view, snapshots=lambda secs: []
+        conf=lambda name: None,
+        health=lambda: {"leader": True, "uptime_secs": 1, "missing": 0},
+        view=lambda: view,
+        snapshots=lambda secs: [],
     )
     return nimbus, reader
 

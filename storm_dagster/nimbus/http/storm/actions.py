@@ -30,22 +30,15 @@ class TopologyActions:
         self._lifecycle = lifecycle
         self._reader = reader
 
-    def _act(self, name: str, verb: str, document: Mapping[str, Any]) -> dict[str, Any]:
-        answer = self._lifecycle.act(name, verb, document)
+    def act(self, name: str, verb: str, document: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """``POST /topology/:id/VERB``."""
+        answer = self._lifecycle.act(name, verb, document or {})
         self._reader.forget()
         return {"topologyOperation": verb, "topologyId": answer["id"], "status": "success"}
 
-    def activate(self, name: str) -> dict[str, Any]:
-        """``POST /topology/:id/activate``."""
-        return self._act(name, "activate", {})
-
-    def deactivate(self, name: str) -> dict[str, Any]:
-        """``POST /topology/:id/deactivate``."""
-        return self._act(name, "deactivate", {})
-
     def kill(self, name: str, wait: str) -> dict[str, Any]:
         """``POST /topology/:id/kill/:wait``; the wait is in seconds."""
-        return self._act(name, "kill", {"wait_secs": _secs(wait)})
+        return self.act(name, "kill", {"wait_secs": _secs(wait)})
 
     def rebalance(self, name: str, wait: str, document: Mapping[str, Any]) -> dict[str, Any]:
         """``POST /topology/:id/rebalance/:wait`` with ``{"rebalanceOptions": {"numWorkers", "executors"}}``."""
@@ -58,7 +51,7 @@ class TopologyActions:
         wrong = sorted(set(options) - {"numWorkers", "executors"})
         if wrong:
             raise InvalidRequest(f"rebalanceOptions has no {wrong[0]!r:.40}: it has numWorkers and executors")
-        return self._act(
+        return self.act(
             name,
             "rebalance",
             {
@@ -68,7 +61,7 @@ class TopologyActions:
             },
         )
 
-    def debug(self, name: str) -> dict[str, Any]:
+    def debug(self, name: str, *_: str) -> dict[str, Any]:
         """Storm's sampling of tuples into an event log: not supported; the response names the alternative."""
         topology_by_name(self._reader.view(), name)
         raise InvalidRequest(
@@ -126,7 +119,7 @@ class TopologyActions:
         link = f"{base}/logview?cmd=jstack&workerPort={quote(match['port'])}" if base else ""
         return {"status": "ok", "id": slot, "dumplink": link, "stacks": stacks}
 
-    def profiling(self, name: str) -> dict[str, Any]:
+    def profiling(self, name: str, *_: str) -> dict[str, Any]:
         """Storm's JVM profiler and heap dumps: a worker is no JVM, which Storm calls ``disabled``."""
         topology_by_name(self._reader.view(), name)
         return {

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from storm_dagster.model.errors import KeyNotFound
+from storm_dagster.model.errors import InvalidRequest, KeyNotFound
 from storm_dagster.model.security import public_conf
 from storm_dagster.model.view import ClusterView, TopologyView
 from storm_dagster.nimbus.http.storm.formats import Links, daemon_log, encode_query, pretty_secs
@@ -67,8 +67,10 @@ class ClusterPages:
             "schedulerDisplayResource": _displays(found),
         }
 
-    def supervisor(self, supervisor_id: str | None, host: str | None) -> dict[str, Any]:
+    def supervisor(self, supervisor_id: str | None, host: str | None, _: bool) -> dict[str, Any]:
         """Supervisors by id or host, with the workers on them; :class:`KeyNotFound` when there is none."""
+        if supervisor_id is None and host is None:
+            raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
         view = self._reader.view()
         links = Links.of(view)
         found = [
@@ -214,6 +216,14 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
         "executorsTotal": _executors(one),
         "replicationCount": replication,
         "schedulerInfo": None,
+        **given_resources(memory, cpu),
+        "stormVersion": version,
+    }
+
+
+def given_resources(memory: float, cpu: float) -> dict[str, float]:
+    """Columns of what the workers of a topology were given; nothing is asked for apart from that."""
+    return {
         "requestedMemOnHeap": memory,
         "requestedMemOffHeap": 0.0,
         "requestedTotalMem": memory,
@@ -222,7 +232,6 @@ def _topology_row(one: TopologyView, replication: int, version: str) -> dict[str
         "assignedMemOffHeap": 0.0,
         "assignedTotalMem": memory,
         "assignedCpu": cpu,
-        "stormVersion": version,
     }
 
 

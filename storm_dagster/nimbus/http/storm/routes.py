@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from storm_dagster.http.description import HttpOperation, Parameter
+from storm_dagster.http.description import HttpOperation, Parameter, path_names
 from storm_dagster.http.query import query_text
 from storm_dagster.http.responses import Endpoint, bounded_json
-from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.nimbus.http.storm import schemas
 from storm_dagster.nimbus.http.storm.actions import TopologyActions
 from storm_dagster.nimbus.http.storm.cluster_pages import ClusterPages
@@ -26,286 +27,196 @@ from storm_dagster.nimbus.requests.window_stats import check_window
 from storm_dagster.nimbus.requests.worker_levels import WorkerLevels
 
 _Seconds = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
-_ID = Parameter("id", str, "Topology id, or name", where="path")
+_IN_PATH = {
+    one.name: one
+    for one in (
+        Parameter("id", str, "Topology id, or name", where="path"),
+        Parameter("wait", _Seconds, "Seconds", where="path"),
+        Parameter("slot", str, "HOST:PORT of a worker", where="path"),
+        Parameter("component", str, "Component id", where="path"),
+        Parameter("owner", str, "Owner", where="path"),
+        Parameter("action", str, "enable or disable", where="path"),
+        Parameter("percent", str, "Share of tuples", where="path"),
+        Parameter("minutes", str, where="path"),
+    )
+}
 _WINDOW = Parameter("window", str, "600, 10800, 86400 or :all-time (default, also for any other)")
 _SYS = Parameter("sys", str, "1 or true: with the system's components and streams")
-_WAIT = Parameter("wait", _Seconds, "Seconds", where="path")
-_SLOT = Parameter("slot", str, "HOST:PORT of a worker", where="path")
-_COMPONENT = Parameter("component", str, "Component id", where="path")
+_SUPERVISOR = Parameter("id", str, "Supervisor id")
+_HOST = Parameter("host", str, "Host; ignored with an id")
+_READ_QUERY: dict[Parameter, Callable[[Request], Any]] = {
+    _WINDOW: lambda request: check_window(query_text(request, "window")),
+    _SYS: lambda request: (query_text(request, "sys") or "") in ("1", "true"),
+    _SUPERVISOR: lambda request: query_text(request, "id"),
+    _HOST: lambda request: query_text(request, "host"),
+}
 _READING = (404, 500, 503)
 _CHANGING = (404, 409, 500, 503)
 
 
-def _storm_endpoint(answer: Callable[[Request], Any]) -> Endpoint:
+def _storm_endpoint(work: Callable[[Request], Awaitable[Any]]) -> Endpoint:
     """An endpoint whose errors have Storm's form: ``{"error": kind, "errorMessage": text}``."""
 
     async def endpoint(request: Request) -> Response:
         try:
-            return JSONResponse(await run_in_threadpool(answer, request))
+            return JSONResponse(await work(request))
         except StormDagsterError as error:
-            return _refuse(error)
+            document = {"error": type(error).__name__, "errorMessage": error.message}
+            return JSONResponse(document, status_code=error.http_status)
 
     return endpoint
 
 
-def _action_endpoint(act: Callable[[Request, dict[str, Any]], Any]) -> Endpoint:
-    async def endpoint(request: Request) -> Response:
-        try:
-            document = await bounded_json(request)
-            return JSONResponse(await run_in_threadpool(act, request, document))
-        except StormDagsterError as error:
-            return _refuse(error)
-
-    return endpoint
-
-
-def _refuse(error: StormDagsterError) -> Response:
-    document = {"error": type(error).__name__, "errorMessage": error.message}
-    return JSONResponse(document, status_code=error.http_status)
-
-
-def _sys(request: Request) -> bool:
-    return (query_text(request, "sys") or "") in ("1", "true")
+def _operation(
+    method: Literal["GET", "POST"],
+    path: str,
+    endpoint: Endpoint,
+    summary: str,
+    query: tuple[Parameter, ...] = (),
+    **more: Any,
+) -> HttpOperation:
+    """An operation whose parameters in the path are known by their names; ``query`` are the others."""
+    parameters = (*(_IN_PATH[name] for name in path_names(path)), *query)
+    return HttpOperation(
+        method, f"/api/v1{path}", endpoint, summary, "storm", parameters=parameters, storm=True, **more
+    )
 
 
-def _query(request: Request) -> tuple[str, str, bool]:
-    return request.path_params["id"], check_window(query_text(request, "window")), _sys(request)
+def _read(path: str, answer: Callable[..., Any], summary: str, kind: Any, *query: Parameter) -> HttpOperation:
+    """A page: ``answer`` takes what stands in the path, then the values of ``query``, each in its order."""
+
+    async def work(request: Request) -> Any:
+        def read() -> Any:
+            return answer(*request.path_params.values(), *(_READ_QUERY[one](request) for one in query))
+
+        return await run_in_threadpool(read)
+
+    return _operation("GET", path, _storm_endpoint(work), summary, query, answers={200: kind}, errors=_READING)
 
 
-def _supervisor(pages: ClusterPages, request: Request) -> dict[str, Any]:
-    supervisor_id, host = query_text(request, "id"), query_text(request, "host")
-    if supervisor_id is None and host is None:
-        raise InvalidRequest("a supervisor is asked for by ?id= or ?host=")
-    return pages.supervisor(supervisor_id, host)
+def _change(path: str, act: Callable[..., Any], summary: str, body: Any = None) -> HttpOperation:
+    """An action: ``act`` takes what stands in the path and, where there is a ``body``, its document."""
+
+    async def work(request: Request) -> Any:
+        document = await bounded_json(request)
+        return await run_in_threadpool(act, *request.path_params.values(), *((document,) if body is not None else ()))
+
+    return _operation(
+        "POST",
+        path,
+        _storm_endpoint(work),
+        summary,
+        body=("application/json", body) if body is not None else None,
+        answers={200: schemas.TopologyOperation},
+        errors=_CHANGING,
+    )
 
 
 def storm_operations(nimbus: Nimbus, reader: ClusterReader) -> list[HttpOperation]:
     """Everything under ``/api/v1`` that is not about logs."""
     cluster, topology = ClusterPages(nimbus, reader), TopologyPages(nimbus, reader)
     actions = TopologyActions(LifecycleRequests(nimbus), reader, WorkerLevels(nimbus))
+    graph = functools.partial(visualization, reader)
 
-    def read(
-        path: str,
-        answer: Callable[[Request], Any],
-        summary: str,
-        kind: Any,
-        *parameters: Parameter,
-        errors: tuple[int, ...] = _READING,
-    ) -> HttpOperation:
-        return HttpOperation(
-            "GET",
-            f"/api/v1{path}",
-            _storm_endpoint(answer),
-            summary,
-            "storm",
-            parameters=parameters,
-            answers={200: kind},
-            errors=errors,
-            storm=True,
-        )
-
-    def change(
-        path: str,
-        act: Callable[[Request, dict[str, Any]], Any],
-        summary: str,
-        *parameters: Parameter,
-        body: Any = None,
-    ) -> HttpOperation:
-        return HttpOperation(
-            "POST",
-            f"/api/v1{path}",
-            _action_endpoint(act),
-            summary,
-            "storm",
-            parameters=parameters,
-            body=("application/json", body) if body is not None else None,
-            answers={200: schemas.TopologyOperation},
-            errors=_CHANGING,
-            storm=True,
-        )
-
-    def name(request: Request) -> str:
-        return request.path_params["id"]
-
-    def wait(request: Request) -> str:
-        return request.path_params["wait"]
-
-    def disabled(path: str, summary: str, *parameters: Parameter) -> HttpOperation:
-        return read(
+    def disabled(path: str, summary: str) -> HttpOperation:
+        return _read(
             f"/topology/{{id}}/profiling/{path}",
-            lambda request: actions.profiling(name(request)),
+            actions.profiling,
             f"{summary}: answered with status 'disabled', workers are no JVMs",
             schemas.DisabledAction,
-            _ID,
-            *parameters,
         )
 
     return [
-        read("/cluster/configuration", lambda _: cluster.configuration(), "The cluster's conf", dict[str, Any]),
-        read("/cluster/summary", lambda _: cluster.summary(), "Metrics of the cluster", schemas.ClusterSummary),
-        read("/supervisor/summary", lambda _: cluster.supervisors(), "Supervisors", schemas.SupervisorSummary),
-        read(
+        _read("/cluster/configuration", cluster.configuration, "The cluster's conf", dict[str, Any]),
+        _read("/cluster/summary", cluster.summary, "Metrics of the cluster", schemas.ClusterSummary),
+        _read("/supervisor/summary", cluster.supervisors, "Supervisors", schemas.SupervisorSummary),
+        _read(
             "/supervisor",
-            lambda request: _supervisor(cluster, request),
+            cluster.supervisor,
             "A supervisor by id, or those of a host, and their workers",
             schemas.SupervisorPage,
-            Parameter("id", str, "Supervisor id"),
-            Parameter("host", str, "Host; ignored with an id"),
+            _SUPERVISOR,
+            _HOST,
             _SYS,
         ),
-        read("/nimbus/summary", lambda _: cluster.nimbuses(), "Nimbuses", schemas.NimbusSummary),
-        read(
-            "/history/summary",
-            lambda _: cluster.history(),
-            "Ids of running topologies",
-            schemas.HistorySummary,
-        ),
-        read("/owner-resources", lambda _: cluster.owners(), "Resources by owner", schemas.OwnerSummary),
-        read(
+        _read("/nimbus/summary", cluster.nimbuses, "Nimbuses", schemas.NimbusSummary),
+        _read("/history/summary", cluster.history, "Ids of running topologies", schemas.HistorySummary),
+        _read("/owner-resources", cluster.owners, "Resources by owner", schemas.OwnerSummary),
+        _read(
             "/owner-resources/{owner}",
-            lambda request: cluster.owners(request.path_params["owner"]),
+            cluster.owners,
             "Resources of one owner: topologies have no owners here",
             schemas.OwnerSummary,
-            Parameter("owner", str, "Owner", where="path"),
         ),
-        read("/topology/summary", lambda _: cluster.topologies(), "Topologies", schemas.TopologySummary),
-        read(
+        _read("/topology/summary", cluster.topologies, "Topologies", schemas.TopologySummary),
+        _read(
             "/topology-workers/{id}",
-            lambda request: topology.workers(name(request)),
+            topology.workers,
             "Hosts and ports of a topology's workers",
             schemas.TopologyWorkers,
-            _ID,
         ),
-        change(
-            "/topology/{id}/activate",
-            lambda request, _: actions.activate(name(request)),
-            "Activate a topology",
-            _ID,
-        ),
-        change(
-            "/topology/{id}/deactivate",
-            lambda request, _: actions.deactivate(name(request)),
-            "Deactivate a topology",
-            _ID,
-        ),
-        change(
-            "/topology/{id}/rebalance/{wait}",
-            lambda request, document: actions.rebalance(name(request), wait(request), document),
-            "Rebalance a topology",
-            _ID,
-            _WAIT,
-            body=schemas.RebalanceRequest,
-        ),
-        change(
-            "/topology/{id}/kill/{wait}",
-            lambda request, _: actions.kill(name(request), wait(request)),
-            "Kill a topology",
-            _ID,
-            _WAIT,
-        ),
+        _change("/topology/{id}/activate", lambda name: actions.act(name, "activate"), "Activate a topology"),
+        _change("/topology/{id}/deactivate", lambda name: actions.act(name, "deactivate"), "Deactivate a topology"),
+        _change("/topology/{id}/rebalance/{wait}", actions.rebalance, "Rebalance a topology", schemas.RebalanceRequest),
+        _change("/topology/{id}/kill/{wait}", actions.kill, "Kill a topology"),
         *(
-            change(
+            _change(
                 f"/topology/{{id}}{part}/debug/{{action}}/{{percent}}",
-                lambda request, _: actions.debug(name(request)),
+                actions.debug,
                 "Refused: tuples are not sampled here; the response names the alternative",
-                _ID,
-                *((_COMPONENT,) if part else ()),
-                Parameter("action", str, "enable or disable", where="path"),
-                Parameter("percent", str, "Share of tuples", where="path"),
             )
             for part in ("/component/{component:path}", "")
         ),
-        read(
+        _read("/topology/{id}/logconfig", actions.log_levels, "Levels of loggers", schemas.LogLevelsPage),
+        _change(
             "/topology/{id}/logconfig",
-            lambda request: actions.log_levels(name(request)),
-            "Levels of loggers",
-            schemas.LogLevelsPage,
-            _ID,
-        ),
-        change(
-            "/topology/{id}/logconfig",
-            lambda request, document: actions.set_log_levels(name(request), document),
+            actions.set_log_levels,
             "Change levels of loggers in the workers, for a time or until taken back",
-            _ID,
-            body=dict[str, Any],
+            dict[str, Any],
         ),
-        read(
+        _read(
             "/topology/{id}/profiling/dumpjstack/{slot}",
-            lambda request: actions.stacks(name(request), request.path_params["slot"]),
+            actions.stacks,
             "Stacks of a worker's threads",
             schemas.StacksPage,
-            _ID,
-            _SLOT,
         ),
-        disabled("start/{slot}/{minutes}", "Profile a worker", _SLOT, Parameter("minutes", str, where="path")),
-        *(
-            disabled(f"{verb}/{{slot}}", summary, _SLOT)
-            for verb, summary in (
-                ("stop", "End profiling"),
-                ("dumpprofile", "Store a profile"),
-                ("dumpheap", "Dump the heap"),
-            )
-        ),
-        read(
+        disabled("start/{slot}/{minutes}", "Profile a worker"),
+        disabled("stop/{slot}", "End profiling"),
+        disabled("dumpprofile/{slot}", "Store a profile"),
+        disabled("dumpheap/{slot}", "Dump the heap"),
+        _read(
             "/topology/{id}/metrics",
-            lambda request: topology.metrics(*_query(request)),
+            topology.metrics,
             "Statistics of components by stream",
             schemas.TopologyMetrics,
-            _ID,
             _WINDOW,
             _SYS,
         ),
-        read(
-            "/topology/{id}/lag",
-            lambda request: topology.lag(name(request)),
-            "Lag of spouts that report one",
-            dict[str, schemas.SpoutLag],
-            _ID,
-        ),
-        read(
-            "/topology/{id}/get-errors",
-            lambda request: topology.errors(name(request)),
-            "Newest errors",
-            schemas.TopologyErrors,
-            _ID,
-        ),
-        read(
+        _read("/topology/{id}/lag", topology.lag, "Lag of spouts that report one", dict[str, schemas.SpoutLag]),
+        _read("/topology/{id}/get-errors", topology.errors, "Newest errors", schemas.TopologyErrors),
+        _read(
             "/topology/{id}/visualization-init",
-            lambda request: visualization_table(visualization(reader, *_query(request))),
+            lambda *asked: visualization_table(graph(*asked)),
             "Streams of a topology",
             schemas.VisualTable,
-            _ID,
             _WINDOW,
             _SYS,
         ),
-        read(
+        _read(
             "/topology/{id}/visualization",
-            lambda request: visualization(reader, *_query(request)),
+            graph,
             "Graph of a topology",
             dict[str, schemas.VisualNode],
-            _ID,
             _WINDOW,
             _SYS,
         ),
-        read(
+        _read(
             "/topology/{id}/component/{component:path}",
-            lambda request: topology.component(
-                request.path_params["id"], request.path_params["component"], *_query(request)[1:]
-            ),
+            topology.component,
             "A component",
             schemas.ComponentPage,
-            _ID,
-            _COMPONENT,
             _WINDOW,
             _SYS,
         ),
-        read(
-            "/topology/{id}",
-            lambda request: topology.page(*_query(request)),
-            "A topology",
-            schemas.TopologyPage,
-            _ID,
-            _WINDOW,
-            _SYS,
-        ),
+        _read("/topology/{id}", topology.page, "A topology", schemas.TopologyPage, _WINDOW, _SYS),
     ]

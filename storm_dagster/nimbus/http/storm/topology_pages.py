@@ -9,7 +9,7 @@ from typing import Any
 from storm_dagster.model.errors import KeyNotFound
 from storm_dagster.model.records import TaskError
 from storm_dagster.model.security import public_conf
-from storm_dagster.nimbus.http.storm.cluster_pages import OWNER, worker_row
+from storm_dagster.nimbus.http.storm.cluster_pages import OWNER, given_resources, worker_row
 from storm_dagster.nimbus.http.storm.formats import (
     Links,
     encode_query,
@@ -28,6 +28,9 @@ from storm_dagster.nimbus.requests.window_stats import (
     is_system_name,
     split_input,
 )
+
+_SPOUT_LATENCIES = {"complete_ms_avg": "complete_ms"}
+_BOLT_LATENCIES = {"executed_ms_avg": "execute_ms", "process_ms_avg": "process_ms"}
 
 
 class TopologyPages:
@@ -48,7 +51,10 @@ class TopologyPages:
         links = self._links()
         memory = sum(worker.memory_mb for worker in snapshot.workers)
         cpu = sum(worker.cpu for worker in snapshot.workers)
-        shown = {id: part for id, part in sorted(snapshot.components.items()) if sys or not part.is_system}
+
+        def row(part: ComponentSnapshot) -> dict[str, Any]:
+            return _component_row(part, window, sys, snapshot.id, links)
+
         return {
             "id": snapshot.id,
             "encodedId": encode_query(snapshot.id),
@@ -63,25 +69,14 @@ class TopologyPages:
             "executorsTotal": snapshot.executors_total,
             "schedulerInfo": None,
             "schedulerDisplayResource": bool(memory or cpu),
-            "requestedMemOnHeap": memory,
-            "requestedMemOffHeap": 0.0,
-            "requestedTotalMem": memory,
-            "requestedCpu": cpu,
-            "assignedMemOnHeap": memory,
-            "assignedMemOffHeap": 0.0,
-            "assignedTotalMem": memory,
-            "assignedCpu": cpu,
+            **given_resources(memory, cpu),
             "msgTimeout": int(runnable.conf.get("topology.message.timeout.secs") or 0),
             "window": window,
             "windowHint": window_hint(window),
             "topologyStats": [_topology_stats(snapshot, name, sys) for name in WINDOWS],
             "workers": [worker_row(worker, links) for worker in snapshot.workers],
-            "spouts": [
-                self._spout(part, window, sys, snapshot.id, links) for part in shown.values() if part.kind == "spout"
-            ],
-            "bolts": [
-                self._bolt(part, window, sys, snapshot.id, links) for part in shown.values() if part.kind == "bolt"
-            ],
+            "spouts": [row(part) for part in snapshot.spouts if sys or not part.is_system],
+            "bolts": [row(part) for part in snapshot.bolts if sys or not part.is_system],
             "configuration": conf,
             "debug": bool(runnable.conf.get("topology.debug")),
             "samplingPct": 100.0 if runnable.conf.get("topology.debug") else 10.0,
@@ -111,29 +106,24 @@ class TopologyPages:
 
         def described(part: ComponentSnapshot) -> dict[str, Any]:
             one = part.windows[window]
-            row: dict[str, Any] = {
+            spout = part.kind == "spout"
+            by_source = _by_stream if spout else _by_input
+            latencies = _SPOUT_LATENCIES if spout else _BOLT_LATENCIES
+            return {
                 "id": part.id,
                 "emitted": _by_stream(one.emitted, sys),
                 "transferred": _by_stream(one.transferred, sys),
+                "acked": by_source(one.acked, sys),
+                "failed": by_source(one.failed, sys),
+                **({} if spout else {"executed": _by_input(one.executed, sys)}),
+                **{key: by_source(getattr(one, name), sys, format_fixed) for key, name in latencies.items()},
             }
-            if part.kind == "spout":
-                row["acked"] = _by_stream(one.acked, sys)
-                row["failed"] = _by_stream(one.failed, sys)
-                row["complete_ms_avg"] = _by_stream(one.complete_ms, sys, format_fixed)
-            else:
-                row["acked"] = _by_input(one.acked, sys)
-                row["failed"] = _by_input(one.failed, sys)
-                row["executed"] = _by_input(one.executed, sys)
-                row["executed_ms_avg"] = _by_input(one.execute_ms, sys, format_fixed)
-                row["process_ms_avg"] = _by_input(one.process_ms, sys, format_fixed)
-            return row
 
-        shown = [part for _, part in sorted(snapshot.components.items()) if sys or not part.is_system]
         return {
             "window": window,
             "windowHint": window_hint(window),
-            "spouts": [described(part) for part in shown if part.kind == "spout"],
-            "bolts": [described(part) for part in shown if part.kind == "bolt"],
+            "spouts": [described(part) for part in snapshot.spouts if sys or not part.is_system],
+            "bolts": [described(part) for part in snapshot.bolts if sys or not part.is_system],
             "reported": [
                 {"component_id": component, "task": task, "metrics": dict(by_key)}
                 for (component, task), by_key in snapshot.metrics.items()
@@ -200,30 +190,7 @@ class TopologyPages:
             "profileActionEnabled": True,
             "profilerActive": [],
             "componentErrors": [_error_row(error, snapshot.id, links) for error in part.errors],
-            **(_spout_page if part.kind == "spout" else _bolt_page)(part, snapshot.id, window, sys, links),
-        }
-
-    def _spout(self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
-        totals = part.windows[window].totals(include_sys=sys)
-        return {
-            "spoutId": part.id,
-            "encodedSpoutId": encode_query(part.id),
-            **_common(part, totals),
-            "completeLatency": format_fixed(totals.complete_ms),
-            **_last_error(part, topology_id, links),
-        }
-
-    def _bolt(self, part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
-        totals = part.windows[window].totals(include_sys=sys)
-        return {
-            "boltId": part.id,
-            "encodedBoltId": encode_query(part.id),
-            **_common(part, totals),
-            "capacity": format_fixed(part.capacity),
-            "executed": totals.executed,
-            "executeLatency": format_fixed(totals.execute_ms),
-            "processLatency": format_fixed(totals.process_ms),
-            **_last_error(part, topology_id, links),
+            **_statistics(part, snapshot.id, window, sys, links),
         }
 
 
@@ -232,61 +199,72 @@ def _topology_stats(snapshot: TopologySnapshot, window: str, sys: bool) -> dict[
     return {
         "windowPretty": window_hint(window),
         "window": window,
-        "emitted": totals["emitted"],
-        "transferred": totals["transferred"],
-        "completeLatency": format_fixed(totals["complete_ms"]),
-        "acked": totals["acked"],
-        "failed": totals["failed"],
+        "completeLatency": format_fixed(totals.pop("complete_ms")),
+        **totals,
     }
 
 
-def _common(part: ComponentSnapshot, totals: Totals) -> dict[str, Any]:
+def _counts(totals: Totals) -> dict[str, Any]:
     return {
-        "executors": len(part.executors),
-        "tasks": len(part.tasks),
         "emitted": totals.emitted,
         "transferred": totals.transferred,
         "acked": totals.acked,
         "failed": totals.failed,
+    }
+
+
+def _latencies(one: ComponentSnapshot | ExecutorSnapshot, totals: Totals) -> dict[str, Any]:
+    """Numbers of a spout or a bolt that the other kind does not have."""
+    if one.kind == "spout":
+        return {"completeLatency": format_fixed(totals.complete_ms)}
+    return {
+        "capacity": format_fixed(one.capacity),
+        "executed": totals.executed,
+        "executeLatency": format_fixed(totals.execute_ms),
+        "processLatency": format_fixed(totals.process_ms),
+    }
+
+
+def _component_row(part: ComponentSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
+    totals = part.windows[window].totals(include_sys=sys)
+    return {
+        f"{part.kind}Id": part.id,
+        f"encoded{part.kind.capitalize()}Id": encode_query(part.id),
+        "executors": len(part.executors),
+        "tasks": len(part.tasks),
+        **_counts(totals),
         "requestedMemOnHeap": 0.0,
         "requestedMemOffHeap": 0.0,
         "requestedCpu": 0.0,
+        **_latencies(part, totals),
+        **_last_error(part, topology_id, links),
+    }
+
+
+def _error_place(error: TaskError, topology_id: str, links: Links) -> dict[str, Any]:
+    return {
+        "errorHost": error.host,
+        "errorPort": error.port,
+        "errorLapsedSecs": max(0, int(time.time()) - error.time),
+        "errorWorkerLogLink": links.worker(topology_id, None, error.host, error.port),
     }
 
 
 def _last_error(part: ComponentSnapshot, topology_id: str, links: Links) -> dict[str, Any]:
-    if not part.errors:
-        return {
-            "lastError": "",
-            "errorHost": "",
-            "errorPort": None,
-            "errorTime": None,
-            "errorLapsedSecs": None,
-            "errorWorkerLogLink": "",
-        }
-    newest = part.errors[0]
-    return {
-        "lastError": short_error(newest.error),
-        "errorHost": newest.host,
-        "errorPort": newest.port,
-        "errorTime": newest.time,
-        "errorLapsedSecs": max(0, int(time.time()) - newest.time),
-        "errorWorkerLogLink": links.worker(topology_id, None, newest.host, newest.port),
-    }
+    if part.errors:
+        newest = part.errors[0]
+        text, place = short_error(newest.error), _error_place(newest, topology_id, links)
+        return {"lastError": text, "errorTime": newest.time, **place}
+    texts = dict.fromkeys(("lastError", "errorHost", "errorWorkerLogLink"), "")
+    return {**texts, **dict.fromkeys(("errorPort", "errorTime", "errorLapsedSecs"))}
 
 
 def _error_row(error: TaskError, topology_id: str, links: Links) -> dict[str, Any]:
-    return {
-        "time": error.time * 1000,
-        "errorHost": error.host,
-        "errorPort": error.port,
-        "errorWorkerLogLink": links.worker(topology_id, None, error.host, error.port),
-        "errorLapsedSecs": max(0, int(time.time()) - error.time),
-        "error": error.error,
-    }
+    return {"time": error.time * 1000, "error": error.error, **_error_place(error, topology_id, links)}
 
 
-def _executor_row(one: ExecutorSnapshot, totals: Totals, topology_id: str, links: Links) -> dict[str, Any]:
+def _executor_row(one: ExecutorSnapshot, window: str, sys: bool, topology_id: str, links: Links) -> dict[str, Any]:
+    totals = one.windows[window].totals(include_sys=sys)
     return {
         "id": one.id,
         "encodedId": encode_query(one.id),
@@ -294,105 +272,59 @@ def _executor_row(one: ExecutorSnapshot, totals: Totals, topology_id: str, links
         "uptimeSeconds": one.uptime_secs,
         "host": one.host,
         "port": one.port,
-        "emitted": totals.emitted,
-        "transferred": totals.transferred,
-        "acked": totals.acked,
-        "failed": totals.failed,
+        **_counts(totals),
         "workerLogLink": links.worker(topology_id, one.node, one.host, one.port),
+        **_latencies(one, totals),
     }
 
 
-def _window_rows(part: ComponentSnapshot, sys: bool) -> list[tuple[dict[str, Any], Totals]]:
-    rows: list[tuple[dict[str, Any], Totals]] = []
-    for window in WINDOWS:
-        totals = part.windows[window].totals(include_sys=sys)
-        row = {
-            "window": window,
-            "windowPretty": window_hint(window),
-            "emitted": totals.emitted,
-            "transferred": totals.transferred,
-            "acked": totals.acked,
-            "failed": totals.failed,
-        }
-        rows.append((row, totals))
-    return rows
+def _window_row(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, Any]:
+    totals = part.windows[window].totals(include_sys=sys)
+    return {"window": window, "windowPretty": window_hint(window), **_counts(totals), **_latencies(part, totals)}
 
 
-def _spout_page(part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links) -> dict[str, Any]:
-    one = part.windows[window]
-    executors: list[dict[str, Any]] = []
-    for executor in part.executors:
-        totals = executor.windows[window].totals(include_sys=sys)
-        row = _executor_row(executor, totals, topology_id, links)
-        executors.append({**row, "completeLatency": format_fixed(totals.complete_ms)})
+def _output_row(part: ComponentSnapshot, one: WindowStats, stream: str) -> dict[str, Any]:
+    row = {
+        "stream": stream,
+        "emitted": one.emitted.get(stream, 0),
+        "transferred": one.transferred.get(stream, 0),
+    }
+    if part.kind == "bolt":
+        return row
     return {
-        "spoutSummary": [
-            {**row, "completeLatency": format_fixed(totals.complete_ms)} for row, totals in _window_rows(part, sys)
-        ],
-        "outputStats": [
-            {
-                "stream": stream,
-                "emitted": one.emitted.get(stream, 0),
-                "transferred": one.transferred.get(stream, 0),
-                "completeLatency": format_fixed(one.complete_ms.get(stream, 0.0)),
-                "acked": one.acked.get(stream, 0),
-                "failed": one.failed.get(stream, 0),
-            }
-            for stream in _streams(one, sys)
-        ],
-        "executorStats": executors,
+        **row,
+        "completeLatency": format_fixed(one.complete_ms.get(stream, 0.0)),
+        "acked": one.acked.get(stream, 0),
+        "failed": one.failed.get(stream, 0),
     }
 
 
-def _bolt_page(part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links) -> dict[str, Any]:
-    one = part.windows[window]
-    executors: list[dict[str, Any]] = []
-    for executor in part.executors:
-        totals = executor.windows[window].totals(include_sys=sys)
-        executors.append(
-            {
-                **_executor_row(executor, totals, topology_id, links),
-                "capacity": format_fixed(executor.capacity),
-                "executed": totals.executed,
-                "executeLatency": format_fixed(totals.execute_ms),
-                "processLatency": format_fixed(totals.process_ms),
-            }
-        )
+def _input_row(one: WindowStats, key: str) -> dict[str, Any]:
+    component, stream = split_input(key)
     return {
-        "boltStats": [
-            {
-                **row,
-                "executed": totals.executed,
-                "executeLatency": format_fixed(totals.execute_ms),
-                "processLatency": format_fixed(totals.process_ms),
-                "capacity": format_fixed(part.capacity),
-            }
-            for row, totals in _window_rows(part, sys)
-        ],
-        "inputStats": [
-            {
-                "component": split_input(key)[0],
-                "encodedComponentId": encode_query(split_input(key)[0]),
-                "stream": split_input(key)[1],
-                "executed": one.executed.get(key, 0),
-                "executeLatency": format_fixed(one.execute_ms.get(key, 0.0)),
-                "processLatency": format_fixed(one.process_ms.get(key, 0.0)),
-                "acked": one.acked.get(key, 0),
-                "failed": one.failed.get(key, 0),
-            }
-            for key in sorted(one.executed)
-            if sys or not is_system_name(split_input(key)[1])
-        ],
-        "outputStats": [
-            {
-                "stream": stream,
-                "emitted": one.emitted.get(stream, 0),
-                "transferred": one.transferred.get(stream, 0),
-            }
-            for stream in _streams(one, sys)
-        ],
-        "executorStats": executors,
+        "component": component,
+        "encodedComponentId": encode_query(component),
+        "stream": stream,
+        "executed": one.executed.get(key, 0),
+        "executeLatency": format_fixed(one.execute_ms.get(key, 0.0)),
+        "processLatency": format_fixed(one.process_ms.get(key, 0.0)),
+        "acked": one.acked.get(key, 0),
+        "failed": one.failed.get(key, 0),
     }
+
+
+def _statistics(part: ComponentSnapshot, topology_id: str, window: str, sys: bool, links: Links) -> dict[str, Any]:
+    """The tables of a component's page: windows, streams, executors."""
+    one = part.windows[window]
+    tables: dict[str, Any] = {
+        "spoutSummary" if part.kind == "spout" else "boltStats": [_window_row(part, each, sys) for each in WINDOWS],
+        "outputStats": [_output_row(part, one, stream) for stream in _streams(one, sys)],
+        "executorStats": [_executor_row(each, window, sys, topology_id, links) for each in part.executors],
+    }
+    if part.kind == "bolt":
+        shown = (key for key in sorted(one.executed) if sys or not is_system_name(split_input(key)[1]))
+        tables["inputStats"] = [_input_row(one, key) for key in shown]
+    return tables
 
 
 def _streams(one: WindowStats, sys: bool) -> list[str]:
