@@ -206,13 +206,13 @@ def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
     For a dagster.yaml whose run_launcher is storm_dagster.launcher.WarmRunLauncher. DAGSTER_HOME names that
     Dagster; webserver and daemon run on this machine, with the same --home as STORM_DAGSTER_HOME.
     """
+    require_linux("a process for warm runs")
     home = invocation.home
     if not os.environ.get("DAGSTER_HOME"):
         raise InvalidRequest("DAGSTER_HOME is not set: name the folder of the dagster.yaml whose runs start here")
     os.umask(0o077)
     make_private(home)
     os.environ["STORM_DAGSTER_HOME"] = str(home)
-    require_linux("a process for warm runs")
     configure_daemon_logging(home, "warm-runs", "0", invocation.conf["storm.log.level"])
     record = RunFile.write(home, "warm-runs", "0")
     from storm_dagster.launcher.zygote import run

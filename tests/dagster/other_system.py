@@ -124,7 +124,7 @@ def refusals() -> dict[str, tuple[int, str]]:
     """Exit code and message of each daemon on another system."""
     messages, sys.platform = {}, "darwin"
     try:
-        for verb in ("supervisor", "dev"):
+        for verb in ("supervisor", "dev", "warm-runs"):
             code, _, error = call(verb, "--home", str(home / verb))
             messages[verb] = (code, error.strip().splitlines()[-1])
         from storm_dagster.model.errors import StormDagsterError
