@@ -17,8 +17,6 @@ from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["build", "change", "documents", "in_other_release", "seen"]
-
 _WORLD = Path(__file__).parents[2] / "operations" / "conftest.py"
 _CONF = {"topology.workers": 3, "topology.master.single.worker": True}
 _opened: dict[str, Any] = {}

@@ -9,8 +9,6 @@ from storm_dagster.model.view import TopologyView, UpgradeState
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["UpgradeStandIns"]
-
 
 class UpgradeStandIns:
     """One topology of a cluster without daemons. Decisions and writes are those of the real daemons."""
