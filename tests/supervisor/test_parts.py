@@ -131,7 +131,7 @@ def test_the_cluster_is_remembered_beside_a_broken_state(tmp_path: Path) -> None
 
 
 def sleeper(**options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "600"], start_new_session=True, **options)
+    return subprocess.Popen[bytes](["sleep", "600"], start_new_session=True, **options)
 
 
 def as_worker(process: subprocess.Popen[bytes], child: bool = True) -> WorkerProcess:
@@ -143,7 +143,12 @@ def as_worker(process: subprocess.Popen[bytes], child: bool = True) -> WorkerPro
 def test_a_death_is_reported_once_with_its_status() -> None:
     seen: list[tuple[str, int | None]] = []
     told = threading.Event()
-    watch = ProcessWatch(lambda key, status: (seen.append((key, status)), told.set()))
+
+    def tell(key: str, status: int | None) -> None:
+        seen.append((key, status))
+        told.set()
+
+    watch = ProcessWatch(tell)
     try:
         children = {name: sleeper() for name in ("a", "b")}
         for name, process in children.items():

@@ -6,7 +6,6 @@ import json
 import socket
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from thriftpy2.utils import serialize
 
 from storm_dagster.nimbus.thrift.handler import REFUSED
 from storm_dagster.nimbus.thrift.idl import decoder, encode_call, load_idl
-
-Start = Callable[..., object]
+from storm_rigs.thrift_nimbus import Start
 
 
 def topology(**conf: object) -> storm.StormTopology:
