@@ -96,7 +96,7 @@ def test_batch_by_batch_to_the_end(world: DagsterWorld, stand_ins: UpgradeStandI
     assert (done["upgraded"], done["former"], done["status"]) == (1, 2, "UPGRADING")
 
 
-def test_completed_early(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
+def test_an_upgrade_may_be_completed_before_its_last_worker(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins):
         config = op("gray_upgrade_topology", handle=handle, number=1)

@@ -219,6 +219,6 @@ def test_search_goes_both_ways_with_context_and_a_limit(served: Served) -> None:
     assert evil == {"num_match": 0, "match_results": {}, "next_offset": None}
 
 
-def test_stacks_and_conf(served: Served) -> None:
+def test_stacks_are_text_and_the_conf_has_no_secret(served: Served) -> None:
     assert view(served, cmd="jstack", workerPort=6900).text == "stacks of 6900\n"
     assert json.loads(view(served, cmd="showConf").content)["storm.secret"] == "*****"

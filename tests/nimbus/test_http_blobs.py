@@ -72,7 +72,7 @@ def test_writes_of_another_epoch_are_fenced(nimbus: RunningNimbus) -> None:
         assert stale.read("k") == b"1"
 
 
-def test_ranges_and_hashes(http: httpx.Client) -> None:
+def test_parts_of_a_blob_are_served_with_the_hash_of_the_whole(http: httpx.Client) -> None:
     content = b"0123456789"
     assert http.put("/v1/blobs/k", content=content).status_code == 201
     whole = http.get("/v1/blobs/k")
@@ -119,7 +119,7 @@ def test_no_path_of_a_caller_reaches_the_file_system(http: httpx.Client, nimbus:
     assert set(after) - set(before) == set()
 
 
-def test_upload_session(http: httpx.Client) -> None:
+def test_an_upload_is_finished_once_all_parts_are_there(http: httpx.Client) -> None:
     handle = http.post("/v1/uploads").json()["handle"]
     assert len(handle) == 32
     archive = b"PK" + bytes(2000)
@@ -214,7 +214,7 @@ def test_a_body_that_stops_arriving_is_dropped(nimbuses: Nimbuses) -> None:
     eventually(lambda: not list((nimbus.folder / "inbox").iterdir()), what="an empty inbox")
 
 
-def test_metrics_and_health(http: httpx.Client) -> None:
+def test_metrics_and_health_name_the_leader(http: httpx.Client) -> None:
     http.get("/v1/blobs/none")
     text = http.get("/metrics").text
     assert "storm_nimbus_leader 1.0" in text

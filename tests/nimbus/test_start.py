@@ -98,7 +98,7 @@ def test_blob_stores_by_conf(tmp_path: Path) -> None:
         open_blob_store(conf(nimbus__blobstore__class="fsspec"), tmp_path / "n1")
 
 
-def test_inbox_cleaner(tmp_path: Path) -> None:
+def test_only_what_is_old_leaves_the_inbox(tmp_path: Path) -> None:
     inbox, outside = tmp_path / "inbox", tmp_path / "outside"
     inbox.mkdir()
     outside.mkdir()

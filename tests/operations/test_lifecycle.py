@@ -38,7 +38,7 @@ def writes(world: World, topology_id: str) -> int:
     return world.cluster.load_view().topologies[topology_id].base_at.mzxid
 
 
-def test_deactivate_and_activate(world: World) -> None:
+def test_a_topology_is_turned_off_and_on_and_nothing_is_written_twice(world: World) -> None:
     topology_id = world.submit("wc")
     ctx = world.context()
     report = lifecycle.deactivate(ctx, "wc")

@@ -92,7 +92,7 @@ def test_what_does_not_fit_never_disturbs_the_topology(world: World) -> None:
         ({"workers": 0}, "at least 1"),
     ],
 )
-def test_wrong_requests(world: World, options: dict[str, Any], message: str) -> None:
+def test_wrong_requests_are_refused(world: World, options: dict[str, Any], message: str) -> None:
     world.submit("wc")
     with pytest.raises(InvalidRequest, match=message):
         rebalance(world.context(), "wc", wait_secs=0, **options)

@@ -20,7 +20,7 @@ def shown(world: World, **options: Any) -> dict[str, Any]:
     return status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 60, **options)
 
 
-def test_list(world: World) -> None:
+def test_a_list_has_the_figures_of_each_topology(world: World) -> None:
     assert status.list_document(world.cluster.load_view(), now_secs=0) == {"topologies": []}
     topology_id = world.submit("wc", conf={"topology.workers": 2})
     assert status.list_document(world.cluster.load_view(), now_secs=world.time + 60) == {
@@ -79,7 +79,7 @@ def statuses(document: dict[str, Any]) -> set[str]:
     return {task["status"] for task in document["tasks"]}
 
 
-def test_status_of_tasks(world: World) -> None:
+def test_a_task_is_starting_running_or_dead(world: World) -> None:
     topology_id = world.submit("wc")
     assert statuses(shown(world)) == {"starting"}
     assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 121)) == {"dead"}

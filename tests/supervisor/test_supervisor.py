@@ -147,6 +147,8 @@ def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Superv
 
 def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed(rig: SupervisorRig) -> None:
     rig.code("bad-1-1", "crash")
+    # Not the archive of the other, which is fetched once for both.
+    rig.blobs.blobs["bad-1-1-stormjar.jar"] = zip_bytes({"bad.py": b"x = 1\n"})
     rig.code("good-2-2")
     rig.assign("bad-1-1", 6900)
     rig.assign("good-2-2", 6901)

@@ -159,7 +159,7 @@ def test_what_declares_no_exception_says_not_alive_all_the_same(nimbus) -> None:
             call()
 
 
-def test_names(nimbus) -> None:
+def test_a_name_that_cannot_be_is_refused(nimbus) -> None:
     client = nimbus.client()
     assert client.isTopologyNameAllowed("word-count_1.2") is True
     for name in ("", "a b", "a/b", "12345", "null", "x" * 201, "é", None):

@@ -30,7 +30,7 @@ def test_uptimes_as_storm_writes_them() -> None:
     assert {secs: pretty_secs(secs) for secs in expected} == expected
 
 
-def test_the_cluster(stage: Stage) -> None:
+def test_the_cluster_is_summed_up_as_storm_does(stage: Stage) -> None:
     summary = stage.get("/cluster/summary")
     assert (summary["supervisors"], summary["topologies"], summary["tasksTotal"]) == (1, 1, 6)
     assert (summary["slotsTotal"], summary["slotsUsed"], summary["slotsFree"]) == (3, 2, 1)
@@ -50,7 +50,7 @@ def test_the_cluster(stage: Stage) -> None:
     assert (owner["totalTopologies"], owner["totalTasks"], owner["memoryGuarantee"]) == (1, 6, "N/A")
 
 
-def test_a_topology(stage: Stage) -> None:
+def test_the_page_of_a_topology_has_storms_figures(stage: Stage) -> None:
     (row,) = stage.get("/topology/summary")["topologies"]
     assert (row["id"], row["name"], row["status"], row["replicationCount"]) == (stage.id, "wc", "ACTIVE", 1)
     assert (row["tasksTotal"], row["workersTotal"], row["executorsTotal"]) == (6, 2, 6)
@@ -87,7 +87,7 @@ def test_a_topology(stage: Stage) -> None:
     assert log.status_code == 200 and f"log of {page['workers'][0]['port']}" in log.text
 
 
-def test_a_component(stage: Stage) -> None:
+def test_the_page_of_a_component_has_its_streams_executors_and_errors(stage: Stage) -> None:
     spout = stage.get(f"/topology/{stage.id}/component/lines")
     assert spout["componentType"] == "spout" and len(spout["spoutSummary"]) == 4
     (output,) = spout["outputStats"]
@@ -107,7 +107,7 @@ def test_a_component(stage: Stage) -> None:
     assert errors["component"] == "count/all"
 
 
-def test_metrics_lag_and_graph(stage: Stage) -> None:
+def test_metrics_lag_and_graph_name_every_component(stage: Stage) -> None:
     metrics = stage.get(f"/topology/{stage.id}/metrics")
     (spout,) = metrics["spouts"]
     assert spout["emitted"][0]["stream_id"] == "default"
@@ -123,7 +123,7 @@ def test_metrics_lag_and_graph(stage: Stage) -> None:
     assert table == [[{":stream": "default", ":sani-stream": "default", ":checked": True}]]
 
 
-def test_stacks_of_a_worker(stage: Stage) -> None:
+def test_stacks_of_a_worker_come_as_json_and_as_text(stage: Stage) -> None:
     port = stage.get(f"/topology-workers/{stage.id}")["hostPortList"][0]["port"]
     answer = stage.get(f"/topology/{stage.id}/profiling/dumpjstack/127.0.0.1:{port}")
     assert answer["status"] == "ok" and any("worker/runtime/loop.py" in "".join(s) for s in answer["stacks"].values())
@@ -204,7 +204,7 @@ def test_actions_without_dagster_are_the_leaders(stage: Stage) -> None:
     assert rebalance.status_code == 503 and "Dagster" in rebalance.json()["errorMessage"]
 
 
-def test_prometheus(stage: Stage) -> None:
+def test_prometheus_gets_figures_of_topologies_and_slots(stage: Stage) -> None:
     text = stage.http.get("/metrics").text
     assert 'storm_topology_emitted_total{topology="wc"}' in text
     acked = re.search(r'storm_topology_acked_total\{topology="wc"\} ([0-9.e+]+)', text)
@@ -214,7 +214,7 @@ def test_prometheus(stage: Stage) -> None:
     assert 'storm_topology_workers{topology="wc"} 2.0' in text
 
 
-def test_a_supervisors_routes(stage: Stage) -> None:
+def test_a_supervisor_serves_health_workers_conf_and_logs(stage: Stage) -> None:
     with httpx.Client(base_url=stage.supervisor, timeout=20, trust_env=False) as http:
         assert http.get("/healthz").json()["id"] == "s1"
         assert http.get("/v1/workers").json() == {"workers": []}
