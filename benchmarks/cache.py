@@ -33,8 +33,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
-__all__ = ["report"]
-
 TOPOLOGIES, TASKS, WORKERS = 300, 34, 4
 
 

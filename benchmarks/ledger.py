@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from storm_dagster.api import Bolt, Grouping, Spout, Topology, Tuple
-
-
-def boot_clock() -> float:
-    """Seconds since boot, the same in all processes."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+from storm_dagster.model.clock import boot_clock
 
 
 class LedgerSpout(Spout):

@@ -32,9 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "rigs"))
 
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 
-__all__ = ["report"]
-
-LOG_BYTES = 10 * 2**30
+_LOG_BYTES = 10 * 2**30
 
 
 def _pss_mb(pid: int) -> float:
@@ -177,9 +175,9 @@ def _transfer_rows(http: httpx.Client, client: Any, megabytes: int) -> Iterator[
 def _log_row(http: httpx.Client, home: Path, samples: int) -> Row:
     log = home / "logs" / "big.log"
     with log.open("wb") as stream:
-        stream.truncate(LOG_BYTES)
+        stream.truncate(_LOG_BYTES)
     newest = _median_ms(_get(http, "/logview", cmd="showLog", log="big.log"), samples)
-    middle = _median_ms(_get(http, "/logview", cmd="showLog", log="big.log", pos=str(LOG_BYTES // 2)), samples)
+    middle = _median_ms(_get(http, "/logview", cmd="showLog", log="big.log", pos=str(_LOG_BYTES // 2)), samples)
     return "page of a 10 GB log: newest, middle", "-", f"{newest:.1f} ms, {middle:.1f} ms"
 
 

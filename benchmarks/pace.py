@@ -14,8 +14,6 @@ from typing import Any
 
 from storm_dagster.api import Spout
 
-__all__ = ["PacedSpout"]
-
 _TELL_SECS = 1.0
 _CLOCK_EVERY = 64
 """Calls between two reads of the clock of a spout that goes as fast as it can."""

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-__all__ = ["HEADER", "Row", "line", "run", "write_table"]
-
 Row = tuple[str, str, str]
 """Metric, reference (others' value or the aim), our value."""
 

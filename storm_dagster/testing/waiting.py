@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 __all__ = ["eventually"]
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def eventually(
-    predicate: Callable[[], T],
+    predicate: Callable[[], T | Literal[False] | None],
     timeout: float = 30.0,
     what: str = "the condition",
     *,

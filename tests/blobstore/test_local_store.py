@@ -35,7 +35,7 @@ def sha(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def test_create_update_delete(store: Store) -> None:
+def test_a_blob_is_created_updated_and_deleted(store: Store) -> None:
     assert isinstance(store, BlobStore)
     meta = store.put("test", b"\x01")
     assert (meta.key, meta.size, meta.sha256) == ("test", 1, sha(b"\x01"))
@@ -98,7 +98,7 @@ def test_known_bytes_are_named_and_unknown_ones_stored(store: Store, monkeypatch
     assert store.read("t-1-100-stormcode.ser") == b"code"
 
 
-def test_listing_by_prefix(store: Store) -> None:
+def test_keys_are_listed_by_prefix_in_order(store: Store) -> None:
     keys = ["staging.t1.conf", "staging.t1.code", "staging.t2.conf", "a b:c\td", ".dot", "A" * 255]
     for key in keys:
         store.put(key, key.encode()) if len(key) < 255 or isinstance(store, LocalBlobStore) else None
@@ -129,7 +129,7 @@ def test_listing_by_prefix(store: Store) -> None:
         7,
     ],
 )
-def test_key_grammar(store: Store, key: str, tmp_path: Path) -> None:
+def test_a_key_that_could_name_a_path_is_refused(store: Store, key: str, tmp_path: Path) -> None:
     for call in (store.read, store.meta, store.delete, store.exists, lambda k: store.put(k, b"x")):
         with pytest.raises(InvalidRequest):
             call(key)

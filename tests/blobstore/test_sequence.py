@@ -13,7 +13,7 @@ from storm_dagster.blobstore.sequence import (
 from storm_dagster.model.errors import Corrupt
 
 
-def test_latest_of_holders() -> None:
+def test_the_holders_of_the_highest_number_have_the_latest() -> None:
     assert holders_of_latest(["nimbus1:7800-1", "nimbus2:7800-2"]) == ["nimbus2:7800"]
     assert holders_of_latest(["nimbus1:7800-0"]) == []
 
@@ -39,13 +39,13 @@ def test_split_at_the_last_dash() -> None:
         (["a:1-2", "b:1-1"], 2, "b:1", False, SequenceDecision(2, 2)),  # mixed: the highest listed
     ],
 )
-def test_next_number(
+def test_the_next_number_follows_holders_and_maximum(
     holders: list[str], maximum: int | None, me: str, leader: bool, expected: SequenceDecision
 ) -> None:
     assert next_sequence(holders, maximum, me=me, leader=leader) == expected
 
 
-def test_two_nimbus_story() -> None:
+def test_a_leader_that_returns_after_a_lost_update_is_behind() -> None:
     """Create, sync, update, sync; the leader updates to 3 and dies before the sync; the old leader returns."""
     created = next_sequence([], None, me="n1:1", leader=True)
     assert created == SequenceDecision(1, 1)

@@ -10,7 +10,6 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import expect
@@ -18,6 +17,7 @@ from playwright.sync_api import expect
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.dagster_pages import DagsterPages
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.dagster, pytest.mark.timeout(600)]
 
@@ -58,11 +58,11 @@ def cluster(browser: object, shared_cluster: LocalCluster) -> LocalCluster:
 
 
 @pytest.fixture
-def ui(open_pages: Callable[[str], Any], cluster: LocalCluster) -> Any:
+def ui(open_pages: Callable[[str], DagsterPages], cluster: LocalCluster) -> DagsterPages:
     return open_pages(cluster.endpoints.dagster.url)
 
 
-def test_a_topology_is_submitted_from_the_launchpad(ui: Any, cluster: LocalCluster) -> None:
+def test_a_topology_is_submitted_from_the_launchpad(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open_asset_launchpad("submit_topology")
     ui.add_partition(NAME)
     ui.write_config("storm__topology_conf", SUBMISSION)
@@ -78,7 +78,7 @@ def test_a_topology_is_submitted_from_the_launchpad(ui: Any, cluster: LocalClust
     assert len(document["workers"]) == 4
 
 
-def test_the_graph_of_the_submission_is_green(ui: Any) -> None:
+def test_the_graph_of_the_submission_is_green(ui: DagsterPages) -> None:
     ui.page.set_viewport_size({"width": 1440, "height": 640})
     ui.open("/locations/storm/asset-groups/submission/lineage")
     for asset in ("topology_conf", "topology_code", "task_info", "active_topology"):
@@ -86,7 +86,7 @@ def test_the_graph_of_the_submission_is_green(ui: Any) -> None:
     ui.picture("submission-graph")
 
 
-def test_the_placement_is_a_picture_in_the_metadata(ui: Any, cluster: LocalCluster) -> None:
+def test_the_placement_is_a_picture_in_the_metadata(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open(f"/assets/storm/assignment?view=partitions&partition={NAME}")
     row = ui.page.get_by_text("tasks_on_slots", exact=True).first
     row.scroll_into_view_if_needed()
@@ -101,7 +101,7 @@ def test_the_placement_is_a_picture_in_the_metadata(ui: Any, cluster: LocalClust
 
 
 @pytest.mark.browser
-def test_a_rebalance_is_launched_from_its_form(ui: Any, cluster: LocalCluster) -> None:
+def test_a_rebalance_is_launched_from_its_form(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("rebalance_topology")
     ui.choose_partition(NAME)
     ui.write_config("storm__assignment", REBALANCE)
@@ -117,7 +117,7 @@ def test_a_rebalance_is_launched_from_its_form(ui: Any, cluster: LocalCluster) -
 
 
 @pytest.mark.browser
-def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: Any, cluster: LocalCluster) -> None:
+def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: DagsterPages, cluster: LocalCluster) -> None:
     lost = cluster.show(NAME)["workers"][0]["node"]
     workers = [worker["pid"] for worker in cluster.show(NAME)["workers"] if worker["node"] == lost]
     # A host that is gone takes along whoever would start its daemons again.
@@ -136,7 +136,7 @@ def test_a_lost_host_is_a_healing_run_on_the_runs_page(ui: Any, cluster: LocalCl
 
 
 @pytest.mark.browser
-def test_a_kill_is_launched_from_its_form(ui: Any, cluster: LocalCluster) -> None:
+def test_a_kill_is_launched_from_its_form(ui: DagsterPages, cluster: LocalCluster) -> None:
     ui.open_job_launchpad("kill_topology")
     ui.write_config("resources", KILL)
     ui.launch()

@@ -156,7 +156,7 @@ def test_errors_are_typed(peers: list[Peer]) -> None:
         with pytest.raises(Unavailable, match="no slots"):
             nimbus.post("/v1/b")
         assert peer.asked.count(("POST", "/v1/b")) == 1
-        with pytest.raises(StormDagsterError):
+        with pytest.raises(StormDagsterError, match="no error document"):
             nimbus.get("/v1/c")
 
 
@@ -229,6 +229,6 @@ def test_waiting_for_a_run_and_its_tasks(peers: list[Peer]) -> None:
             wait_for_tasks(nimbus, "wc", deadline=time.monotonic())
 
 
-def test_seeds() -> None:
+def test_a_seed_may_be_a_host_an_address_or_a_url() -> None:
     conf = load_cluster_conf(None, {"nimbus.seeds": ["a", "b:1", "http://c:2/"], "nimbus.http.port": 9})
     assert seed_urls(conf) == ["http://a:9", "http://b:1", "http://c:2"]

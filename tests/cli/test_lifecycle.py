@@ -19,7 +19,6 @@ from storm_dagster.model.errors import (
     InvalidRequest,
     InvalidTopology,
     NotAlive,
-    StormDagsterError,
 )
 from storm_dagster.testing.cluster import LocalCluster, run_cli
 from storm_dagster.testing.waiting import eventually
@@ -62,7 +61,7 @@ def test_submit_waits_until_all_tasks_run(cluster: LocalCluster) -> None:
     assert row["workers"] == 2 and row["tasks"] == len(shown["tasks"])
 
 
-def test_it_counts(cluster: LocalCluster) -> None:
+def test_every_line_is_acked_and_no_task_fails(cluster: LocalCluster) -> None:
     def done() -> bool:
         finished = False
         for path in cluster.home.glob("**/wc/lines/*.sqlite3"):
@@ -162,14 +161,14 @@ def test_a_wrong_conf_is_refused_before_anything_runs(cluster: LocalCluster) -> 
         cluster.cli("submit", str(WORDCOUNT), "--name", "12345", *SMALL)
 
 
-def test_deactivate_and_activate(cluster: LocalCluster) -> None:
+def test_a_topology_is_deactivated_and_activated_again(cluster: LocalCluster) -> None:
     assert cluster.cli("deactivate", "wc", "--dry-run")["dry_run"] is True
     assert cluster.show("wc")["status"] == "ACTIVE"
     assert cluster.cli("deactivate", "wc")["status"] == "INACTIVE"
     assert cluster.cli("activate", "wc")["status"] == "ACTIVE"
 
 
-def test_rebalance(cluster: LocalCluster) -> None:
+def test_a_rebalance_changes_workers_and_executors(cluster: LocalCluster) -> None:
     done = cluster.cli("rebalance", "wc", "-n", "3", "-w", "0", "-e", "split=3")
     assert done["status"] == "ACTIVE"
     shown = cluster.show("wc")
@@ -177,18 +176,18 @@ def test_rebalance(cluster: LocalCluster) -> None:
     assert sum(task["component"] == "split" for task in shown["tasks"]) == 3
 
 
-def test_human_output(cluster: LocalCluster) -> None:
+def test_output_for_people_has_no_traceback(cluster: LocalCluster) -> None:
     for args in (["list"], ["show", "wc"], ["supervisors"], ["nimbuses"], ["status"], ["explain", "wc"]):
         done = run_cli(*args, home=cluster.home).check()
         assert done.out.strip() and "Traceback" not in done.err
 
 
-def test_kill(cluster: LocalCluster) -> None:
+def test_a_killed_topology_is_gone_with_its_workers(cluster: LocalCluster) -> None:
     assert cluster.cli("kill", "wc", "-w", "0")["status"] == "KILLED"
     assert cluster.topologies() == []
     with pytest.raises(NotAlive):
         cluster.cli("show", "wc")
-    with pytest.raises(StormDagsterError):
+    with pytest.raises(NotAlive):
         cluster.cli("kill", "wc")
     eventually(lambda: not cluster.processes("worker"), 60, "the end of its workers")
 

@@ -427,7 +427,9 @@ def test_hot_deploy_and_gray_upgrade_over_thrift(
     cluster.wait_running(NAME, timeout=120)
 
 
-def test_lifecycle_over_thrift(client: Any, cluster: LocalCluster, submitted: str) -> None:
+def test_thrift_turns_a_topology_off_and_on_and_rebalances_it(
+    client: Any, cluster: LocalCluster, submitted: str
+) -> None:
     def status() -> str:
         return next(row.status for row in client.getClusterInfo().topologies if row.name == NAME)
 

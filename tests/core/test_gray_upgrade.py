@@ -160,7 +160,7 @@ def test_a_selection_that_can_be() -> None:
         check_selection(selection, snapshot(state("a:6901")))
 
 
-def test_workers_in_words() -> None:
+def test_workers_are_read_from_text_lists_and_conf() -> None:
     assert parse_workers("h1:6900, h2:6901,h1:6900") == ("h1:6900", "h2:6901")
     assert parse_workers(["::1:6900"]) == ("::1:6900",)
     assert parse_workers("") == ()

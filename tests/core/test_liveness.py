@@ -124,7 +124,7 @@ class Clock:
         return [(cause.kind, cause.node) for cause in self.at(now, view, **options).causes]
 
 
-def test_all_alive() -> None:
+def test_workers_that_beat_are_not_dead() -> None:
     clock = Clock()
     assert clock.kinds(0, cluster(TWO)) == []
     assert clock.kinds(20, cluster(TWO, beats=21, count=2)) == []
@@ -376,7 +376,7 @@ class TestReassignment:
         assert offered_supervisors(replace(self.view(), blacklist=frozenset({"hs1"})), placing=[]) == ()
         assert offered_supervisors(self.view(), placing=[], avoid=["s1"]) == ()
 
-    def test_monitor_batch(self) -> None:
+    def test_a_monitor_batch_names_the_dead_tasks_and_where_they_may_go(self) -> None:
         view = self.view()
         runnable = Runnable(TopologySpec(name="t"), {})
         batch = monitor_batch(view, view.topologies["t-1-1"], runnable, TABLE, [self.cause()])

@@ -96,7 +96,7 @@ class TestParallelism:
             (2, {}, {"topology.spout.parallelism": {"b": 7}}, 2, 2),
         ],
     )
-    def test_executors_and_tasks(
+    def test_executors_and_tasks_follow_hint_conf_and_limits(
         self, hint: int, own: dict[str, Any], conf: dict[str, Any], executors: int, tasks: int
     ) -> None:
         spec = topology(bolts={"b": component(hint, reads("s"), conf=own)})
@@ -147,7 +147,7 @@ class TestValidation:
             (topology(bolts={"b": component(outputs={"__x": {"fields": []}})}), "belongs to the system"),
         ],
     )
-    def test_refused(self, spec: TopologySpec, message: str) -> None:
+    def test_a_topology_that_cannot_run_is_refused_with_the_reason(self, spec: TopologySpec, message: str) -> None:
         with pytest.raises(InvalidTopology, match=message):
             check(spec)
 
@@ -173,7 +173,7 @@ class TestValidation:
             ({"use.userdefine.assignment": [{"hots": "h1"}]}, r"use\.userdefine\.assignment, worker 1"),
         ],
     )
-    def test_wrong_numbers(self, conf: dict[str, Any], message: str) -> None:
+    def test_wrong_numbers_are_refused(self, conf: dict[str, Any], message: str) -> None:
         with pytest.raises(InvalidTopology, match=message):
             check(topology(bolts={"b": component(1, reads("s"))}), **conf)
 
@@ -225,7 +225,7 @@ class TestTasks:
         ("tasks", "groups", "sizes"),
         [(5, 3, [2, 2, 1]), (12, 8, [2, 2, 2, 2, 1, 1, 1, 1]), (2, 5, [1, 1]), (3, 0, []), (0, 2, [])],
     )
-    def test_partition(self, tasks: int, groups: int, sizes: list[int]) -> None:
+    def test_a_partition_has_its_larger_groups_first(self, tasks: int, groups: int, sizes: list[int]) -> None:
         parts = partition(range(1, tasks + 1), groups)
         assert [len(part) for part in parts] == sizes
 

@@ -41,7 +41,7 @@ def base(status: Any = "ACTIVE", **more: Any) -> StormBase:
 
 @pytest.mark.parametrize("status", get_args(TopologyStatus))
 @pytest.mark.parametrize("event", get_args(Event))
-def test_every_pair(status: Any, event: Any) -> None:
+def test_every_event_is_allowed_or_a_conflict_in_every_status(status: Any, event: Any) -> None:
     expected = ALLOWED[status].get(event)
     if expected is None:
         with pytest.raises(Conflict, match=f"is {status} and cannot be"):
@@ -83,7 +83,7 @@ def test_a_kill_during_a_rebalance_wins() -> None:
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, 30), (-1, 30), (0, 0), (7, 7)])
-def test_delays(asked: int | None, expected: int) -> None:
+def test_a_delay_that_is_not_given_is_the_default(asked: int | None, expected: int) -> None:
     assert delay_of(asked, 30) == expected
 
 

@@ -55,7 +55,9 @@ def check_flow(panes: list[Any], finished: list[Any], accepted: list[Any]) -> No
 
 
 @given(STEPS, SMALL, SMALL, st.integers(0, 5))
-def test_time_windows(steps: list[tuple[str, int]], length: int, slide: int, lag: int) -> None:
+def test_a_window_in_time_holds_what_lies_in_it(
+    steps: list[tuple[str, int]], length: int, slide: int, lag: int
+) -> None:
     shape = WindowShape(length_ms=length, slide_ms=slide, event_time=True, lag_ms=lag)
     panes, accepted, finished = run(shape, steps)
     expected = []
@@ -69,7 +71,7 @@ def test_time_windows(steps: list[tuple[str, int]], length: int, slide: int, lag
 
 
 @given(STEPS, SMALL, SMALL)
-def test_counted_windows(steps: list[tuple[str, int]], length: int, slide: int) -> None:
+def test_a_counted_window_holds_the_newest_tuples(steps: list[tuple[str, int]], length: int, slide: int) -> None:
     panes, accepted, finished = run(WindowShape(length_count=length, slide_count=slide, event_time=True), steps)
     everything = accepted
     expected = [everything[max(0, until - length) : until] for until in range(slide, len(everything) + 1, slide)]
@@ -103,7 +105,7 @@ def test_a_length_in_tuples_that_slides_by_time(steps: list[tuple[str, int]], le
 
 
 @given(STEPS, SMALL, st.integers(1, 3))
-def test_sessions(steps: list[tuple[str, int]], gap: int, keys: int) -> None:
+def test_a_session_ends_with_a_gap(steps: list[tuple[str, int]], gap: int, keys: int) -> None:
     shape = WindowShape(gap_ms=gap, event_time=True)
     panes, accepted, finished = run(shape, steps, lambda item: f"k{item[1] % keys}")
     expected = []
@@ -148,7 +150,7 @@ def test_processing_time_loses_nothing(steps: list[tuple[int, bool]], length: in
         assert seen == list(range(len(steps)))
 
 
-def test_storms_own_example() -> None:
+def test_storms_own_example_gives_storms_windows() -> None:
     # docs/Windowing.md of Storm: length 20 s, slide 10 s, lag 5 s; seconds after 6:00:00.
     windows: Windows[str] = Windows(WindowShape(length_ms=20, slide_ms=10, event_time=True, lag_ms=5))
     for name, stamp in {"e1": 3, "e2": 5, "e3": 7, "e4": 18, "e5": 26, "e6": 36}.items():

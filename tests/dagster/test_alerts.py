@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import dagster as dg
+import httpx
 import pytest
 
 from storm_dagster import Alert, build_alert_sensor, build_storm_defs
@@ -209,7 +210,7 @@ def test_the_example_posts_to_slack(monkeypatch, tmp_path) -> None:
         alert = Alert("k", "check", CHECK, "ERROR", "task 3 runs twice")
         to_slack(alert)
         assert got == [{"text": f"*ERROR: {CHECK}*\ntask 3 runs twice"}]
-        with pytest.raises(Exception, match="500"):
+        with pytest.raises(httpx.HTTPStatusError, match="500"):
             to_slack(alert)
 
 

@@ -16,11 +16,12 @@ from storm_dagster.defs.observe.placement_checks import PLACEMENT_CHECKS
 from storm_dagster.model.names import jar_key, placement_key
 from storm_dagster.model.ranges import encode_ranges
 from storm_dagster.model.records import Assignment
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
-def check(world, name):
+def check(world: DagsterWorld, name):
     """The evaluation of one check, run alone as the UI runs it."""
     job = dg.define_asset_job(
         "one_check", selection=dg.AssetSelection.checks(*[c for c in checks(world) if c.name == name])
@@ -34,7 +35,7 @@ def check(world, name):
     return evaluation
 
 
-def checks(world):
+def checks(world: DagsterWorld):
     return [key for definition in world.defs.asset_checks or [] for key in definition.check_keys]
 
 
@@ -47,7 +48,7 @@ def findings(view):
     return {name: found for name, found in view_findings(view).items() if found}
 
 
-def test_every_check_passes_on_a_sound_cluster(world) -> None:
+def test_every_check_passes_on_a_sound_cluster(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     names = {key.name for key in checks(world)}
@@ -58,7 +59,7 @@ def test_every_check_passes_on_a_sound_cluster(world) -> None:
         assert evaluation.metadata["topologies"].value == 1
 
 
-def test_a_rebalance_that_moved_too_much_is_found(world) -> None:
+def test_a_rebalance_that_moved_too_much_is_found(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     key = placement_key(world.topology("wc").id)
     stored = json.loads(world.blobs.read(key))
@@ -72,7 +73,7 @@ def test_a_rebalance_that_moved_too_much_is_found(world) -> None:
     assert "moved" in evaluation.metadata["found"].value
 
 
-def test_a_missing_blob_is_found(world) -> None:
+def test_a_missing_blob_is_found(world: DagsterWorld) -> None:
     world.submit("wc")
     world.blobs.delete(jar_key(world.topology("wc").id))
     evaluation = check(world, "blobs_present")
@@ -80,7 +81,7 @@ def test_a_missing_blob_is_found(world) -> None:
     assert "stormjar.jar" in evaluation.metadata["found"].value
 
 
-def test_a_task_in_two_slots_and_a_task_without_slot_are_found(world) -> None:
+def test_a_task_in_two_slots_and_a_task_without_slot_are_found(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     view = world.cluster.load_view()
@@ -94,7 +95,7 @@ def test_a_task_in_two_slots_and_a_task_without_slot_are_found(world) -> None:
     assert "have no slot" in text
 
 
-def test_a_slot_of_two_topologies_is_found(world) -> None:
+def test_a_slot_of_two_topologies_is_found(world: DagsterWorld) -> None:
     for name in ("a", "b"):
         world.submit(name, conf={"topology.workers": 1})
         world.run_workers(name)
@@ -106,13 +107,13 @@ def test_a_slot_of_two_topologies_is_found(world) -> None:
     assert set(found) == {"slots_not_shared"}
 
 
-def test_a_visible_topology_without_assignment_is_found(world) -> None:
+def test_a_visible_topology_without_assignment_is_found(world: DagsterWorld) -> None:
     world.submit("wc")
     found = findings(broken(world.cluster.load_view(), "wc", assignment=None))
     assert set(found) == {"base_implies_published"}
 
 
-def test_two_live_owners_of_one_task_are_found_and_a_handover_is_not(world) -> None:
+def test_two_live_owners_of_one_task_are_found_and_a_handover_is_not(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     view = world.cluster.load_view()
@@ -124,7 +125,7 @@ def test_two_live_owners_of_one_task_are_found_and_a_handover_is_not(world) -> N
     assert findings(broken(view, "wc", live_workers=live)) == {}
 
 
-def test_a_lost_supervisor_is_found(world) -> None:
+def test_a_lost_supervisor_is_found(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 1})
     view = world.cluster.load_view()
     node = view.topology_named("wc").assignment.workers[0].node
@@ -132,13 +133,13 @@ def test_a_lost_supervisor_is_found(world) -> None:
     assert set(findings(lost)) == {"assigned_to_live_slots"}
 
 
-def test_a_damaged_record_is_found(world) -> None:
+def test_a_damaged_record_is_found(world: DagsterWorld) -> None:
     world.submit("wc")
     world.cluster.state.set_data(f"/taskbeats/{world.topology('wc').id}", b"{")
     assert not check(world, "records_intact").passed
 
 
-def test_a_killed_topology_is_not_held_to_its_blobs(world) -> None:
+def test_a_killed_topology_is_not_held_to_its_blobs(world: DagsterWorld) -> None:
     world.submit("wc")
     view = world.cluster.load_view()
     base = view.topology_named("wc").base.model_copy(update={"status": "KILLED"})

@@ -29,6 +29,7 @@ from storm_dagster.defs.resources.nimbus import NimbusResource
 from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.read.status import show_document
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -79,7 +80,7 @@ class Wc(Topology):
 class Busy:
     """A nimbus whose statistics differ at every call."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: DagsterWorld) -> None:
         self.world, self.calls = world, 0
 
     def __enter__(self) -> Busy:
@@ -109,7 +110,7 @@ class BusyNimbus(NimbusResource):
 class Shop:
     """A code location with the declared topology `wc`, and a clock."""
 
-    def __init__(self, world: Any, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, world: DagsterWorld, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.world, self.instance, self.file = world, world.instance, root / "wc_code.py"
         self.file.write_text(CODE, encoding="utf-8")
         self.now = 1_800_000_000.0
@@ -196,7 +197,7 @@ def instance(tmp_path: Path) -> Iterator[dg.DagsterInstance]:
 
 
 @pytest.fixture
-def shop(world: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+def shop(world: DagsterWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "code").mkdir()
     yield Shop(world, tmp_path / "code", monkeypatch)

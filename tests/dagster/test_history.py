@@ -28,6 +28,7 @@ from storm_dagster.defs import build_storm_defs
 from storm_dagster.defs.observe import history
 from storm_dagster.defs.observe.history import own_jobs, prune_runs, prune_ticks
 from storm_dagster.model.dagster_names import DagsterNames
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 NAMES = DagsterNames()
@@ -163,7 +164,7 @@ def test_history_of_all_that_is_built_goes_that_of_declared_topologies_too(sqlit
 
 
 @pytest.mark.zookeeper
-def test_the_job_prunes_by_the_conf(world) -> None:
+def test_the_job_prunes_by_the_conf(world: DagsterWorld) -> None:
     world.instance.add_dynamic_partitions("storm_topologies", ["wc"])
     ended(world.instance, "clean_inbox")
     assert world.run("prune_history").success

@@ -8,6 +8,7 @@ import pytest
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.defs import build_storm_defs, keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -23,7 +24,7 @@ def failure_type(result):
     raise AssertionError("no step failed")
 
 
-def observed(world, name):
+def observed(world: DagsterWorld, name):
     records = world.instance.fetch_observations(keys.ACTIVE_TOPOLOGY, limit=20).records
     return [
         record.asset_observation.metadata["verb"].value
@@ -32,7 +33,7 @@ def observed(world, name):
     ]
 
 
-def test_deactivate_and_activate(world) -> None:
+def test_jobs_turn_a_topology_off_and_on(world: DagsterWorld) -> None:
     world.submit("wc")
     assert world.run("deactivate_topology", config=op("deactivate_topology", name="wc")).success
     assert world.topology("wc").base.status == "INACTIVE"
@@ -42,7 +43,7 @@ def test_deactivate_and_activate(world) -> None:
 
 
 @pytest.mark.parametrize("wait_secs", [0, 1])
-def test_kill_waits_for_the_end_and_drops_the_partition_key(world, wait_secs) -> None:
+def test_kill_waits_for_the_end_and_drops_the_partition_key(world: DagsterWorld, wait_secs) -> None:
     world.submit("wc")
     result = world.run("kill_topology", config=op("kill_topology", name="wc", wait_secs=wait_secs))
     assert result.success
@@ -52,7 +53,7 @@ def test_kill_waits_for_the_end_and_drops_the_partition_key(world, wait_secs) ->
     assert [m.partition for m in world.materializations(keys.ACTIVE_TOPOLOGY)] == ["wc"]
 
 
-def test_a_later_submission_of_the_name_shows_the_old_history(world) -> None:
+def test_a_later_submission_of_the_name_shows_the_old_history(world: DagsterWorld) -> None:
     world.submit("wc")
     world.run("kill_topology", config=op("kill_topology", name="wc", wait_secs=0))
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
@@ -62,12 +63,12 @@ def test_a_later_submission_of_the_name_shows_the_old_history(world) -> None:
     assert len(world.materializations(keys.ACTIVE_TOPOLOGY)) == 2
 
 
-def test_an_unknown_name_is_not_alive(world) -> None:
+def test_an_unknown_name_is_not_alive(world: DagsterWorld) -> None:
     result = world.run("kill_topology", config=op("kill_topology", name="nobody"))
     assert failure_type(result) == "NotAlive"
 
 
-def test_restart_gives_a_new_id_and_the_same_shape(world) -> None:
+def test_restart_gives_a_new_id_and_the_same_shape(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     before = world.topology("wc")
     assert world.run("restart_topology", config=op("restart_topology", name="wc")).success
@@ -77,7 +78,7 @@ def test_restart_gives_a_new_id_and_the_same_shape(world) -> None:
     assert after.base.status == "ACTIVE"
 
 
-def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wrong(world) -> None:
+def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wrong(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 1})
     before = world.topology("wc")
     wrong = world.upload("wrong", topology={"spouts": {}, "bolts": {}})
@@ -94,7 +95,7 @@ def test_update_runs_new_code_under_a_new_id_and_keeps_the_old_one_when_it_is_wr
     assert failure_type(nothing) == "InvalidRequest"
 
 
-def test_rebalance_materializes_plan_and_assignment_of_the_partition(world) -> None:
+def test_rebalance_materializes_plan_and_assignment_of_the_partition(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     config = {"ops": {"storm__assignment": {"config": {"workers": 3, "executors": {"count": 4}, "wait_secs": 0}}}}
@@ -113,7 +114,7 @@ def test_rebalance_materializes_plan_and_assignment_of_the_partition(world) -> N
     assert published["workers"].value == 3
 
 
-def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world) -> None:
+def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world: DagsterWorld) -> None:
     world.submit("wc")
     before = world.topology("wc").assignment
     config = {"ops": {"storm__assignment": {"config": {"executors": {"nonsense": 2}, "wait_secs": 0}}}}
@@ -122,7 +123,7 @@ def test_a_rebalance_that_does_not_fit_is_refused_and_changes_nothing(world) -> 
     assert world.topology("wc").assignment == before
 
 
-def causes_of(world, node):
+def causes_of(world: DagsterWorld, node):
     return [
         Cause(
             topology_id=topology.id,
@@ -140,7 +141,7 @@ def causes_of(world, node):
     ]
 
 
-def test_reassign_logs_one_materialization_for_each_topology_and_asset(world) -> None:
+def test_reassign_logs_one_materialization_for_each_topology_and_asset(world: DagsterWorld) -> None:
     for name in ("a", "b"):
         world.submit(name, conf={"topology.workers": 2})
         world.run_workers(name)
@@ -167,7 +168,7 @@ def test_reassign_logs_one_materialization_for_each_topology_and_asset(world) ->
     )
 
 
-def test_reassign_by_hand_heals_what_is_dead_now(world) -> None:
+def test_reassign_by_hand_heals_what_is_dead_now(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     lost = causes_of(world, "s1")
@@ -178,7 +179,7 @@ def test_reassign_by_hand_heals_what_is_dead_now(world) -> None:
     assert {worker.node for worker in world.topology("wc").assignment.workers} == {"s2"}
 
 
-def test_an_overtaken_cause_is_void(world) -> None:
+def test_an_overtaken_cause_is_void(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     cause = causes_of(world, "s1")[0]
@@ -188,7 +189,7 @@ def test_an_overtaken_cause_is_void(world) -> None:
     assert world.topology("wc").assignment == before
 
 
-def test_a_reassignment_without_room_fails_so_that_it_is_tried_again(world) -> None:
+def test_a_reassignment_without_room_fails_so_that_it_is_tried_again(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     causes = [*causes_of(world, "s1"), *causes_of(world, "s2")]

@@ -20,6 +20,7 @@ from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.operating import Handles
 from storm_dagster.model.dagster_names import DagsterNames
 from storm_dagster.model.errors import InvalidRequest
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 
@@ -187,7 +188,7 @@ def test_bound_functions_ask_for_the_keys_of_their_cluster() -> None:
 
 
 @pytest.mark.zookeeper
-def test_two_clusters_in_one_location_do_not_meet(world: Any, prod_world: Any) -> None:
+def test_two_clusters_in_one_location_do_not_meet(world: DagsterWorld, prod_world: DagsterWorld) -> None:
     merged = dg.Definitions.merge(project(), world.defs, prod_world.defs)
     world.defs = prod_world.defs = merged
     assert world.submit("wc", conf={"topology.workers": 1}).success

@@ -15,11 +15,12 @@ from storm_dagster.defs.healing.memory import recoveries
 from storm_dagster.defs.keys import SUPERVISORS, TOPOLOGIES, WORKERS
 from storm_dagster.defs.pictures.cluster import DrawnSlot, DrawnSupervisor, cluster_picture
 from storm_dagster.model import paths
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 
 
-def tick(world, cursor=None, name="supervisor_sensor"):
+def tick(world: DagsterWorld, cursor=None, name="supervisor_sensor"):
     with dg.build_sensor_context(
         instance=world.instance,
         definitions=world.defs,
@@ -41,7 +42,7 @@ def drawn(event, name="tasks_on_slots") -> ET.Element:
 
 
 @pytest.mark.zookeeper
-def test_what_changes_is_observed_once_a_minute_at_most(world) -> None:
+def test_what_changes_is_observed_once_a_minute_at_most(world: DagsterWorld) -> None:
     assert world.submit("wc", conf={"topology.workers": 2}).success
     world.run_workers("wc")
     first = tick(world)
@@ -67,7 +68,7 @@ def test_what_changes_is_observed_once_a_minute_at_most(world) -> None:
 
 
 @pytest.mark.zookeeper
-def test_a_recovery_is_timed_from_loss_to_return(world) -> None:
+def test_a_recovery_is_timed_from_loss_to_return(world: DagsterWorld) -> None:
     assert world.submit("wc", conf={"topology.workers": 2}).success
     world.run_workers("wc")
     whole = world.cluster.load_view()

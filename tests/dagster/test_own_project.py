@@ -9,6 +9,7 @@ import storm_dagster
 from storm_dagster import StormAsset, StormTranslator, build_storm_defs
 from storm_dagster.defs.keys import ACTIVE_TOPOLOGY, STAGES, SUPERVISORS
 from storm_dagster.model.errors import InvalidRequest
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = pytest.mark.dagster
 
@@ -65,7 +66,7 @@ def test_one_key_for_two_assets_is_refused() -> None:
 
 
 @pytest.mark.zookeeper
-def test_runs_checks_and_sensors_report_under_the_translated_keys(world) -> None:
+def test_runs_checks_and_sensors_report_under_the_translated_keys(world: DagsterWorld) -> None:
     world.defs = build_storm_defs(
         home=str(world.home),
         blob_dir=str(world.home / "blobs"),

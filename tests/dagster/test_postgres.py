@@ -17,6 +17,7 @@ from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.cluster import LocalCluster
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.dagster_world import DagsterWorld
 from storm_rigs.postgres import PostgresServer
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -54,7 +55,7 @@ def instance(postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.Monke
         yield made
 
 
-def test_a_submission_and_a_kill_are_stored_in_postgres(world: Any, instance: dg.DagsterInstance) -> None:
+def test_a_submission_and_a_kill_are_stored_in_postgres(world: DagsterWorld, instance: dg.DagsterInstance) -> None:
     assert type(instance.run_storage).__name__ == "PostgresRunStorage"
     result = world.submit("wc", conf={"topology.workers": 2})
     assert result.success

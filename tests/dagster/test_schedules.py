@@ -9,6 +9,7 @@ from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.defs.observe.inbox_cleanup import load_inbox_memory
 from storm_dagster.defs.observe.metrics_rollup import samples_of
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -20,7 +21,7 @@ def instance():
         yield made
 
 
-def tick(world, name):
+def tick(world: DagsterWorld, name):
     schedule = world.defs.resolve_schedule_def(name)
     with dg.build_schedule_context(
         instance=world.instance,
@@ -30,7 +31,7 @@ def tick(world, name):
         return schedule.evaluate_tick(context)
 
 
-def test_a_balanced_cluster_is_not_rebalanced(world) -> None:
+def test_a_balanced_cluster_is_not_rebalanced(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     world.run_workers("wc")
     data = tick(world, "rebalance_schedule")
@@ -38,7 +39,7 @@ def test_a_balanced_cluster_is_not_rebalanced(world) -> None:
     assert "wc: it is balanced" in data.skip_message
 
 
-def crowded(world, **conf) -> None:
+def crowded(world: DagsterWorld, **conf) -> None:
     """A topology whose four workers stand on one of two supervisors."""
     world.lose_supervisor("s2")
     world.submit("wc", conf={"topology.workers": 4, **conf})
@@ -46,7 +47,7 @@ def crowded(world, **conf) -> None:
     world.supervisor("s2")
 
 
-def test_a_topology_that_can_spread_better_is_rebalanced_once(world) -> None:
+def test_a_topology_that_can_spread_better_is_rebalanced_once(world: DagsterWorld) -> None:
     crowded(world)
     (request,) = tick(world, "rebalance_schedule").run_requests
     assert request.partition_key == "wc"
@@ -56,7 +57,7 @@ def test_a_topology_that_can_spread_better_is_rebalanced_once(world) -> None:
     assert request.run_key == again.run_key
 
 
-def test_a_gain_below_the_threshold_moves_nothing_and_says_so(world) -> None:
+def test_a_gain_below_the_threshold_moves_nothing_and_says_so(world: DagsterWorld) -> None:
     crowded(world, **{"topology.rebalance.threshold": 1.0})
     data = tick(world, "rebalance_schedule")
     assert not data.run_requests
@@ -64,13 +65,13 @@ def test_a_gain_below_the_threshold_moves_nothing_and_says_so(world) -> None:
     assert "topology.rebalance.threshold 1" in data.skip_message
 
 
-def test_a_topology_with_dead_workers_is_left_to_the_healer(world) -> None:
+def test_a_topology_with_dead_workers_is_left_to_the_healer(world: DagsterWorld) -> None:
     world.submit("wc", conf={"topology.workers": 2})
     message = tick(world, "rebalance_schedule").skip_message
     assert "2 of its workers do not live, healing comes first" in message
 
 
-def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world) -> None:
+def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world: DagsterWorld) -> None:
     world.upload("forgotten")
     data = tick(world, "inbox_cleanup_schedule")
     assert not data.run_requests
@@ -79,7 +80,7 @@ def test_garbage_is_remembered_and_cleaned_only_when_it_is_old_enough(world) -> 
     assert world.blobs.exists("upload.forgotten.archive")
 
 
-def test_cleaning_removes_what_was_garbage_for_its_time(world) -> None:
+def test_cleaning_removes_what_was_garbage_for_its_time(world: DagsterWorld) -> None:
     from storm_dagster.defs.observe.inbox_cleanup import observation
     from storm_dagster.model.clock import boot_clock
 
@@ -119,7 +120,7 @@ def test_samples_have_one_row_for_each_component_that_reported() -> None:
     assert row[5:] == (2, 4, 8, 8, 0, 2.0, 2.0)
 
 
-def test_the_partition_key_is_needed_for_a_rebalance(world) -> None:
+def test_the_partition_key_is_needed_for_a_rebalance(world: DagsterWorld) -> None:
     world.submit("wc")
     world.run_workers("wc")
     world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")

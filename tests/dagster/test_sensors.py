@@ -15,11 +15,12 @@ from storm_dagster.defs.keys import PARTITIONS_NAME
 from storm_dagster.model import paths
 from storm_dagster.model.records import encode_record
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
-def evaluate(world, sensor, cursor=None, defs=None):
+def evaluate(world: DagsterWorld, sensor, cursor=None, defs=None):
     defs = defs or world.defs
     definition = defs.resolve_sensor_def(sensor)
     # Each tick has resources of its own, as in a code server.
@@ -35,20 +36,20 @@ def another_process():
     HealingCursor._recent.clear()
 
 
-def set_limits(world, **limits):
+def set_limits(world: DagsterWorld, **limits):
     path = world.home / "storm.yaml"
     conf = yaml.safe_load(path.read_text(encoding="utf-8"))
     conf.update(limits)
     path.write_text(yaml.safe_dump(conf), encoding="utf-8")
 
 
-def running(world, *names, workers=2):
+def running(world: DagsterWorld, *names, workers=2):
     for name in names:
         assert world.submit(name, conf={"topology.workers": workers}).success
         world.run_workers(name)
 
 
-def lose_host(world, node):
+def lose_host(world: DagsterWorld, node):
     """The host is gone: its supervisor and its workers."""
     for topology in world.cluster.load_view().topologies.values():
         for worker in topology.assignment.workers:
@@ -57,14 +58,14 @@ def lose_host(world, node):
     world.lose_supervisor(node)
 
 
-def launch(world, request):
+def launch(world: DagsterWorld, request):
     """Run what a sensor asked for, under its run key, as Dagster's daemon does."""
     return world.run(
         request.job_name, config=request.run_config, tags={**request.tags, "dagster/run_key": request.run_key}
     )
 
 
-def test_a_healthy_cluster_asks_for_nothing(world) -> None:
+def test_a_healthy_cluster_asks_for_nothing(world: DagsterWorld) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor")
     assert not result.run_requests
@@ -74,7 +75,7 @@ def test_a_healthy_cluster_asks_for_nothing(world) -> None:
     assert set(memory["workers"]) == {world.topology("wc").id}
 
 
-def test_beats_alone_write_nothing(world) -> None:
+def test_beats_alone_write_nothing(world: DagsterWorld) -> None:
     running(world, "wc")
     first = evaluate(world, "heartbeat_sensor")
     due = evaluate(world, "lifecycle_sensor")
@@ -93,7 +94,7 @@ def test_beats_alone_write_nothing(world) -> None:
     assert len(first.cursor) < 200 and len(due.cursor) < 200
 
 
-def test_a_silent_supervisor_is_found_over_ticks_of_no_length(world) -> None:
+def test_a_silent_supervisor_is_found_over_ticks_of_no_length(world: DagsterWorld) -> None:
     set_limits(world, **{"nimbus.supervisor.timeout.secs": 1})
     cursor = None
 
@@ -107,7 +108,7 @@ def test_a_silent_supervisor_is_found_over_ticks_of_no_length(world) -> None:
 
 
 @pytest.mark.parametrize("replaced", [False, True])
-def test_a_lost_host_is_one_run_for_all_its_topologies(world, replaced) -> None:
+def test_a_lost_host_is_one_run_for_all_its_topologies(world: DagsterWorld, replaced) -> None:
     running(world, "a", "b")
     cursor = evaluate(world, "heartbeat_sensor").cursor
     lose_host(world, "s1")
@@ -125,7 +126,7 @@ def test_a_lost_host_is_one_run_for_all_its_topologies(world, replaced) -> None:
         assert {worker.node for worker in world.topology(name).assignment.workers} == {"s2"}
 
 
-def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(world) -> None:
+def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
     lose_host(world, "s1")
@@ -139,7 +140,7 @@ def test_a_repeated_tick_has_the_same_run_key_and_a_healed_cluster_is_quiet(worl
     assert not evaluate(world, "heartbeat_sensor", first.cursor).run_requests
 
 
-def test_the_attempt_rises_with_back_off_while_the_cause_persists(world) -> None:
+def test_the_attempt_rises_with_back_off_while_the_cause_persists(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
     world.supervisor("s2", ports=tuple(w.port for w in world.topology("wc").assignment.workers if w.node == "s2"))
@@ -159,7 +160,7 @@ def test_the_attempt_rises_with_back_off_while_the_cause_persists(world) -> None
     assert requests[0].run_key.rpartition(":")[0] == first.run_requests[0].run_key.rpartition(":")[0]
 
 
-def test_a_run_in_progress_is_not_doubled(world) -> None:
+def test_a_run_in_progress_is_not_doubled(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
     lose_host(world, "s1")
@@ -177,7 +178,7 @@ def test_a_run_in_progress_is_not_doubled(world) -> None:
     assert not evaluate(world, "heartbeat_sensor", cursor).run_requests
 
 
-def test_a_cause_that_comes_back_never_reuses_a_run_key(world) -> None:
+def test_a_cause_that_comes_back_never_reuses_a_run_key(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
     seen = set()
@@ -195,7 +196,7 @@ def test_a_cause_that_comes_back_never_reuses_a_run_key(world) -> None:
         cursor = result.cursor
 
 
-def test_another_boot_grants_one_full_timeout(world) -> None:
+def test_another_boot_grants_one_full_timeout(world: DagsterWorld) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor")
     lose_host(world, "s1")
@@ -205,7 +206,7 @@ def test_another_boot_grants_one_full_timeout(world) -> None:
     assert not evaluate(world, "heartbeat_sensor", cursor).run_requests
 
 
-def test_a_lost_memory_grants_one_full_timeout(world) -> None:
+def test_a_lost_memory_grants_one_full_timeout(world: DagsterWorld) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor")
     another_process()
@@ -217,14 +218,14 @@ def test_a_lost_memory_grants_one_full_timeout(world) -> None:
 
 
 @pytest.mark.parametrize("cursor", ["", "nonsense", "[]", '{"memory": 3}', '{"looked_at": "x"}'])
-def test_a_bad_cursor_restarts_cleanly(world, cursor) -> None:
+def test_a_bad_cursor_restarts_cleanly(world: DagsterWorld, cursor) -> None:
     running(world, "wc")
     result = evaluate(world, "heartbeat_sensor", cursor)
     assert not result.run_requests
     assert json.loads(result.cursor)["looked_at"] is not None
 
 
-def test_a_long_blind_sensor_grants_time(world) -> None:
+def test_a_long_blind_sensor_grants_time(world: DagsterWorld) -> None:
     running(world, "wc")
     memory = json.loads(evaluate(world, "heartbeat_sensor").cursor)
     memory["looked_at"] -= 3600
@@ -232,7 +233,7 @@ def test_a_long_blind_sensor_grants_time(world) -> None:
     assert not evaluate(world, "heartbeat_sensor", json.dumps(memory)).run_requests
 
 
-def test_a_restart_in_place_is_an_observation_and_no_run(world) -> None:
+def test_a_restart_in_place_is_an_observation_and_no_run(world: DagsterWorld) -> None:
     running(world, "wc")
     cursor = evaluate(world, "heartbeat_sensor").cursor
     world.run_workers("wc", token="another")
@@ -245,7 +246,7 @@ def test_a_restart_in_place_is_an_observation_and_no_run(world) -> None:
     assert not evaluate(world, "heartbeat_sensor", result.cursor).asset_events
 
 
-def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(world) -> None:
+def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(world: DagsterWorld) -> None:
     for number in (3, 4):
         world.supervisor(f"s{number}")
     running(world, "wc", workers=4)
@@ -268,7 +269,7 @@ def test_mass_loss_is_an_alarm_in_tick_asset_and_status_until_it_is_over(world) 
     assert not over.run_requests
 
 
-def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world) -> None:
+def test_the_armed_sensor_holds_the_healer_node_and_wakes_at_once(world: DagsterWorld) -> None:
     running(world, "wc")
     defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=40.0)
     cursor = evaluate(world, "heartbeat_sensor").cursor
@@ -309,7 +310,7 @@ def test_without_a_cluster_every_sensor_and_schedule_skips(tmp_path) -> None:
             assert not data.run_requests
 
 
-def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world) -> None:
+def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world: DagsterWorld) -> None:
     running(world, "wc")
     first = evaluate(world, "lifecycle_sensor")
     from storm_dagster.core.scheduling import plan_placement
@@ -337,7 +338,7 @@ def test_the_lifecycle_sensor_removes_a_killed_topology_and_its_key(world) -> No
     assert world.topology("wc") is None
 
 
-def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world) -> None:
+def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world: DagsterWorld) -> None:
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
     handle = world.upload("h")
     from storm_dagster.core.scheduling import plan_placement
@@ -364,7 +365,7 @@ def test_the_lifecycle_sensor_finishes_an_interrupted_activation(world) -> None:
     eventually(active, what="the activation", interval=0.5)
 
 
-def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world) -> None:
+def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world: DagsterWorld) -> None:
     running(world, "wc")
     world.instance.delete_dynamic_partition(PARTITIONS_NAME, "wc")
     (request,) = evaluate(world, "lifecycle_sensor").dynamic_partitions_requests
@@ -372,7 +373,7 @@ def test_the_lifecycle_sensor_adds_the_key_of_a_topology_that_lives(world) -> No
     assert list(request.partition_keys) == ["wc"]
 
 
-def test_a_key_that_is_being_prepared_is_never_dropped(world) -> None:
+def test_a_key_that_is_being_prepared_is_never_dropped(world: DagsterWorld) -> None:
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["soon"])
     cursor = None
     for _ in range(3):
@@ -381,7 +382,7 @@ def test_a_key_that_is_being_prepared_is_never_dropped(world) -> None:
         assert not result.dynamic_partitions_requests
 
 
-def test_supervisors_are_observed_on_change_and_at_most_once_a_minute(world) -> None:
+def test_supervisors_are_observed_on_change_and_at_most_once_a_minute(world: DagsterWorld) -> None:
     first = evaluate(world, "supervisor_sensor")
     observations = [event for event in first.asset_events if isinstance(event, dg.AssetObservation)]
     checks = [event for event in first.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
@@ -399,7 +400,7 @@ def test_supervisors_are_observed_on_change_and_at_most_once_a_minute(world) -> 
     assert changed.asset_events[0].metadata["live"].value == 3
 
 
-def test_the_leader_is_observed_on_change(world) -> None:
+def test_the_leader_is_observed_on_change(world: DagsterWorld) -> None:
     result = evaluate(world, "leader_sensor")
     (event,) = result.asset_events
     assert event.asset_key == keys.NIMBUS

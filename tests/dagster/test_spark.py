@@ -15,6 +15,7 @@ from storm_dagster.defs.observe.metrics_rollup import drop_older, roll_up_hour
 from storm_dagster.defs.resources.handles import ZooKeeperResource
 from storm_dagster.defs.resources.spark import SparkResource
 from storm_dagster.model.errors import Unavailable
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -33,7 +34,7 @@ def metadata(result, asset):
 
 
 @pytest.mark.zookeeper
-def test_a_submission_is_planned_with_pyspark(world) -> None:
+def test_a_submission_is_planned_with_pyspark(world: DagsterWorld) -> None:
     result = world.submit("wc", conf={"topology.workers": 3})
     assert result.success
     for asset in ("assignment", "published_assignment"):
@@ -45,7 +46,7 @@ def test_a_submission_is_planned_with_pyspark(world) -> None:
     assert metadata(again, "assignment")["planner"].value == "pyspark"
 
 
-def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_planner(world) -> None:
+def test_a_submission_without_spark_is_unavailable_and_never_uses_the_local_planner(world: DagsterWorld) -> None:
     spark = SparkResource(home=str(world.home), overrides={"spark.remote": "sc://127.0.0.1:9"})
     world.defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), resources={"spark": spark})
     result = world.submit("wc")
@@ -123,7 +124,7 @@ def test_two_hours_are_read_and_old_ones_dropped(tmp_path: Path, session) -> Non
         ]
 
 
-def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(world, spark_remote: str, session) -> None:
+def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(world: DagsterWorld, spark_remote: str, session) -> None:
     conf = world.home / "storm.yaml"
     conf.write_text(
         conf.read_text(encoding="utf-8") + f"spark.remote: {spark_remote}\ndagster.metrics.retention.hours: 2\n",
@@ -146,6 +147,6 @@ def test_the_run_of_an_hour_shows_it_and_keeps_the_retention(world, spark_remote
     assert "no sample was taken" in str(event.event_specific_data)
 
 
-def test_zookeeper_is_found_by_its_handle(world) -> None:
+def test_zookeeper_is_found_by_its_handle(world: DagsterWorld) -> None:
     with ZooKeeperResource(home=str(world.home)).cluster() as cluster:
         assert cluster.cluster_id() == world.cluster.cluster_id()

@@ -24,6 +24,7 @@ from storm_dagster.model.dagster_names import TOKEN_TAG
 from storm_dagster.model.home_conf import cluster_conf
 from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.read.inspection import take_snapshot
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -87,7 +88,7 @@ def runs() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.parametrize("stage", STAGES, ids=[key.path[-1] for key in STAGES])
 def test_killed_in_a_stage_and_run_again_from_there(
-    world: Any, runs: subprocess.Popen[str], tmp_path: Path, stage: dg.AssetKey
+    world: DagsterWorld, runs: subprocess.Popen[str], tmp_path: Path, stage: dg.AssetKey
 ) -> None:
     (tmp_path / "dagster").mkdir()
     order = {
@@ -122,7 +123,7 @@ def test_killed_in_a_stage_and_run_again_from_there(
     check(world)
 
 
-def facts(world: Any) -> Any:
+def facts(world: DagsterWorld) -> Any:
     ctx = OperationsContext(
         cluster=world.cluster,
         blobs=world.blobs,
@@ -132,6 +133,6 @@ def facts(world: Any) -> Any:
     return take_snapshot(ctx)
 
 
-def check(world: Any) -> None:
+def check(world: DagsterWorld) -> None:
     heals = {rule.name for rule in RULES if rule.heals}
     assert [each.sentence for each in violations(facts(world)) if each.rule not in heals] == []

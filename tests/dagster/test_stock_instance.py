@@ -27,6 +27,7 @@ from storm_dagster.defs.lifecycle.sensor import name_marks
 from storm_dagster.model import paths
 from storm_dagster.model.instance_advice import instance_advice
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.dagster_world import DagsterWorld
 
 ELSEWHERE = RemoteRepositoryOrigin(
     GrpcServerCodeLocationOrigin(host="localhost", port=1, location_name="other"), "__repository__"
@@ -34,7 +35,9 @@ ELSEWHERE = RemoteRepositoryOrigin(
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
 
-def tick(world: Any, name: str, cursor: str | None = None, tick_secs: float = 0.0, instance: Any = None) -> Any:
+def tick(
+    world: DagsterWorld, name: str, cursor: str | None = None, tick_secs: float = 0.0, instance: Any = None
+) -> Any:
     defs = world.defs
     if tick_secs:
         defs = build_storm_defs(home=str(world.home), blob_dir=str(world.home / "blobs"), tick_secs=tick_secs)
@@ -47,12 +50,12 @@ def tick(world: Any, name: str, cursor: str | None = None, tick_secs: float = 0.
         return defs.resolve_sensor_def(name)(context)
 
 
-def running(world: Any, name: str) -> None:
+def running(world: DagsterWorld, name: str) -> None:
     assert world.submit(name, conf={"topology.workers": 2}).success
     world.run_workers(name)
 
 
-def queue_run(world: Any, request: dg.RunRequest) -> dg.DagsterRun:
+def queue_run(world: DagsterWorld, request: dg.RunRequest) -> dg.DagsterRun:
     """Run of the request in a full queue."""
     return world.instance.create_run_for_job(
         world.defs.resolve_job_def("reassign_topologies"),
@@ -63,7 +66,7 @@ def queue_run(world: Any, request: dg.RunRequest) -> dg.DagsterRun:
     )
 
 
-def lose_host(world: Any, node: str) -> None:
+def lose_host(world: DagsterWorld, node: str) -> None:
     for topology in world.cluster.load_view().topologies.values():
         for worker in topology.assignment.workers:
             if worker.node == node:
@@ -71,7 +74,7 @@ def lose_host(world: Any, node: str) -> None:
     world.lose_supervisor(node)
 
 
-def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Any) -> None:
+def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: DagsterWorld) -> None:
     running(world, "wc")
     with dg.DagsterInstance.ephemeral() as stock:
         began = time.monotonic()
@@ -88,7 +91,7 @@ def test_where_sensors_share_a_thread_a_tick_is_short_and_says_why(world: Any) -
 
 @pytest.mark.long
 def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
-    world: Any, monkeypatch: pytest.MonkeyPatch
+    world: DagsterWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heartbeat_sensor, "_LONGEST_QUEUE_SECS", 0.0)
     running(world, "wc")
@@ -129,7 +132,7 @@ def test_behind_a_full_queue_the_leader_heals_and_the_late_run_moves_nothing(
     assert found
 
 
-def test_a_queued_run_of_any_age_is_not_asked_for_again(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queued_run_of_any_age_is_not_asked_for_again(world: DagsterWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_sensor, "_LONGEST_QUEUE_SECS", 0.0)
     monkeypatch.setattr(heartbeat_sensor, "_LONGEST_RUN_SECS", 0.0)
     running(world, "wc")
@@ -172,7 +175,7 @@ def test_real_settings_are_read(tmp_path: Path, text: str, advised: set[str]) ->
         assert {row.setting for row in instance_advice(read_settings(instance))} == advised
 
 
-def test_the_check_of_the_settings_warns_and_is_evaluated_when_they_change(world: Any) -> None:
+def test_the_check_of_the_settings_warns_and_is_evaluated_when_they_change(world: DagsterWorld) -> None:
     check = next(c for c in world.defs.asset_checks or [] if SETTINGS_CHECK in {k.name for k in c.check_keys})
     with dg.DagsterInstance.ephemeral() as stock:
         outcome = dg.materialize([check], instance=stock, selection=dg.AssetSelection.checks(check))
@@ -200,7 +203,7 @@ def remember_elsewhere(instance: dg.DagsterInstance, cursor: str) -> None:
     ("alive_there", "dropped"), [(["wc"], False), (["other"], True), ([f"t{n}" for n in range(500)], False)]
 )
 def test_the_key_of_a_topology_that_lives_in_another_cluster_stays(
-    world: Any, alive_there: list[str], dropped: bool
+    world: DagsterWorld, alive_there: list[str], dropped: bool
 ) -> None:
     with dg.instance_for_test() as instance:
         world.instance = instance

@@ -11,6 +11,7 @@ import pytest
 from storm_dagster.defs import keys
 from storm_dagster.defs.keys import PARTITIONS_NAME, STAGES
 from storm_dagster.model.dagster_names import TOKEN_TAG
+from storm_rigs.dagster_world import DagsterWorld
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
 
@@ -40,7 +41,7 @@ def failure(result):
     raise AssertionError("no step failed")
 
 
-def test_a_submission_has_six_steps_and_ends_active(world) -> None:
+def test_a_submission_has_six_steps_and_ends_active(world: DagsterWorld) -> None:
     result = world.submit("wc", conf={"topology.workers": 3, "topology.acker.executors": 1})
     assert result.success
     steps = [event.step_key for event in result.all_events if event.event_type_value == "STEP_SUCCESS"]
@@ -51,7 +52,7 @@ def test_a_submission_has_six_steps_and_ends_active(world) -> None:
     assert len(topology.assignment.workers) == 3
 
 
-def test_the_metadata_shows_what_a_person_wants(world) -> None:
+def test_the_metadata_shows_what_a_person_wants(world: DagsterWorld) -> None:
     result = world.submit("wc", conf={"topology.workers": 2, "db.password": "hunter2"})
     conf, code = metadata(result, "topology_conf"), metadata(result, "topology_code")
     assert conf["conf"]["topology.workers"] == 2
@@ -80,7 +81,7 @@ def test_the_metadata_shows_what_a_person_wants(world) -> None:
         assert metadata(result, asset)["seconds"] >= 0
 
 
-def test_an_unregistered_name_materializes_nothing(world) -> None:
+def test_an_unregistered_name_materializes_nothing(world: DagsterWorld) -> None:
     handle = world.upload("h")
     result = world.run(
         "submit_topology",
@@ -94,7 +95,7 @@ def test_an_unregistered_name_materializes_nothing(world) -> None:
     assert world.topology("stranger") is None
 
 
-def test_a_key_that_the_end_of_a_namesake_took_is_added_again(world) -> None:
+def test_a_key_that_the_end_of_a_namesake_took_is_added_again(world: DagsterWorld) -> None:
     handle = world.upload("again")
     result = world.run(
         "submit_topology",
@@ -105,14 +106,14 @@ def test_a_key_that_the_end_of_a_namesake_took_is_added_again(world) -> None:
     assert world.instance.has_dynamic_partition(PARTITIONS_NAME, "again")
 
 
-def test_a_topology_that_breaks_a_rule_fails_with_its_type_and_stores_nothing(world) -> None:
+def test_a_topology_that_breaks_a_rule_fails_with_its_type_and_stores_nothing(world: DagsterWorld) -> None:
     result = world.submit("bad", topology={"spouts": {}, "bolts": {}})
     assert failure(result)[0] == "InvalidTopology"
     assert result.get_asset_materialization_events() == []
     assert world.blobs.keys("staging") == []
 
 
-def test_too_few_slots_fail_before_anything_is_visible(world) -> None:
+def test_too_few_slots_fail_before_anything_is_visible(world: DagsterWorld) -> None:
     result = world.submit("big", topology=WIDE, conf={"topology.workers": 20})
     kind, message = failure(result)
     assert kind == "Unavailable"
@@ -122,7 +123,7 @@ def test_too_few_slots_fail_before_anything_is_visible(world) -> None:
     assert materialized == list(STAGES[:3])
 
 
-def test_a_repeated_submission_with_the_same_token_is_the_same_topology(world) -> None:
+def test_a_repeated_submission_with_the_same_token_is_the_same_topology(world: DagsterWorld) -> None:
     first = metadata(world.submit("wc"), "topology_conf")["topology_id"]
     again = world.submit("wc")
     assert again.success
@@ -130,7 +131,7 @@ def test_a_repeated_submission_with_the_same_token_is_the_same_topology(world) -
     assert metadata(again, "published_assignment")["already_published"] is True
 
 
-def test_a_taken_name_is_refused(world) -> None:
+def test_a_taken_name_is_refused(world: DagsterWorld) -> None:
     world.submit("wc")
     handle = world.upload("other")
     result = world.run(
@@ -142,7 +143,7 @@ def test_a_taken_name_is_refused(world) -> None:
     assert failure(result)[0] == "AlreadyAlive"
 
 
-def test_any_stage_runs_again_alone_from_what_is_staged(world) -> None:
+def test_any_stage_runs_again_alone_from_what_is_staged(world: DagsterWorld) -> None:
     world.submit("wc")
     for key in STAGES:
         job = dg.define_asset_job("alone", selection=dg.AssetSelection.assets(key).without_checks())
@@ -155,7 +156,7 @@ def test_any_stage_runs_again_alone_from_what_is_staged(world) -> None:
     assert len(world.cluster.load_view().topologies) == 1
 
 
-def test_the_run_remembers_its_token(world) -> None:
+def test_the_run_remembers_its_token(world: DagsterWorld) -> None:
     world.instance.add_dynamic_partitions(PARTITIONS_NAME, ["wc"])
     handle = world.upload("h")
     result = world.run(
@@ -169,13 +170,13 @@ def test_the_run_remembers_its_token(world) -> None:
     assert run.tags[TOKEN_TAG] == "mine"
 
 
-def test_an_inactive_submission_stays_inactive(world) -> None:
+def test_an_inactive_submission_stays_inactive(world: DagsterWorld) -> None:
     result = world.submit("quiet", inactive=True)
     assert metadata(result, "active_topology")["status"] == "INACTIVE"
     assert world.topology("quiet").base.status == "INACTIVE"
 
 
-def test_a_replanned_publication_shows_the_newer_assignment(world, monkeypatch) -> None:
+def test_a_replanned_publication_shows_the_newer_assignment(world: DagsterWorld, monkeypatch) -> None:
     from storm_dagster.operations.submit import submission as stages
 
     plan = stages.stage_assignment

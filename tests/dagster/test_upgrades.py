@@ -14,6 +14,7 @@ from storm_dagster.defs import keys
 from storm_dagster.model.errors import Conflict
 from storm_dagster.model.records import GrayWorker
 from storm_dagster.zk.gray_upgrades import write_move
+from storm_rigs.dagster_world import DagsterWorld
 from storm_rigs.upgrades import UpgradeStandIns
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper]
@@ -33,7 +34,7 @@ def failure(result: Any) -> tuple[str, str]:
     raise AssertionError("no step failed")
 
 
-def observations(world: Any) -> list[tuple[str, dict[str, Any]]]:
+def observations(world: DagsterWorld) -> list[tuple[str, dict[str, Any]]]:
     """(description, metadata) of what was observed at the topology, oldest first."""
     records = world.instance.fetch_observations(keys.ACTIVE_TOPOLOGY, limit=50).records
     found = [record.asset_observation for record in reversed(records) if record.asset_observation]
@@ -69,12 +70,12 @@ def at_work(stand_ins: UpgradeStandIns, fail: bool = False) -> Iterator[None]:
 
 
 @pytest.fixture
-def stand_ins(world: Any) -> UpgradeStandIns:
+def stand_ins(world: DagsterWorld) -> UpgradeStandIns:
     assert world.submit("wc", conf=CONF).success
     return UpgradeStandIns(world.cluster, world.topology("wc").id)
 
 
-def test_batch_by_batch_to_the_end(world: Any, stand_ins: UpgradeStandIns) -> None:
+def test_batch_by_batch_to_the_end(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins):
         first = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", handle=handle, number=1))
@@ -95,7 +96,7 @@ def test_batch_by_batch_to_the_end(world: Any, stand_ins: UpgradeStandIns) -> No
     assert (done["upgraded"], done["former"], done["status"]) == (1, 2, "UPGRADING")
 
 
-def test_completed_early(world: Any, stand_ins: UpgradeStandIns) -> None:
+def test_an_upgrade_may_be_completed_before_its_last_worker(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins):
         config = op("gray_upgrade_topology", handle=handle, number=1)
@@ -108,7 +109,7 @@ def test_completed_early(world: Any, stand_ins: UpgradeStandIns) -> None:
     assert failure(again)[0] == "Conflict"
 
 
-def test_rolled_back_by_hand(world: Any, stand_ins: UpgradeStandIns) -> None:
+def test_rolled_back_by_hand(world: DagsterWorld, stand_ins: UpgradeStandIns) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins):
         config = op("gray_upgrade_topology", handle=handle, number=2)
@@ -120,7 +121,9 @@ def test_rolled_back_by_hand(world: Any, stand_ins: UpgradeStandIns) -> None:
     assert observations(world)[-1][0] == "rollback: rolled back, ACTIVE"
 
 
-def test_rolled_back_by_itself_fails_the_run_that_waits_and_says_why(world: Any, stand_ins: UpgradeStandIns) -> None:
+def test_rolled_back_by_itself_fails_the_run_that_waits_and_says_why(
+    world: DagsterWorld, stand_ins: UpgradeStandIns
+) -> None:
     handle = world.upload("new", conf=CONF)
     with at_work(stand_ins, fail=True):
         config = op("gray_upgrade_topology", handle=handle, number=3, wait_secs=60)
@@ -142,7 +145,7 @@ def test_rolled_back_by_itself_fails_the_run_that_waits_and_says_why(world: Any,
     ],
 )
 def test_a_wrong_form_is_an_error_and_changes_nothing(
-    world: Any, stand_ins: UpgradeStandIns, config: dict[str, Any], kind: str
+    world: DagsterWorld, stand_ins: UpgradeStandIns, config: dict[str, Any], kind: str
 ) -> None:
     world.upload("new", conf=CONF)
     result = world.run("gray_upgrade_topology", config=op("gray_upgrade_topology", **config))

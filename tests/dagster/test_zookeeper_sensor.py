@@ -103,7 +103,7 @@ def test_what_the_function_raises_loses_no_change(zk_conf, zk_cluster, tmp_path,
 
     cursor = tick(sensor(zk_conf, tmp_path, node, broken)).cursor
     zk_cluster.state.set_data("/shop", b"x")
-    with pytest.raises(Exception, match="not today"):
+    with pytest.raises(ValueError, match="not today"):
         tick(sensor(zk_conf, tmp_path, node, broken), cursor)
     made = sensor(zk_conf, tmp_path, node, lambda c, change: dg.RunRequest())
     assert tick(made, cursor).run_requests

@@ -81,7 +81,7 @@ PRINTED = ["begin", "one 1", "two", "one 2", "end"]
         ["begin", "..."],
     ],
 )
-def test_output_that_agrees(shown: list[str]) -> None:
+def test_output_that_agrees_has_no_difference(shown: list[str]) -> None:
     assert difference(shown, PRINTED) is None
 
 
@@ -99,5 +99,5 @@ def test_output_that_agrees(shown: list[str]) -> None:
         [*PRINTED, "more"],
     ],
 )
-def test_output_that_differs(shown: list[str]) -> None:
+def test_output_that_differs_has_a_difference(shown: list[str]) -> None:
     assert difference(shown, PRINTED) is not None

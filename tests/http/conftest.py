@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import pytest
@@ -16,15 +14,7 @@ from storm_dagster.http.listening import listen
 from storm_dagster.http.logs.routes import LogRoutes
 from storm_dagster.http.responses import EXCEPTION_HANDLERS
 from storm_dagster.http.server import HttpService
-
-
-@dataclass
-class Served:
-    """What the tests ask."""
-
-    logs: Path
-    port: int
-    http: httpx.Client
+from storm_rigs.served_logs import Served
 
 
 @pytest.fixture(scope="module")

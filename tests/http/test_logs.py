@@ -9,14 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
+from storm_rigs.served_logs import Served
+
 TEN_GB = 10 * 2**30
 
 
-def view(served: Any, **query: Any) -> httpx.Response:
+def view(served: Served, **query: Any) -> httpx.Response:
     return served.http.get("/logview", params=query)
 
 
-def test_show_log_gives_the_size_and_the_end_of_the_file(served: Any) -> None:
+def test_show_log_gives_the_size_and_the_end_of_the_file(served: Served) -> None:
     (served.logs / "nimbus-n1.log").write_text("first\nlast\n")
     answer = view(served, cmd="showLog", log="nimbus-n1.log")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -33,7 +35,7 @@ def test_show_log_gives_the_size_and_the_end_of_the_file(served: Any) -> None:
     assert (part.status_code, part.content) == (206, b"last\n")
 
 
-def test_a_file_of_ten_gigabytes_is_read_by_pages(served: Any) -> None:
+def test_a_file_of_ten_gigabytes_is_read_by_pages(served: Served) -> None:
     path = served.logs / "big.log"
     with path.open("wb") as stream:
         stream.truncate(TEN_GB)
@@ -71,7 +73,7 @@ def test_a_file_of_ten_gigabytes_is_read_by_pages(served: Any) -> None:
         ({"cmd": "searchLog", "file": "nimbus-n1.log", "key": "x", "max_match": "5000"}, 400),
     ],
 )
-def test_wrong_questions_are_refused(served: Any, query: dict[str, str], status: int) -> None:
+def test_wrong_questions_are_refused(served: Served, query: dict[str, str], status: int) -> None:
     (served.logs / "nimbus-n1.log").write_text("first\nlast\n")
     answer = view(served, **{"cmd": "showLog", "log": "nimbus-n1.log", **query})
     assert answer.status_code == status and answer.json()["error"]["message"]
@@ -100,7 +102,7 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names_that_lead_elsewhere_look_like_names_of_nothing(served: Any, name: str) -> None:
+def test_names_that_lead_elsewhere_look_like_names_of_nothing(served: Served, name: str) -> None:
     home = served.logs.parent
     (home / "secret.txt").write_text("planted secret")
     (home / "logs-secret").mkdir(exist_ok=True)
@@ -128,7 +130,7 @@ def test_names_that_lead_elsewhere_look_like_names_of_nothing(served: Any, name:
     assert not {"link.txt", "linked", "fifo"} & set(listed)
 
 
-def test_directories_are_listed_as_in_jstorm(served: Any) -> None:
+def test_directories_are_listed_as_in_jstorm(served: Served) -> None:
     slot = served.logs / "workers/wc-1-1/6900"
     slot.mkdir(parents=True, exist_ok=True)
     (slot / "worker.log").write_text("now\n")
@@ -151,7 +153,7 @@ def test_directories_are_listed_as_in_jstorm(served: Any) -> None:
     assert view(served, cmd="showLog", log="workers/wc-1-1/6900/worker.log", pos=4).status_code == 416
 
 
-def test_what_logs_say_runs_nothing_in_a_browser(served: Any) -> None:
+def test_what_logs_say_runs_nothing_in_a_browser(served: Served) -> None:
     name = "<b>&\"'.log"
     (served.logs / name).write_bytes(b"<script>alert(1)</script>\x1b[31m\x00 \xe2\x80\xae \xff\xfe </pre><img src=x>\n")
     page = served.http.get("/api/v1/daemonlog", params={"file": name})
@@ -164,7 +166,7 @@ def test_what_logs_say_runs_nothing_in_a_browser(served: Any) -> None:
     assert "access-control-allow-origin" not in page.headers
 
 
-def test_encodings_and_cut_characters(served: Any) -> None:
+def test_encodings_and_cut_characters(served: Served) -> None:
     text = "日本" * 50
     (served.logs / "jp.log").write_bytes(text.encode())
     (served.logs / "sjis.log").write_bytes(text.encode("shift_jis"))
@@ -183,7 +185,7 @@ def test_encodings_and_cut_characters(served: Any) -> None:
     assert list(raw["match_results"]) == ["7", "18", "29"]
 
 
-def test_search_goes_both_ways_with_context_and_a_limit(served: Any) -> None:
+def test_search_goes_both_ways_with_context_and_a_limit(served: Served) -> None:
     lines = [f"line {number} {'Boom' if number % 10 == 0 else 'fine'}\n" for number in range(40_000)]
     (served.logs / "words.log").write_text("".join(lines))
     content = "".join(lines)
@@ -217,6 +219,6 @@ def test_search_goes_both_ways_with_context_and_a_limit(served: Any) -> None:
     assert evil == {"num_match": 0, "match_results": {}, "next_offset": None}
 
 
-def test_stacks_and_conf(served: Any) -> None:
+def test_stacks_are_text_and_the_conf_has_no_secret(served: Served) -> None:
     assert view(served, cmd="jstack", workerPort=6900).text == "stacks of 6900\n"
     assert json.loads(view(served, cmd="showConf").content)["storm.secret"] == "*****"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -15,9 +14,10 @@ from storm_dagster.launcher.compatibility import dagster_internals
 from storm_dagster.launcher.wire import SOCKET, WARM_TAG, LineConnection, here, listen, run_records
 from storm_dagster.model.run_file import run_dir
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.warm_runs import Place
 
 
-def test_a_run_starts_warm_and_its_output_is_captured(place: Any) -> None:
+def test_a_run_starts_warm_and_its_output_is_captured(place: Place) -> None:
     warm = place.warm
     run_id = place.launch()
     assert place.ended(run_id) == "SUCCESS"
@@ -26,12 +26,13 @@ def test_a_run_starts_warm_and_its_output_is_captured(place: Any) -> None:
     event = place.instance.all_logs(run_id, of_type=captured)[0].dagster_event
     assert event is not None
     key = [run_id, "compute_logs", event.logs_captured_data.file_key]
-    assert b"work says HELLO" in place.instance.compute_log_manager.get_log_data(key).stdout
+    output = place.instance.compute_log_manager.get_log_data(key).stdout
+    assert output is not None and b"work says HELLO" in output
     eventually(lambda: not run_records(place.home), 20, "the end of the run's process")
     assert warm.poll() is None
 
 
-def test_a_run_that_fails_is_a_failed_run(place: Any) -> None:
+def test_a_run_that_fails_is_a_failed_run(place: Place) -> None:
     assert place.warm
     run_id = place.launch("badly")
     assert place.ended(run_id) == "FAILURE"
@@ -41,7 +42,7 @@ def test_a_run_that_fails_is_a_failed_run(place: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "message"), [("killed", "was killed by SIGKILL"), ("gone", "ended with exit status 0")]
 )
-def test_a_run_whose_process_dies_is_failed_with_the_reason(place: Any, how: str, message: str) -> None:
+def test_a_run_whose_process_dies_is_failed_with_the_reason(place: Place, how: str, message: str) -> None:
     assert place.warm
     run_id = place.launch(how)
     assert place.ended(run_id) == "FAILURE"
@@ -49,7 +50,7 @@ def test_a_run_whose_process_dies_is_failed_with_the_reason(place: Any, how: str
     eventually(lambda: not run_records(place.home), 20, "the file of the dead process to go")
 
 
-def test_a_run_is_terminated_in_order(place: Any) -> None:
+def test_a_run_is_terminated_in_order(place: Place) -> None:
     assert place.warm
     run_id = place.launch("long")
     record = place.works(run_id)
@@ -60,7 +61,7 @@ def test_a_run_is_terminated_in_order(place: Any) -> None:
     assert not place.launcher.terminate(run_id)
 
 
-def test_a_run_that_does_not_heed_its_termination_is_killed(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_heed_its_termination_is_killed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     assert place.warm
     monkeypatch.setattr(run_launcher, "GRACE_SECS", 0.5)
     run_id = place.launch("deaf")
@@ -70,7 +71,7 @@ def test_a_run_that_does_not_heed_its_termination_is_killed(place: Any, monkeypa
     eventually(lambda: not record.alive(), 20, "the end of its process")
 
 
-def test_only_what_can_be_known_of_a_runs_process_is_judged(place: Any) -> None:
+def test_only_what_can_be_known_of_a_runs_process_is_judged(place: Place) -> None:
     def health(tag: str | None) -> str:
         tags = {} if tag is None else {WARM_TAG: tag}
         return place.launcher.check_run_worker_health(dg.DagsterRun("job", tags=tags)).status.value
@@ -84,7 +85,7 @@ def test_only_what_can_be_known_of_a_runs_process_is_judged(place: Any) -> None:
     assert health(None) == "RUNNING"
 
 
-def test_a_launcher_that_gives_up_leaves_a_run_that_was_not_started(place: Any) -> None:
+def test_a_launcher_that_gives_up_leaves_a_run_that_was_not_started(place: Place) -> None:
     assert place.warm
     run_id = place.create()
     peer = LineConnection.connect(place.home)
@@ -99,7 +100,7 @@ def test_a_launcher_that_gives_up_leaves_a_run_that_was_not_started(place: Any) 
     assert place.ended(run_id) == "SUCCESS"
 
 
-def test_the_socket_is_this_users_alone_and_refuses_what_it_has_not_loaded(place: Any) -> None:
+def test_the_socket_is_this_users_alone_and_refuses_what_it_has_not_loaded(place: Place) -> None:
     assert place.warm
     assert (run_dir(place.home) / SOCKET).stat().st_mode & 0o077 == 0
     for request in ({"module": "somebody.elses"}, {"module": place.module, "image": "registry/image"}):
@@ -110,7 +111,7 @@ def test_the_socket_is_this_users_alone_and_refuses_what_it_has_not_loaded(place
         peer.close()
 
 
-def test_runs_go_on_without_the_warm_process_and_its_successor_reports_them(place: Any) -> None:
+def test_runs_go_on_without_the_warm_process_and_its_successor_reports_them(place: Place) -> None:
     assert place.warm
     survivor, victim = place.launch("long"), place.launch("long")
     place.works(survivor)
@@ -129,7 +130,7 @@ def test_runs_go_on_without_the_warm_process_and_its_successor_reports_them(plac
     assert place.ended(stock) == "SUCCESS" and not place.started_warm(stock)
 
 
-def test_a_run_has_the_code_of_now(place: Any) -> None:
+def test_a_run_has_the_code_of_now(place: Place) -> None:
     assert place.warm
     file = place.code / f"{place.module}.py"
     before = file.read_text(encoding="utf-8")
@@ -146,7 +147,7 @@ def test_a_run_has_the_code_of_now(place: Any) -> None:
 
 
 @pytest.mark.long
-def test_code_that_does_not_load_is_waited_for(place: Any) -> None:
+def test_code_that_does_not_load_is_waited_for(place: Place) -> None:
     place.kill_warm()
     file = place.code / f"{place.module}.py"
     before = file.read_text(encoding="utf-8")
@@ -163,7 +164,7 @@ def test_code_that_does_not_load_is_waited_for(place: Any) -> None:
     assert place.started_warm(run_id)
 
 
-def test_a_process_that_does_not_answer_holds_no_run_up(place: Any) -> None:
+def test_a_process_that_does_not_answer_holds_no_run_up(place: Place) -> None:
     place.kill_warm()
     deaf = listen(place.home)
     try:
@@ -176,7 +177,7 @@ def test_a_process_that_does_not_answer_holds_no_run_up(place: Any) -> None:
 
 
 def test_another_dagster_starts_runs_the_stock_way_and_says_so_once(
-    place: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     place.kill_warm()
     monkeypatch.setattr(dg, "__version__", "2.0.0")
@@ -196,7 +197,7 @@ def test_another_dagster_starts_runs_the_stock_way_and_says_so_once(
 
 
 @pytest.mark.long
-def test_a_location_that_starts_threads_is_not_forked(place: Any) -> None:
+def test_a_location_that_starts_threads_is_not_forked(place: Place) -> None:
     place.kill_warm()
     file = place.code / f"{place.module}.py"
     before = file.read_text(encoding="utf-8")

@@ -54,7 +54,7 @@ def test_topology_ids_carry_the_name() -> None:
             topology_name_of(wrong)
 
 
-def test_blob_keys() -> None:
+def test_a_blob_key_leads_back_to_its_topology() -> None:
     topology_id = "t-1-100"
     for key in (jar_key(topology_id), conf_key(topology_id), code_key(topology_id)):
         assert check_blob_key(key) == key

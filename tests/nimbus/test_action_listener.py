@@ -21,6 +21,7 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.nimbuses import Nimbuses
 
 pytestmark = pytest.mark.zookeeper
 
@@ -81,7 +82,7 @@ def add(ctx: OperationsContext, name: str) -> str:
 
 
 def test_the_listener_is_notified_of_every_action_in_order(
-    nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Good"
     nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
@@ -111,7 +112,7 @@ def test_the_listener_is_notified_of_every_action_in_order(
 
 
 def test_a_listener_that_fails_is_notified_of_the_next_action(
-    nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Failing"
     nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
@@ -128,7 +129,7 @@ def test_a_listener_that_fails_is_notified_of_the_next_action(
 
 
 def test_a_listener_that_hangs_holds_up_nobody(
-    nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Stuck"
     nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): name}).await_leading()
@@ -147,7 +148,7 @@ def test_a_listener_that_hangs_holds_up_nobody(
 
 
 def test_the_next_leader_notifies_of_the_rest(
-    nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path, listeners: Any
 ) -> None:
     name = f"{listeners.__name__}:Good"
     first = nimbuses.start().await_leading()
@@ -161,7 +162,7 @@ def test_the_next_leader_notifies_of_the_rest(
     ctx.cluster.disconnect()
 
 
-def test_without_a_listener_nothing_is_written(nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path) -> None:
+def test_without_a_listener_nothing_is_written(nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path) -> None:
     nimbuses.start().await_leading()
     ctx = operations(zk_conf, tmp_path, None)
     add(ctx, "wc")
@@ -185,7 +186,7 @@ def test_a_wrong_name_says_what_is_wrong(listeners: Any, suffix: str, says: str)
 
 
 def test_a_listener_that_cannot_be_loaded_does_not_stop_a_nimbus(
-    nimbuses: Any, zk_conf: dict[str, object], tmp_path: Path
+    nimbuses: Nimbuses, zk_conf: dict[str, object], tmp_path: Path
 ) -> None:
     nimbus = nimbuses.start(**{NOTIFIER_KEY.replace(".", "__"): "no.such:Thing"}).await_leading()
     ctx = operations(zk_conf, tmp_path, "no.such:Thing")

@@ -19,6 +19,7 @@ from storm_dagster.model.errors import InvalidRequest, Misconfigured, Unavailabl
 from storm_dagster.model.security import HIDDEN, public_conf
 from storm_dagster.nimbus.dagster.client import DagsterClient
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
+from storm_rigs.dagster_server import DagsterServer
 
 pytestmark = pytest.mark.dagster
 PASSWORD = "pa/ss@word-4711"
@@ -77,7 +78,7 @@ class Gate:
 
 
 @pytest.fixture
-def gate(dagster_server: Any) -> Iterator[Gate]:
+def gate(dagster_server: DagsterServer) -> Iterator[Gate]:
     gate = Gate(dagster_server.url)
     yield gate
     gate.close()

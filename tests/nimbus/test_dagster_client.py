@@ -17,6 +17,7 @@ from storm_dagster.model.errors import InvalidRequest, KeyNotFound, Misconfigure
 from storm_dagster.nimbus.dagster.client import DagsterClient, location_problem, run_document
 from storm_dagster.nimbus.dagster.transport import DagsterAccess, DagsterTransport
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.dagster_server import DagsterServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,7 +40,7 @@ def at(url: str | None, timeout: float = 20.0) -> DagsterClient:
 
 
 @pytest.fixture
-def client(dagster_server: Any) -> Iterator[DagsterClient]:
+def client(dagster_server: DagsterServer) -> Iterator[DagsterClient]:
     client = at(dagster_server.url)
     yield client
     client.close()
@@ -73,7 +74,7 @@ def test_submission_runs_six_steps(client: DagsterClient) -> None:
     client.report(["storm", "active_topology"], "wc", "killed by the leader while Dagster was away")
 
 
-def test_a_named_cluster_launches_its_own_jobs_under_plain_words(dagster_server: Any) -> None:
+def test_a_named_cluster_launches_its_own_jobs_under_plain_words(dagster_server: DagsterServer) -> None:
     client = DagsterClient(
         DagsterTransport(lambda: DagsterAccess(dagster_server.url), timeout=90.0), names=DagsterNames("prod")
     )
@@ -129,7 +130,7 @@ def test_what_dagster_refuses_is_typed(client: DagsterClient) -> None:
             client.run(unknown)
 
 
-def test_a_wrong_location_names_the_key_and_the_locations(dagster_server: Any) -> None:
+def test_a_wrong_location_names_the_key_and_the_locations(dagster_server: DagsterServer) -> None:
     access = DagsterAccess(dagster_server.url)
     transport = DagsterTransport(lambda: access, timeout=20)
     for wrong, words in (
@@ -251,7 +252,9 @@ query Events {
 """
 
 
-def test_events_of_bolts_are_stored_or_refused_for_good_or_for_now(client: DagsterClient, dagster_server: Any) -> None:
+def test_events_of_bolts_are_stored_or_refused_for_good_or_for_now(
+    client: DagsterClient, dagster_server: DagsterServer
+) -> None:
     made = DagsterEvent.make(
         "wc/count",
         "materialization",

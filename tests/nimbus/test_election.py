@@ -18,16 +18,18 @@ from storm_dagster.nimbus.blobs import sync as blob_sync
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.leadership import LeadershipSession
+from storm_dagster.zk.session import ZkSession
+from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 pytestmark = pytest.mark.zookeeper
 
 
 @pytest.fixture
-def state(zk_connect: Callable[..., Any]) -> Callable[[], ZooKeeperClusterState]:
+def state(zk_connect: Callable[..., ZkSession]) -> Callable[[], ZooKeeperClusterState]:
     return lambda: ZooKeeperClusterState(zk_connect())
 
 
-def acting(nimbuses: list[Any]) -> list[str]:
+def acting(nimbuses: list[RunningNimbus]) -> list[str]:
     """The nimbuses that accept a write at this moment."""
     found = []
     for nimbus in nimbuses:
@@ -39,7 +41,7 @@ def acting(nimbuses: list[Any]) -> list[str]:
     return found
 
 
-def test_of_three_on_one_host_exactly_one_acts(nimbuses: Any, state: Any) -> None:
+def test_of_three_on_one_host_exactly_one_acts(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
     """Same host, same address: only ports differ. Round after round the leader goes."""
     running = [nimbuses.start(f"n{number}").await_serving() for number in (1, 2, 3)]
     watcher = state()
@@ -65,7 +67,10 @@ def test_of_three_on_one_host_exactly_one_acts(nimbuses: Any, state: Any) -> Non
 
 
 def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
-    nimbuses: Any, state: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    nimbuses: Nimbuses,
+    state: Callable[[], ZooKeeperClusterState],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     genuine = LeadershipSession.try_lead
     failures = [RuntimeError("surprise"), StormDagsterError("the record is strange")]
@@ -90,7 +95,7 @@ def test_a_failed_attempt_ends_as_a_follower_that_tries_again(
     assert nimbus.code == 0, "a failed attempt does not end the process"
 
 
-def test_blobs_are_synchronized_one_at_a_time(nimbuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blobs_are_synchronized_one_at_a_time(nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch) -> None:
     inside: list[int] = []
     most: list[int] = []
     begun, release = threading.Event(), threading.Event()
@@ -121,7 +126,7 @@ def test_blobs_are_synchronized_one_at_a_time(nimbuses: Any, monkeypatch: pytest
     assert max(most) == 1
 
 
-def test_a_leader_with_an_empty_disk_costs_a_follower_nothing(nimbuses: Any) -> None:
+def test_a_leader_with_an_empty_disk_costs_a_follower_nothing(nimbuses: Nimbuses) -> None:
     follower_keys = {"nimbus__inbox__jar__expiration__secs": 1}
     leader = nimbuses.start("n1").await_leading()
     rich = LocalBlobStore(nimbuses.home / "nimbus" / "n2" / "blobs")

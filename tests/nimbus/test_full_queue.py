@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import dagster as dg
 import pytest
 import yaml
 
 from storm_dagster.defs.declared import deploy as declared_deploy
+from storm_rigs.dagster_server import DagsterServer
+from storm_rigs.nimbuses import Nimbuses
 
 pytestmark = [pytest.mark.dagster, pytest.mark.zookeeper, pytest.mark.timeout(300)]
 
@@ -17,8 +18,8 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "wordcount.py"
 
 
 def test_a_deploy_makes_room_for_the_run_that_it_waits_for(
-    stock_dagster: Any,
-    nimbuses: Any,
+    stock_dagster: tuple[Path, DagsterServer],
+    nimbuses: Nimbuses,
     zk_conf: dict[str, object],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,9 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.model.records import StormBase, encode_record
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
+from storm_dagster.zk.session import ZkSession
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 pytestmark = pytest.mark.zookeeper
 
@@ -25,7 +28,7 @@ KEY = "wc-1-100-stormjar.jar"
 CODE = ["wc-1-100-stormcode.ser", "wc-1-100-stormconf.ser", KEY]
 
 
-def leaders(*nimbuses: Any) -> list[str]:
+def leaders(*nimbuses: RunningNimbus) -> list[str]:
     found = []
     for nimbus in nimbuses:
         try:
@@ -36,7 +39,7 @@ def leaders(*nimbuses: Any) -> list[str]:
     return found
 
 
-def store_of(nimbus: Any) -> LocalBlobStore:
+def store_of(nimbus: RunningNimbus) -> LocalBlobStore:
     return LocalBlobStore(nimbus.folder / "blobs")
 
 
@@ -53,11 +56,13 @@ def make_active(state: ZooKeeperClusterState, topology_id: str = "wc-1-100") -> 
 
 
 @pytest.fixture
-def state(zk_connect: Callable[..., Any]) -> Callable[[], ZooKeeperClusterState]:
+def state(zk_connect: Callable[..., ZkSession]) -> Callable[[], ZooKeeperClusterState]:
     return lambda: ZooKeeperClusterState(zk_connect())
 
 
-def test_one_leads_and_followers_answer_reads_only(nimbuses: Any, state: Any) -> None:
+def test_one_leads_and_followers_answer_reads_only(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     first = nimbuses.start("n1").await_leading()
     second, third = nimbuses.start("n2"), nimbuses.start("n3")
     for nimbus in (second, third):
@@ -80,7 +85,9 @@ def test_one_leads_and_followers_answer_reads_only(nimbuses: Any, state: Any) ->
     assert len(tree.get_children(paths.NIMBUS_SLAVE)) == len(tree.get_children(paths.NIMBUS_SLAVE_DETAIL)) == 2
 
 
-def test_blobs_are_pushed_registered_and_survive_the_leader(nimbuses: Any, state: Any) -> None:
+def test_blobs_are_pushed_registered_and_survive_the_leader(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     first = nimbuses.start("n1", topology__min__replication__count=2).await_leading()
     second = nimbuses.start("n2", topology__min__replication__count=2).await_serving()
     with NimbusBlobClient(first.url) as blobs:
@@ -103,7 +110,7 @@ def test_blobs_are_pushed_registered_and_survive_the_leader(nimbuses: Any, state
         assert blobs.read(KEY) == KEY.encode() and blobs.read("staging.tok.conf") == b"{}"
 
 
-def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Any) -> None:
+def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Nimbuses) -> None:
     only = nimbuses.start("n1", topology__max__replication__wait__time__sec=1).await_leading()
     with NimbusBlobClient(only.url, min_replication=2, deadline_secs=0.1) as blobs:
         with pytest.raises(Unavailable, match="2 were asked for"):
@@ -112,7 +119,7 @@ def test_missing_copies_are_refused_unless_degraded_is_allowed(nimbuses: Any) ->
         assert blobs.put("k", b"x").size == 1
 
 
-def test_a_late_follower_fetches_everything(nimbuses: Any, state: Any) -> None:
+def test_a_late_follower_fetches_everything(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
     first = nimbuses.start("n1").await_leading()
     with NimbusBlobClient(first.url) as blobs:
         for key in CODE:
@@ -129,7 +136,9 @@ def test_a_late_follower_fetches_everything(nimbuses: Any, state: Any) -> None:
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 2, what="both registrations")
 
 
-def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_nimbus(nimbuses: Any, state: Any) -> None:
+def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_nimbus(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     """Its topology is not visible yet. A session that ends takes the announcement of a copy along, not the copy."""
     first = nimbuses.start("n1").await_leading()
     nimbuses.start("n2").await_serving()
@@ -148,7 +157,9 @@ def test_copies_of_a_submission_that_goes_on_are_shown_again_and_reach_a_late_ni
     eventually(lambda: len(tree.get_children(paths.blob(KEY))) == 3, what="its registration")
 
 
-def test_an_update_reaches_a_nimbus_that_was_away(nimbuses: Any, state: Any) -> None:
+def test_an_update_reaches_a_nimbus_that_was_away(
+    nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]
+) -> None:
     first = nimbuses.start("n1").await_leading()
     second = nimbuses.start("n2").await_serving()
     tree = state()
@@ -165,7 +176,7 @@ def test_an_update_reaches_a_nimbus_that_was_away(nimbuses: Any, state: Any) -> 
     eventually(lambda: store_of(second).read(KEY) == b"two", what="the new content")
 
 
-def test_a_deletion_reaches_the_followers(nimbuses: Any, state: Any) -> None:
+def test_a_deletion_reaches_the_followers(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
     first = nimbuses.start("n1").await_leading()
     second = nimbuses.start("n2").await_serving()
     with NimbusBlobClient(first.url, min_replication=2) as blobs:
@@ -177,7 +188,7 @@ def test_a_deletion_reaches_the_followers(nimbuses: Any, state: Any) -> None:
     eventually(lambda: not store_of(second).exists(KEY), what="the deletion on the follower")
 
 
-def test_the_one_with_all_blobs_leads(nimbuses: Any, state: Any) -> None:
+def test_the_one_with_all_blobs_leads(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
     """The leader dies; a nimbus that lacks code declines in favour of the one that has it."""
     first = nimbuses.start("n1").await_leading()
     with NimbusBlobClient(first.url) as blobs:
@@ -193,7 +204,7 @@ def test_the_one_with_all_blobs_leads(nimbuses: Any, state: Any) -> None:
     assert leaders(third, again) == ["n1"]
 
 
-def test_code_that_nobody_holds_blocks_no_one(nimbuses: Any, state: Any) -> None:
+def test_code_that_nobody_holds_blocks_no_one(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
     """The topology is degraded; it is not deleted, and leadership is not blocked for ever."""
     first = nimbuses.start("n1").await_leading()
     tree = state()
@@ -206,7 +217,7 @@ def test_code_that_nobody_holds_blocks_no_one(nimbuses: Any, state: Any) -> None
     assert tree.exists(paths.topology("wc-1-100"))
 
 
-def test_a_lost_session_ends_leadership_at_once(nimbuses: Any, state: Any) -> None:
+def test_a_lost_session_ends_leadership_at_once(nimbuses: Nimbuses, state: Callable[[], ZooKeeperClusterState]) -> None:
     """Somebody removes the leader's node; the leader is deposed, follows, and may lead again."""
     first = nimbuses.start("n1").await_leading()
     epoch = first.health()["epoch"]
@@ -217,7 +228,7 @@ def test_a_lost_session_ends_leadership_at_once(nimbuses: Any, state: Any) -> No
     assert stale.status_code == 409 and stale.json()["error"]["type"] == "Fenced"
 
 
-def test_replicas_of_an_old_epoch_are_refused(nimbuses: Any) -> None:
+def test_replicas_of_an_old_epoch_are_refused(nimbuses: Nimbuses) -> None:
     first = nimbuses.start("n1").await_leading()
     second = nimbuses.start("n2").await_serving()
     epoch = first.health()["epoch"]
@@ -234,7 +245,7 @@ def test_replicas_of_an_old_epoch_are_refused(nimbuses: Any) -> None:
     assert store_of(second).keys() == []
 
 
-def test_shared_store_needs_no_copies(nimbuses: Any, tmp_path: Any) -> None:
+def test_shared_store_needs_no_copies(nimbuses: Nimbuses, tmp_path: Path) -> None:
     shared = {"nimbus__blobstore__class": "fsspec", "blobstore__dir": f"file://{tmp_path}/shared"}
     first = nimbuses.start("n1", **shared).await_leading()
     with NimbusBlobClient(first.url, min_replication=3) as blobs:
@@ -248,7 +259,9 @@ def test_shared_store_needs_no_copies(nimbuses: Any, tmp_path: Any) -> None:
         assert not blobs.exists(KEY)
 
 
-def test_a_leader_cut_off_from_zookeeper_takes_no_writes(tmp_path: Any, make_nimbuses: Any) -> None:
+def test_a_leader_cut_off_from_zookeeper_takes_no_writes(
+    tmp_path: Path, make_nimbuses: Callable[[dict[str, object]], Nimbuses]
+) -> None:
     """The server stands still; the leader stops acting before its session ends, and leads again later."""
     with EmbeddedZooKeeper(tmp_path / "zk", durable=False) as server:
         host, _, port = server.address.rpartition(":")
@@ -276,7 +289,7 @@ def test_a_leader_cut_off_from_zookeeper_takes_no_writes(tmp_path: Any, make_nim
 
 
 def test_failed_initialization_drops_leadership_and_logs_the_reason(
-    nimbuses: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from storm_dagster.nimbus import daemon
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
@@ -14,6 +13,7 @@ import pytest
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.model.errors import Fenced, InvalidRequest, KeyNotFound
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 pytestmark = pytest.mark.zookeeper
 
@@ -23,12 +23,12 @@ def sha(raw: bytes) -> str:
 
 
 @pytest.fixture
-def nimbus(nimbuses: Any) -> Any:
+def nimbus(nimbuses: Nimbuses) -> RunningNimbus:
     return nimbuses.start(nimbus__upload__max__bytes=5_000_000).await_leading()
 
 
 @pytest.fixture
-def http(nimbus: Any) -> Iterator[httpx.Client]:
+def http(nimbus: RunningNimbus) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as client:
         yield client
 
@@ -38,7 +38,7 @@ def error_type(response: httpx.Response) -> str:
     return response.json()["error"]["type"]
 
 
-def test_blob_client_round_trip(nimbus: Any) -> None:
+def test_blob_client_round_trip(nimbus: RunningNimbus) -> None:
     with NimbusBlobClient(nimbus.url) as blobs:
         big = bytes(range(256)) * 4000
         meta = blobs.put("a b:c", [big, b"tail"])
@@ -60,7 +60,7 @@ def test_blob_client_round_trip(nimbus: Any) -> None:
         assert not blobs.exists("bad")
 
 
-def test_writes_of_another_epoch_are_fenced(nimbus: Any) -> None:
+def test_writes_of_another_epoch_are_fenced(nimbus: RunningNimbus) -> None:
     epoch = nimbus.health()["epoch"]
     with NimbusBlobClient(nimbus.url, epoch=epoch) as blobs:
         blobs.put("k", b"1")
@@ -72,7 +72,7 @@ def test_writes_of_another_epoch_are_fenced(nimbus: Any) -> None:
         assert stale.read("k") == b"1"
 
 
-def test_ranges_and_hashes(http: httpx.Client) -> None:
+def test_parts_of_a_blob_are_served_with_the_hash_of_the_whole(http: httpx.Client) -> None:
     content = b"0123456789"
     assert http.put("/v1/blobs/k", content=content).status_code == 201
     whole = http.get("/v1/blobs/k")
@@ -110,7 +110,7 @@ def test_ranges_and_hashes(http: httpx.Client) -> None:
         "%F0%9F%92%A9",
     ],
 )
-def test_no_path_of_a_caller_reaches_the_file_system(http: httpx.Client, nimbus: Any, path: str) -> None:
+def test_no_path_of_a_caller_reaches_the_file_system(http: httpx.Client, nimbus: RunningNimbus, path: str) -> None:
     before = sorted(str(p) for p in nimbus.home.rglob("*"))
     for method in ("GET", "HEAD", "PUT", "DELETE"):
         answer = http.request(method, f"/v1/blobs/{path}", content=b"x" if method == "PUT" else None)
@@ -119,7 +119,7 @@ def test_no_path_of_a_caller_reaches_the_file_system(http: httpx.Client, nimbus:
     assert set(after) - set(before) == set()
 
 
-def test_upload_session(http: httpx.Client) -> None:
+def test_an_upload_is_finished_once_all_parts_are_there(http: httpx.Client) -> None:
     handle = http.post("/v1/uploads").json()["handle"]
     assert len(handle) == 32
     archive = b"PK" + bytes(2000)
@@ -154,7 +154,7 @@ def test_handles_are_opaque(http: httpx.Client) -> None:
     assert error_type(http.post(f"/v1/uploads/{'f' * 32}/finish")) == "KeyNotFound"
 
 
-def test_damaged_and_oversized_bodies_leave_nothing(http: httpx.Client, nimbus: Any) -> None:
+def test_damaged_and_oversized_bodies_leave_nothing(http: httpx.Client, nimbus: RunningNimbus) -> None:
     wrong = http.put("/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": sha(b"abd")})
     assert wrong.status_code == 400 and error_type(wrong) == "InvalidRequest"
     assert http.put("/v1/blobs/k", content=b"abc", headers={"X-Content-SHA256": "nonsense"}).status_code == 400
@@ -184,7 +184,7 @@ def test_json_bodies_are_checked(http: httpx.Client) -> None:
     assert http.patch("/v1/blobs/k").status_code == 405
 
 
-def test_other_host_names_and_origins_are_refused(http: httpx.Client, nimbus: Any) -> None:
+def test_other_host_names_and_origins_are_refused(http: httpx.Client, nimbus: RunningNimbus) -> None:
     rebound = http.get("/v1/blobs", headers={"Host": "attacker.example:7621"})
     assert rebound.status_code == 400 and "attacker.example" in rebound.json()["error"]["message"]
     assert http.get("/v1/blobs", headers={"Origin": "http://attacker.example"}).status_code == 400
@@ -195,7 +195,7 @@ def test_other_host_names_and_origins_are_refused(http: httpx.Client, nimbus: An
     assert http.get("/healthz", headers={"Origin": f"http://127.0.0.1:{port}"}).status_code == 200
 
 
-def test_an_idle_upload_expires(nimbuses: Any) -> None:
+def test_an_idle_upload_expires(nimbuses: Nimbuses) -> None:
     nimbus = nimbuses.start("n9", nimbus__file__copy__expiration__secs=1).await_leading()
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
@@ -204,7 +204,7 @@ def test_an_idle_upload_expires(nimbuses: Any) -> None:
         assert http.post(f"/v1/uploads/{handle}/finish").status_code == 404
 
 
-def test_a_body_that_stops_arriving_is_dropped(nimbuses: Any) -> None:
+def test_a_body_that_stops_arriving_is_dropped(nimbuses: Nimbuses) -> None:
     nimbus = nimbuses.start("n9", nimbus__file__copy__expiration__secs=1).await_leading()
     host, _, port = nimbus.url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as link:
@@ -214,7 +214,7 @@ def test_a_body_that_stops_arriving_is_dropped(nimbuses: Any) -> None:
     eventually(lambda: not list((nimbus.folder / "inbox").iterdir()), what="an empty inbox")
 
 
-def test_metrics_and_health(http: httpx.Client) -> None:
+def test_metrics_and_health_name_the_leader(http: httpx.Client) -> None:
     http.get("/v1/blobs/none")
     text = http.get("/metrics").text
     assert "storm_nimbus_leader 1.0" in text

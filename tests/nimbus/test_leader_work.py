@@ -21,6 +21,8 @@ from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.submit import publishing, submission
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.dagster_server import DagsterServer
+from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 pytestmark = pytest.mark.zookeeper
 
@@ -37,7 +39,7 @@ TOPOLOGY = {
 
 
 @pytest.fixture
-def cluster(zk_conf: dict[str, object], nimbuses: Any) -> Iterator[Callable[[], StormClusterState]]:
+def cluster(zk_conf: dict[str, object], nimbuses: Nimbuses) -> Iterator[Callable[[], StormClusterState]]:
     opened: list[StormClusterState] = []
 
     def connect() -> StormClusterState:
@@ -50,11 +52,11 @@ def cluster(zk_conf: dict[str, object], nimbuses: Any) -> Iterator[Callable[[], 
         state.disconnect()
 
 
-def post(nimbus: Any, path: str, document: Any = None) -> httpx.Response:
+def post(nimbus: RunningNimbus, path: str, document: Any = None) -> httpx.Response:
     return httpx.post(nimbus.url + path, json=document or {}, timeout=60, trust_env=False)
 
 
-def upload(nimbus: Any, topology: Any = TOPOLOGY, conf: Any = None) -> str:
+def upload(nimbus: RunningNimbus, topology: Any = TOPOLOGY, conf: Any = None) -> str:
     with httpx.Client(base_url=nimbus.url, timeout=30, trust_env=False) as http:
         handle = http.post("/v1/uploads").json()["handle"]
         for part, body in (
@@ -84,7 +86,7 @@ def add_supervisor(state: StormClusterState, supervisor_id: str, ports: tuple[in
     state.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
 
 
-def stages(nimbus: Any, state: StormClusterState, name: str, token: str) -> str:
+def stages(nimbus: RunningNimbus, state: StormClusterState, name: str, token: str) -> str:
     """The six stages as a run makes them: blobs over HTTP, records in ZooKeeper. The topology's id."""
     handle = upload(nimbus)
     with NimbusBlobClient(nimbus.url) as blobs:
@@ -101,12 +103,12 @@ def stages(nimbus: Any, state: StormClusterState, name: str, token: str) -> str:
 
 
 @pytest.fixture
-def with_dagster(nimbuses: Any, dagster_server: Any) -> Any:
+def with_dagster(nimbuses: Nimbuses, dagster_server: DagsterServer) -> RunningNimbus:
     return nimbuses.start(dagster__graphql__url=dagster_server.url, dagster__graphql__timeout__secs=20).await_leading()
 
 
 @pytest.mark.dagster
-def test_submission_is_one_run_per_token(with_dagster: Any, cluster: Any) -> None:
+def test_submission_is_one_run_per_token(with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]) -> None:
     nimbus = with_dagster
     handle = upload(nimbus)
     request = {"name": "wc", "handle": handle, "token": "tok-1", "inactive": False, "allow_degraded": False}
@@ -135,7 +137,7 @@ def test_submission_is_one_run_per_token(with_dagster: Any, cluster: Any) -> Non
 
 
 @pytest.mark.dagster
-def test_failed_run_tells_its_typed_error(with_dagster: Any) -> None:
+def test_failed_run_tells_its_typed_error(with_dagster: RunningNimbus) -> None:
     nimbus = with_dagster
     dagster_descriptions = post(nimbus, "/v1/topologies/wc/kill")
     assert dagster_descriptions.status_code == 404 and dagster_descriptions.json()["error"]["type"] == "NotAlive"
@@ -154,7 +156,7 @@ def test_failed_run_tells_its_typed_error(with_dagster: Any) -> None:
 
 
 @pytest.mark.dagster
-def test_changes_are_runs(with_dagster: Any, cluster: Any) -> None:
+def test_changes_are_runs(with_dagster: RunningNimbus, cluster: Callable[[], StormClusterState]) -> None:
     nimbus = with_dagster
     add_base(cluster(), "wc-1-100")
     answer = post(nimbus, "/v1/topologies/wc/kill", {"wait_secs": 5})
@@ -183,7 +185,9 @@ def test_changes_are_runs(with_dagster: Any, cluster: Any) -> None:
 # -- without Dagster ------------------------------------------------------------------------------------
 
 
-def test_without_dagster_submission_waits_and_lifecycle_goes_on(nimbuses: Any, cluster: Any) -> None:
+def test_without_dagster_submission_waits_and_lifecycle_goes_on(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
     nimbus = nimbuses.start(nimbus__monitor__backstop__secs=2, task__cleanup__timeout__sec=1).await_leading()
     state = cluster()
     handle = upload(nimbus)
@@ -218,7 +222,7 @@ def test_without_dagster_submission_waits_and_lifecycle_goes_on(nimbuses: Any, c
         assert not blobs.keys(topology_id)
 
 
-def test_a_submission_keeps_its_write_budget(nimbuses: Any, cluster: Any) -> None:
+def test_a_submission_keeps_its_write_budget(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
     """At most 24 nodes, plus one per key and further nimbus; no blob in staging is registered."""
     nimbus = nimbuses.start().await_leading()
     state = cluster()
@@ -239,7 +243,7 @@ def test_a_submission_keeps_its_write_budget(nimbuses: Any, cluster: Any) -> Non
     assert all(topology_id in path for path in registered) and len(registered) == 6
 
 
-def test_the_leader_heals_when_no_sensor_is_armed(nimbuses: Any, cluster: Any) -> None:
+def test_the_leader_heals_when_no_sensor_is_armed(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
     nimbus = nimbuses.start(
         nimbus__monitor__backstop__secs=1,
         nimbus__task__launch__secs=2,
@@ -265,7 +269,7 @@ def test_the_leader_heals_when_no_sensor_is_armed(nimbuses: Any, cluster: Any) -
     eventually(moved, timeout=60, what="the reassignment by the leader")
 
 
-def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Any, cluster: Any) -> None:
+def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]) -> None:
     nimbus = nimbuses.start(nimbus__monitor__backstop__secs=3).await_leading()
     state = cluster()
     state.state.set_ephemeral_node(paths.HEALER, b"")
@@ -276,7 +280,9 @@ def test_an_armed_sensor_keeps_the_leader_out(nimbuses: Any, cluster: Any) -> No
     eventually(lambda: nimbus.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
 
 
-def test_a_new_leader_finishes_the_kill_of_the_old_one(nimbuses: Any, cluster: Any) -> None:
+def test_a_new_leader_finishes_the_kill_of_the_old_one(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
     first = nimbuses.start(nimbus__monitor__backstop__secs=1).await_leading()
     state = cluster()
     add_base(state, "wc-1-100")
@@ -286,7 +292,9 @@ def test_a_new_leader_finishes_the_kill_of_the_old_one(nimbuses: Any, cluster: A
     eventually(lambda: second.get("/v1/topologies/wc").status_code == 404, timeout=60, what="the removal")
 
 
-def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(nimbuses: Any, cluster: Any) -> None:
+def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(
+    nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
+) -> None:
     nimbus = nimbuses.start().await_leading()
     state = cluster()
     add_base(state, "wc-1-100")
@@ -313,7 +321,7 @@ def test_what_a_status_does_not_allow_and_dry_runs_change_nothing(nimbuses: Any,
 
 @pytest.mark.dagster
 def test_what_was_done_by_hand_is_reported_later_also_by_another_leader(
-    dagster_server: Any, nimbuses: Any, cluster: Any
+    dagster_server: DagsterServer, nimbuses: Nimbuses, cluster: Callable[[], StormClusterState]
 ) -> None:
     # The first leader has no Dagster in reach: what it does is kept.
     first = nimbuses.start(nimbus__monitor__backstop__secs=1).await_leading()

@@ -24,6 +24,7 @@ from storm_dagster.operations.transactions import commit
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.cluster_state import ZooKeeperClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState, connect_session
+from storm_rigs.nimbuses import Nimbuses
 
 
 class Plugin:
@@ -72,7 +73,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.zookeeper
-def test_the_plug_in_of_a_nimbus_is_prepared_before_it_serves(nimbuses: Any) -> None:
+def test_the_plug_in_of_a_nimbus_is_prepared_before_it_serves(nimbuses: Nimbuses) -> None:
     nimbus = nimbuses.start(nimbus__inimbus__class="my_plugins:Plugin").await_serving()
     assert Plugin.prepared == [(nimbuses.zk_conf["storm.zookeeper.root"], nimbus.folder / "ininumbus")]
     assert (nimbus.folder / "ininumbus" / "own").exists()
@@ -154,7 +155,9 @@ def test_a_forced_scheduler_wins_over_the_topologys_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.zookeeper
-def test_another_store_of_cluster_state(zk_conf: dict[str, Any], nimbuses: Any, zk_cluster: StormClusterState) -> None:
+def test_another_store_of_cluster_state(
+    zk_conf: dict[str, Any], nimbuses: Nimbuses, zk_cluster: StormClusterState
+) -> None:
     store = {"storm.cluster.state.store": "my_plugins:counting_store"}
     with StormClusterState.open({**zk_conf, **store}) as cluster:
         assert isinstance(cluster.state, CountingState) and cluster.load_view().cluster_id
@@ -195,7 +198,7 @@ def test_a_container_that_goes_takes_nimbus_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.zookeeper
-def test_a_nimbus_without_its_container_ends_in_order(nimbuses: Any, tmp_path: Path) -> None:
+def test_a_nimbus_without_its_container_ends_in_order(nimbuses: Nimbuses, tmp_path: Path) -> None:
     container = tmp_path / "container"
     container.mkdir()
     (container / "1").touch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from typing import Any
 
 import fsspec
 import httpx
@@ -13,6 +12,7 @@ from moto.server import ThreadedMotoServer
 
 from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.nimbuses import Nimbuses
 
 pytestmark = pytest.mark.zookeeper
 
@@ -39,7 +39,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
-def test_blobs_outlive_every_nimbus(nimbuses: Any, bucket: str) -> None:
+def test_blobs_outlive_every_nimbus(nimbuses: Nimbuses, bucket: str) -> None:
     keys = {"nimbus__blobstore__class": "fsspec", "blobstore__dir": f"s3://{bucket}/storm"}
     first = nimbuses.start("n1", **keys).await_leading()
     second = nimbuses.start("n2", **keys).await_serving()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ from storm_dagster.nimbus.leadership.start import (
 )
 from storm_dagster.nimbus.requests.inbox import clean_inbox
 from storm_dagster.testing.waiting import eventually
+from storm_dagster.zk.session import ZkSession
+from storm_rigs.nimbuses import Nimbuses
 
 
 def conf(**values: object) -> Any:
@@ -95,7 +98,7 @@ def test_blob_stores_by_conf(tmp_path: Path) -> None:
         open_blob_store(conf(nimbus__blobstore__class="fsspec"), tmp_path / "n1")
 
 
-def test_inbox_cleaner(tmp_path: Path) -> None:
+def test_only_what_is_old_leaves_the_inbox(tmp_path: Path) -> None:
     inbox, outside = tmp_path / "inbox", tmp_path / "outside"
     inbox.mkdir()
     outside.mkdir()
@@ -132,7 +135,7 @@ def test_failed_starts_clean_up_and_say_why(
 
 
 @pytest.mark.zookeeper
-def test_ordered_stop_leaves_nothing(nimbuses: Any) -> None:
+def test_ordered_stop_leaves_nothing(nimbuses: Nimbuses) -> None:
     nimbus = nimbuses.start().await_leading()
     assert (nimbus.folder / "cluster_id").read_text().strip() == nimbus.health()["cluster_id"]
     assert nimbus.stop() == 0
@@ -146,7 +149,7 @@ def test_ordered_stop_leaves_nothing(nimbuses: Any) -> None:
 
 
 @pytest.mark.zookeeper
-def test_an_emptied_root_costs_no_blob(nimbuses: Any, zk_connect: Any) -> None:
+def test_an_emptied_root_costs_no_blob(nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]) -> None:
     """The root is wiped; the restarted nimbus refuses, creates nothing, deletes nothing."""
     nimbus = nimbuses.start().await_leading()
     LocalBlobStore(nimbus.folder / "blobs").put("t-1-100-stormjar.jar", b"code")
@@ -162,7 +165,7 @@ def test_an_emptied_root_costs_no_blob(nimbuses: Any, zk_connect: Any) -> None:
 
 
 @pytest.mark.zookeeper
-def test_another_cluster_is_refused(nimbuses: Any, zk_connect: Any) -> None:
+def test_another_cluster_is_refused(nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]) -> None:
     nimbus = nimbuses.start().await_leading()
     nimbus.stop()
     (nimbus.folder / "cluster_id").write_text("another-cluster\n")
@@ -172,7 +175,7 @@ def test_another_cluster_is_refused(nimbuses: Any, zk_connect: Any) -> None:
 
 
 @pytest.mark.zookeeper
-def test_a_nimbus_with_blobs_creates_no_root(nimbuses: Any, zk_connect: Any) -> None:
+def test_a_nimbus_with_blobs_creates_no_root(nimbuses: Nimbuses, zk_connect: Callable[..., ZkSession]) -> None:
     LocalBlobStore(nimbuses.home / "nimbus" / "n1" / "blobs").put("k", b"x")
     nimbus = nimbuses.start()
     eventually(lambda: nimbus.code is not None, what="the refusal")

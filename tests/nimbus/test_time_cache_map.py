@@ -38,7 +38,7 @@ def test_fewer_than_two_buckets_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("put_at", "removed_at"), [(0.0, 45), (14.9, 45), (14.95, 45), (15.05, 60)])
-def test_age_at_removal(put_at: float, removed_at: float) -> None:
+def test_an_entry_goes_with_the_rotation_after_its_time(put_at: float, removed_at: float) -> None:
     assert removal_time(put_at, 30) == removed_at
 
 

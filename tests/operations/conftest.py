@@ -1,148 +1,19 @@
-"""A real cluster state and a local blob store, without daemons: supervisors and workers are records here."""
+"""Worlds: a real cluster state and a local blob store for each test."""
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from storm_dagster.blobstore.local import LocalBlobStore
-from storm_dagster.core.scheduling import plan_placement
-from storm_dagster.model import paths
-from storm_dagster.model.conf import ClusterConf, default_conf
-from storm_dagster.model.records import EpochRecord, SupervisorInfo, WorkerNode, encode_record
-from storm_dagster.operations.context import OperationsContext
-from storm_dagster.operations.submit import submission
-from storm_dagster.operations.submit.staging import upload_key
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-from storm_rigs.archives import pack_archive
+from storm_rigs.world import World
 
-WORD_COUNT: dict[str, Any] = {
-    "spouts": {
-        "lines": {
-            "object": {"python": "wc.spouts:Lines"},
-            "outputs": {"default": {"fields": ["line"]}},
-        }
-    },
-    "bolts": {
-        "split": {
-            "object": {"python": "wc.bolts:Split"},
-            "parallelism": 2,
-            "inputs": [{"component": "lines", "grouping": {"type": "shuffle"}}],
-            "outputs": {"default": {"fields": ["word"]}},
-        },
-        "count": {
-            "object": {"python": "wc.bolts:Count"},
-            "parallelism": 2,
-            "inputs": [{"component": "split", "grouping": {"type": "fields", "fields": ["word"]}}],
-        },
-    },
-}
-
-
-ARCHIVE = pack_archive("archive")
-
-
-class Crash(BaseException):
-    """The process ended here: nothing may catch it."""
-
-
-@dataclass
-class World:
-    """One cluster, and what a test does to it."""
-
-    cluster: StormClusterState
-    blobs: LocalBlobStore
-    conf: dict[str, Any]
-    settings: dict[str, Any] = field(default_factory=dict)
-    time: int = 1_700_000_000
-
-    def context(self, **changes: Any) -> OperationsContext:
-        values = {**default_conf(), **self.conf}
-        given: dict[str, Any] = {
-            "cluster": self.cluster,
-            "blobs": self.blobs,
-            "conf": ClusterConf(values, dict.fromkeys(values, "test")),
-            "planner": plan_placement,
-            "now_secs": lambda: self.time,
-            **self.settings,
-            **changes,
-        }
-        return OperationsContext(**given)
-
-    def lead(self, leader: str = "127.0.0.1:6627") -> int:
-        """A new leader: the epoch rises."""
-        record = EpochRecord(leader=leader, http="http://127.0.0.1:7621")
-        return self.cluster.state.set_data(paths.EPOCH, encode_record(record))
-
-    def supervisor(self, supervisor_id: str, ports: tuple[int, ...] = (6900, 6901, 6902, 6903), **more: Any) -> None:
-        info = SupervisorInfo(
-            **{"host": supervisor_id, "ports": ports, "started": 0, "count": 1, "version": "t", **more}
-        )
-        self.cluster.state.set_ephemeral_node(paths.supervisor(supervisor_id), encode_record(info))
-
-    def upload(self, handle: str, topology: Any = WORD_COUNT, conf: Any = None, archive: bytes | None = ARCHIVE) -> str:
-        self.blobs.put(upload_key(handle, "topology"), json.dumps(topology).encode())
-        self.blobs.put(upload_key(handle, "conf"), json.dumps(conf if conf is not None else {}).encode())
-        if archive is not None:
-            self.blobs.put(upload_key(handle, "archive"), archive)
-        return handle
-
-    def submit(
-        self,
-        name: str,
-        token: str | None = None,
-        *,
-        topology: Any = WORD_COUNT,
-        conf: Any = None,
-        ctx: OperationsContext | None = None,
-        **options: Any,
-    ) -> str:
-        """The six stages; the topology's id."""
-        token = token or f"token-{name}"
-        ctx = ctx or self.context()
-        handle = self.upload(f"handle-{token}", topology, conf)
-        run_stages(ctx, name=name, token=token, handle=handle, **options)
-        return submission.read_record(ctx, token).topology_id
-
-    def run_workers(self, topology_id: str, *, status: str = "running") -> None:
-        """Every worker that the assignment names has a live node, and no other."""
-        found = self.cluster.read_assignment(topology_id)
-        assert found is not None
-        assignment, at = found
-        wanted = {worker.slot: worker for worker in assignment.workers}
-        for node, port in self.cluster.live_workers(topology_id):
-            if (node, port) not in wanted:
-                self.cluster.state.delete_node(paths.worker(topology_id, node, port))
-        for (node, port), worker in wanted.items():
-            record = WorkerNode(
-                pid=1000 + port,
-                token=f"{node}-{port}",
-                version=at.version,
-                tasks=worker.tasks,
-                started_ms=self.time * 1000,
-                status=status,  # type: ignore[arg-type]
-                code="0123456789abcdef",
-            )
-            self.cluster.state.set_ephemeral_node(paths.worker(topology_id, node, port), encode_record(record))
-
-    def stop_worker(self, topology_id: str, node: str, port: int) -> None:
-        self.cluster.state.delete_node(paths.worker(topology_id, node, port))
-
-
-def run_stages(ctx: OperationsContext, **conf: Any) -> None:
-    token = conf["token"]
-    submission.stage_conf(ctx, **conf)
-    submission.stage_code(ctx, token=token)
-    submission.stage_tasks(ctx, token=token)
-    submission.stage_assignment(ctx, token=token)
-    submission.publish_assignment(ctx, token=token)
-    submission.activate_topology(ctx, token=token)
+# Scenes assert what they promise: failures show both sides, as in a test.
+pytest.register_assert_rewrite("storm_rigs.scenes")
 
 
 @pytest.fixture
@@ -175,21 +46,3 @@ def zk_worlds(zookeeper_server: str, tmp_path: Path) -> Iterator[Callable[[], Wo
 def world(zk_worlds: Callable[[], World]) -> World:
     """One of these clusters."""
     return zk_worlds()
-
-
-@pytest.fixture
-def stages() -> Callable[..., None]:
-    """Runs the six stages of a submission on a context."""
-    return run_stages
-
-
-@pytest.fixture
-def crash_class() -> type[BaseException]:
-    """The error that stands for the end of a process."""
-    return Crash
-
-
-@pytest.fixture
-def world_class() -> type[World]:
-    """For tests that make their own clusters."""
-    return World

@@ -18,6 +18,7 @@ from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs import mixed_cluster
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
+from storm_rigs.world import World
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
 
@@ -29,7 +30,7 @@ def kept_of(documents: dict[str, Any]) -> dict[str, Any]:
     return {path: document for path, document in documents.items() if not path.startswith(EPHEMERAL)}
 
 
-def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path, world_class: Any) -> None:
+def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path) -> None:
     def world_on(server: EmbeddedZooKeeper, blobs: Path, create: bool = False) -> Any:
         conf = {
             "storm.zookeeper.servers": [server.host],
@@ -38,7 +39,7 @@ def test_a_cluster_comes_back_from_copies_of_its_folders(tmp_path: Path, world_c
             "storm.zookeeper.session.timeout": 2000,
         }
         cluster = StormClusterState.open(conf, create_root=create)
-        return world_class(cluster, LocalBlobStore(blobs), conf)
+        return World(cluster, LocalBlobStore(blobs), conf)
 
     with EmbeddedZooKeeper(tmp_path / "zookeeper") as server:
         world = world_on(server, tmp_path / "blobs", create=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from storm_dagster.model import paths
@@ -12,6 +10,7 @@ from storm_dagster.model.records import TokenRecord
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cleaner import Inventory, clean, find_garbage
 from storm_dagster.operations.submit import submission
+from storm_rigs.world import World
 
 LIMITS = {"grace_secs": 60.0, "token_secs": 3600.0, "upload_secs": 3600.0}
 
@@ -71,7 +70,7 @@ def test_nodes_of_a_worker_that_still_lives_are_left() -> None:
 
 
 @pytest.mark.zookeeper
-def test_a_running_topology_survives_every_cleaning(world: Any) -> None:
+def test_a_running_topology_survives_every_cleaning(world: World) -> None:
     topology_id = world.submit("wc")
     ctx = world.context()
     before = world.cluster.load_view().topologies[topology_id]
@@ -87,7 +86,7 @@ def test_a_running_topology_survives_every_cleaning(world: Any) -> None:
 
 
 @pytest.mark.zookeeper
-def test_orphans_of_every_kind_go(world: Any) -> None:
+def test_orphans_of_every_kind_go(world: World) -> None:
     topology_id = world.submit("wc")
     lifecycle.kill(world.context(), "wc", 0)
     for path in (
@@ -107,7 +106,7 @@ def test_orphans_of_every_kind_go(world: Any) -> None:
 
 
 @pytest.mark.zookeeper
-def test_a_deposed_cleaner_deletes_nothing(world: Any) -> None:
+def test_a_deposed_cleaner_deletes_nothing(world: World) -> None:
     world.blobs.put("wc-1-1-stormjar.jar", b"x")
     old = world.context(epoch=world.context().current_epoch())
     world.lead("127.0.0.1:6628")
@@ -117,7 +116,7 @@ def test_a_deposed_cleaner_deletes_nothing(world: Any) -> None:
 
 
 @pytest.mark.zookeeper
-def test_an_emptied_root_deletes_no_blob(world: Any) -> None:
+def test_an_emptied_root_deletes_no_blob(world: World) -> None:
     """The wrong root, or a wiped ZooKeeper, is no order to delete code."""
     topology_id = world.submit("wc")
     epoch = world.context().current_epoch()

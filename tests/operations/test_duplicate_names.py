@@ -11,6 +11,7 @@ import pytest
 
 from storm_dagster.model.errors import AlreadyAlive, StormDagsterError
 from storm_dagster.operations.submit import submission
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -52,6 +53,6 @@ def test_exactly_one_of_many_wins(zk_worlds: Callable[[], Any], clients: int) ->
     assert world.cluster.storm_base(other).status == "ACTIVE"
 
 
-def assigned(world: Any, topology_id: str) -> list[tuple[str, int]]:
+def assigned(world: World, topology_id: str) -> list[tuple[str, int]]:
     found = world.cluster.read_assignment(topology_id)
     return [worker.slot for worker in found[0].workers] if found else []

@@ -14,7 +14,7 @@ from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model import paths
 from storm_dagster.model.errors import Conflict, Fenced, InvalidRequest, InvalidTopology, NotAlive
 from storm_dagster.model.names import conf_key, jar_key
-from storm_dagster.model.records import GrayWorker
+from storm_dagster.model.records import Assignment, GrayWorker
 from storm_dagster.operations.live import healing, lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.rebalance import rebalance
@@ -22,6 +22,7 @@ from storm_dagster.operations.upgrade import advance_upgrades, check_request
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_rigs.archives import pack_archive
 from storm_rigs.upgrades import UpgradeStandIns
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -32,13 +33,20 @@ ONE = Selection(number=1)
 class Upgraded(UpgradeStandIns):
     """A topology that may be upgraded, and stand-ins for its supervisors and its topology master."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: World) -> None:
         super().__init__(world.cluster, world.submit("wc", conf=CONF))
         self.world = world
 
     @property
-    def assignment(self) -> Any:
-        return self.topology.assignment
+    def assignment(self) -> Assignment:
+        return self.world.assignment()
+
+    @property
+    def version(self) -> int:
+        """Data version of the assignment."""
+        at = self.topology.assignment_at
+        assert at is not None
+        return at.version
 
     def upload(self, handle: str = "new", **more: Any) -> str:
         return self.world.upload(handle, conf={**CONF, **more.pop("conf", {})}, archive=pack_archive("new"), **more)
@@ -60,15 +68,15 @@ class Upgraded(UpgradeStandIns):
 
 
 @pytest.fixture
-def topology(world: Any) -> Upgraded:
+def topology(world: World) -> Upgraded:
     return Upgraded(world)
 
 
 def test_the_new_code_keeps_the_conf_of_the_submission(topology: Upgraded) -> None:
     world = topology.world
     world.upload("bare", conf={"my.key": 1}, archive=pack_archive("new"))
-    report = lifecycle.gray_upgrade(world.context(), "wc", ONE, handle="bare")
-    conf = json.loads(world.blobs.read(conf_key(report.state.record.code_dir)))
+    lifecycle.gray_upgrade(world.context(), "wc", ONE, handle="bare")
+    conf = json.loads(world.blobs.read(conf_key(topology.record.code_dir)))
     assert {key: conf[key] for key in (*CONF, "my.key")} == {**CONF, "my.key": 1}
     assert conf["topology.submitted.keys"] == sorted([*CONF, "my.key"])
 
@@ -83,7 +91,7 @@ def test_the_new_code_keeps_the_version_that_it_was_declared_with(topology: Upgr
 def test_batch_by_batch_until_all_workers_run_the_new_code(topology: Upgraded) -> None:
     """Then the record goes, and the new code is the code."""
     report = topology.begin()
-    new = report.state.record.code_dir
+    new = topology.record.code_dir
     assert (report.status, report.outcome) == ("UPGRADING", "begun") and new != topology.id
     assert topology.assignment.code_dir == topology.id, "nothing runs it yet"
     topology.batch()
@@ -212,7 +220,7 @@ def test_the_selection_may_stand_in_the_new_codes_conf(topology: Upgraded) -> No
     assert b"topology.upgrade.worker.num" not in stored and b"topology.upgrade.ttl" in stored
 
 
-def test_only_an_active_topology_with_a_topology_master_on_its_own(world: Any) -> None:
+def test_only_an_active_topology_with_a_topology_master_on_its_own(world: World) -> None:
     """In every other status, and with a shared worker, the upgrade is refused."""
     world.submit("shared")
     handle = world.upload("h")
@@ -263,7 +271,7 @@ def test_a_worker_that_fails_rolls_the_upgrade_back(topology: Upgraded) -> None:
     failed = GrayWorker(boot_id="b", failed=f"{first}: its worker ended with exit code 1")
     write_move(topology.world.cluster.state, topology.id, topology.state, Move(first, "failed", failed))
     assert topology.advance() == ["rolling back"]
-    assert topology.state.record.reason == failed.failed
+    assert topology.record.reason == failed.failed
     topology.supervise()
     assert topology.advance() == ["rolled back"]
     assert topology.on(topology.id) == set(topology.runs)
@@ -271,7 +279,7 @@ def test_a_worker_that_fails_rolls_the_upgrade_back(topology: Upgraded) -> None:
 
 def dead(topology: Upgraded, address: str) -> Cause:
     worker = next(one for one in topology.assignment.workers if one.address == address)
-    version = topology.topology.assignment_at.version
+    version = topology.version
     return Cause(topology.id, "wc", version, "dead_worker", worker.node, worker.host, worker.port, worker.ids)
 
 
@@ -282,7 +290,7 @@ def test_an_upgraded_worker_that_is_judged_dead_rolls_the_upgrade_back(topology:
     (report,) = healing.reassign(topology.world.context(), [dead(topology, upgraded)])
     assert report.status == "assigned"
     assert topology.topology.base.status == "ROLLBACK"
-    assert "did not come back" in topology.state.record.reason
+    assert "did not come back" in (topology.record.reason or "")
     assert upgraded not in {worker.address for worker in topology.assignment.workers}
     # The worker that took its place runs the former code, and the lost one holds nothing up.
     moved = {worker.address for worker in topology.assignment.workers}
@@ -306,7 +314,7 @@ def test_nobody_acts_on_an_upgrade_that_has_moved_on(topology: Upgraded) -> None
     """Supervisors and the topology master check the record they read, the leader its epoch."""
     topology.begin(Selection(number=2))
     topology.pick()
-    read, epoch = topology.state, topology.world.cluster.epoch()[0]
+    read, epoch = topology.state, topology.world.epoch()
     lifecycle.roll_back(topology.world.context(), "wc")
     address = min(read.upgrading)
     with pytest.raises(Conflict):
@@ -317,9 +325,9 @@ def test_nobody_acts_on_an_upgrade_that_has_moved_on(topology: Upgraded) -> None
     topology.begin(Selection(number=2))
     with pytest.raises(Conflict):
         write_move(topology.world.cluster.state, topology.id, read, Move(address, "upgraded"))
-    batch = pick(UpgradeSnapshot(topology.state, topology.assignment, topology.topology.tasks))
+    batch = pick(UpgradeSnapshot(topology.state, topology.assignment, topology.world.tasks()))
     assert batch is not None
-    version = topology.topology.assignment_at.version
+    version = topology.version
     for wrong in ({"epoch": epoch, "assignment_version": version + 1}, {"epoch": epoch - 1}):
         with pytest.raises((Conflict, Fenced)):
             write_pick(

@@ -17,6 +17,7 @@ from storm_dagster.model.records import encode_record
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.blacklist import change_blacklist
 from storm_dagster.operations.live.healing import reassign
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -26,7 +27,7 @@ LIMITS = LivenessLimits()
 class Observer:
     """One observer with a clock of its own."""
 
-    def __init__(self, world: Any) -> None:
+    def __init__(self, world: World) -> None:
         self.world = world
         self.now = 1000.0
         self.memory = LivenessMemory()
@@ -43,7 +44,7 @@ class Observer:
         return seen
 
 
-def started(world: Any, workers: int = 2) -> tuple[str, Any]:
+def started(world: World, workers: int = 2) -> tuple[str, Any]:
     topology_id = world.submit("wc", conf={"topology.workers": workers})
     world.run_workers(topology_id)
     observer = Observer(world)
@@ -51,11 +52,11 @@ def started(world: Any, workers: int = 2) -> tuple[str, Any]:
     return topology_id, observer
 
 
-def assignment_of(world: Any, topology_id: str) -> Any:
+def assignment_of(world: World, topology_id: str) -> Any:
     return world.cluster.load_view().topologies[topology_id].assignment
 
 
-def test_a_lost_host_is_placed_elsewhere_at_once(world: Any) -> None:
+def test_a_lost_host_is_placed_elsewhere_at_once(world: World) -> None:
     topology_id, observer = started(world)
     old = assignment_of(world, topology_id)
     world.cluster.state.delete_node(paths.supervisor("s2"))
@@ -82,7 +83,7 @@ def test_a_lost_host_is_placed_elsewhere_at_once(world: Any) -> None:
     assert observer.poll().causes == ()
 
 
-def test_a_worker_that_crashed_is_its_supervisors_business_until_the_limit(world: Any) -> None:
+def test_a_worker_that_crashed_is_its_supervisors_business_until_the_limit(world: World) -> None:
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]
     world.stop_worker(topology_id, *worker.slot)
@@ -99,7 +100,7 @@ def test_a_worker_that_crashed_is_its_supervisors_business_until_the_limit(world
     assert report.planner == "python"
 
 
-def test_a_worker_that_nobody_restarts_is_dead_after_the_task_timeout(world: Any) -> None:
+def test_a_worker_that_nobody_restarts_is_dead_after_the_task_timeout(world: World) -> None:
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]
     world.stop_worker(topology_id, *worker.slot)
@@ -109,7 +110,7 @@ def test_a_worker_that_nobody_restarts_is_dead_after_the_task_timeout(world: Any
     assert cause.kind == "dead_worker" and cause.tasks == worker.ids
 
 
-def test_a_worker_that_comes_back_is_forgotten(world: Any) -> None:
+def test_a_worker_that_comes_back_is_forgotten(world: World) -> None:
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]
     world.stop_worker(topology_id, *worker.slot)
@@ -120,7 +121,7 @@ def test_a_worker_that_comes_back_is_forgotten(world: Any) -> None:
     assert observer.poll(10).causes == ()
 
 
-def test_a_launch_has_its_own_limit(world: Any) -> None:
+def test_a_launch_has_its_own_limit(world: World) -> None:
     world.submit("wc")
     observer = Observer(world)
     observer.poll()
@@ -128,7 +129,7 @@ def test_a_launch_has_its_own_limit(world: Any) -> None:
     assert [cause.kind for cause in observer.poll(1).causes] == ["dead_worker"]
 
 
-def test_a_new_observer_grants_one_full_timeout(world: Any) -> None:
+def test_a_new_observer_grants_one_full_timeout(world: World) -> None:
     topology_id, _ = started(world)
     for worker in assignment_of(world, topology_id).workers:
         world.stop_worker(topology_id, *worker.slot)
@@ -141,11 +142,10 @@ def test_a_new_observer_grants_one_full_timeout(world: Any) -> None:
     assert observer.poll(1, grant=True).causes == (), "after an outage everything begins anew"
 
 
-def test_dead_tasks_take_their_whole_worker(world: Any) -> None:
+def test_dead_tasks_take_their_whole_worker(world: World) -> None:
     topology_id, observer = started(world)
-    topology = world.cluster.load_view().topologies[topology_id]
-    hung = next(worker for worker in topology.assignment.workers if 6 not in worker.ids)
-    beats = topology.beats.model_copy(update={"dead": str(hung.ids[0])})
+    hung = next(worker for worker in world.assignment().workers if 6 not in worker.ids)
+    beats = world.beats().model_copy(update={"dead": str(hung.ids[0])})
     world.cluster.write_beats(topology_id, beats, assignment_version=0)
     (cause,) = observer.poll().causes
     assert (cause.kind, cause.tasks) == ("dead_task", hung.ids)
@@ -156,11 +156,10 @@ def test_dead_tasks_take_their_whole_worker(world: Any) -> None:
     assert observer.poll().causes == ()
 
 
-def test_a_silent_topology_master_loses_its_worker_only(world: Any) -> None:
+def test_a_silent_topology_master_loses_its_worker_only(world: World) -> None:
     topology_id, observer = started(world)
-    topology = world.cluster.load_view().topologies[topology_id]
-    beats = topology.beats.model_copy(update={"dead": "1-4"})
-    world.cluster.write_beats(topology_id, topology.beats, assignment_version=0)
+    beats = world.beats().model_copy(update={"dead": "1-4"})
+    world.cluster.write_beats(topology_id, world.beats(), assignment_version=0)
     observer.poll()
     for _ in range(3):
         alive = beats.model_copy(update={"dead": ""})
@@ -170,13 +169,13 @@ def test_a_silent_topology_master_loses_its_worker_only(world: Any) -> None:
     assert cause.kind == "silent_master" and 6 in cause.tasks
 
 
-def test_beats_before_the_first_report_have_the_launch_limit(world: Any) -> None:
+def test_beats_before_the_first_report_have_the_launch_limit(world: World) -> None:
     _, observer = started(world)
     assert observer.poll(118).causes == ()
     assert [cause.kind for cause in observer.poll(5).causes] == ["silent_master"]
 
 
-def test_the_local_planner_steps_in_when_spark_is_out_of_reach(world: Any) -> None:
+def test_the_local_planner_steps_in_when_spark_is_out_of_reach(world: World) -> None:
     def planner(batch: Any) -> Any:
         raise Unavailable("Spark is out of reach")
 
@@ -190,7 +189,7 @@ def test_the_local_planner_steps_in_when_spark_is_out_of_reach(world: Any) -> No
     assert report.why_planner == "Spark is out of reach"
 
 
-def test_what_finds_no_slot_fails_with_the_reason_and_stays(world: Any) -> None:
+def test_what_finds_no_slot_fails_with_the_reason_and_stays(world: World) -> None:
     topology_id, observer = started(world)
     before = assignment_of(world, topology_id)
     world.supervisor("s1", ports=tuple(w.port for w in before.workers if w.node == "s1"))
@@ -204,7 +203,7 @@ def test_what_finds_no_slot_fails_with_the_reason_and_stays(world: Any) -> None:
     assert assignment_of(world, topology_id) == before
 
 
-def test_a_deposed_leader_reassigns_nothing(world: Any) -> None:
+def test_a_deposed_leader_reassigns_nothing(world: World) -> None:
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]
     world.cluster.state.delete_node(paths.supervisor(worker.node))
@@ -218,7 +217,7 @@ def test_a_deposed_leader_reassigns_nothing(world: Any) -> None:
     assert world.cluster.read_assignment(topology_id) == before
 
 
-def test_topologies_that_went_or_are_going_are_left_alone(world: Any) -> None:
+def test_topologies_that_went_or_are_going_are_left_alone(world: World) -> None:
     topology_id, observer = started(world)
     worker = assignment_of(world, topology_id).workers[0]
     world.cluster.state.delete_node(paths.supervisor(worker.node))
@@ -230,7 +229,7 @@ def test_topologies_that_went_or_are_going_are_left_alone(world: Any) -> None:
     assert [part.status for part in reassign(world.context(), [cause, outsider])] == ["gone", "gone"]
 
 
-def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: Any) -> None:
+def test_a_blacklisted_host_gets_nothing_and_keeps_what_runs(world: World) -> None:
     topology_id, observer = started(world)
     before = assignment_of(world, topology_id)
     world.supervisor("s3")

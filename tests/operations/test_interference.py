@@ -10,16 +10,18 @@ import pytest
 from storm_dagster.core.liveness.causes import Cause
 from storm_dagster.model import paths
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.operations.context import OperationsContext
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.live.healing import reassign
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
 
-def remnants(world: Any) -> list[str]:
+def remnants(world: World) -> list[str]:
     """Nodes of topologies, and blobs, that are left; tokens and backups may stay."""
     state = world.cluster.state
     parents = (
@@ -36,8 +38,9 @@ def remnants(world: Any) -> list[str]:
     return [*nodes, *world.blobs.keys("wc-"), *world.blobs.keys("staging")]
 
 
-def heal(world: Any, ctx: Any) -> None:
-    topology = world.cluster.load_view().topology_named("wc")
+def heal(world: World, ctx: OperationsContext) -> None:
+    topology = world.named()
+    assert topology.assignment is not None and topology.assignment_at is not None
     worker = topology.assignment.workers[0]
     cause = Cause(
         topology.id,
@@ -52,7 +55,7 @@ def heal(world: Any, ctx: Any) -> None:
     reassign(ctx, [cause])
 
 
-OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+OPERATIONS: dict[str, Callable[[World, OperationsContext], object]] = {
     "reassign": heal,
     "rebalance": lambda world, ctx: rebalance(ctx, "wc", workers=2, executors={"split": 4}, wait_secs=0),
     "deactivate": lambda world, ctx: lifecycle.deactivate(ctx, "wc"),
@@ -68,7 +71,7 @@ LONG = ("restart", "kill")
     "name",
     [pytest.param(name, marks=pytest.mark.chaos if name in LONG else []) for name in sorted(OPERATIONS)],
 )
-def test_killed_between_any_two_steps(world: Any, name: str) -> None:
+def test_killed_between_any_two_steps(world: World, name: str) -> None:
     number = 0
     while True:
         number += 1
@@ -133,7 +136,7 @@ class CountingCluster:
 
 
 @pytest.mark.parametrize("parallelism", [1, 200])
-def test_a_submission_writes_few_nodes_however_many_tasks(world: Any, parallelism: int) -> None:
+def test_a_submission_writes_few_nodes_however_many_tasks(world: World, parallelism: int) -> None:
     """At most 24 nodes in at most 4 transactions."""
     topology = {
         "spouts": {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 
@@ -15,11 +14,12 @@ from storm_dagster.model.wire import LevelChange
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.log_levels import keep_log_levels, level_change
 from storm_dagster.operations.read.inspection import take_snapshot
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
 
-def test_levels_are_kept_taken_back_and_go_with_the_topology(world: Any) -> None:
+def test_levels_are_kept_taken_back_and_go_with_the_topology(world: World) -> None:
     topology_id = world.submit("wc")
     ctx = world.context()
     keep_log_levels(ctx, "wc", {"a": LevelChange("DEBUG"), "b": LevelChange("WARN", secs=60, reset="ERROR")})
@@ -40,7 +40,7 @@ def test_levels_are_kept_taken_back_and_go_with_the_topology(world: Any) -> None
     assert world.cluster.read_log_levels(topology_id).loggers == {}
 
 
-def test_what_is_over_makes_room(world: Any) -> None:
+def test_what_is_over_makes_room(world: World) -> None:
     topology_id = world.submit("wc")
     keep_log_levels(world.context(), "wc", {"short": LevelChange("DEBUG", secs=1)})
     time.sleep(1.1)
@@ -48,7 +48,7 @@ def test_what_is_over_makes_room(world: Any) -> None:
     assert list(world.cluster.read_log_levels(topology_id).loggers) == ["other"]
 
 
-def test_wrong_ones_are_refused(world: Any) -> None:
+def test_wrong_ones_are_refused(world: World) -> None:
     topology_id = world.submit("wc")
     for arguments in (("", "DEBUG", 0, None), ("x" * 201, "DEBUG", 0, None), ("x", "LOUD", 0, None),
                       ("x", "DEBUG", -1, None), ("x", "DEBUG", True, None), ("x", "DEBUG", 0, "LOUD")):  # fmt: skip
@@ -58,7 +58,7 @@ def test_wrong_ones_are_refused(world: Any) -> None:
         keep_log_levels(world.context(), "wc", {f"l{n}": LevelChange("INFO") for n in range(201)})
     with pytest.raises(NotAlive):
         keep_log_levels(world.context(), "other", {"a": LevelChange("INFO")})
-    old = world.context(epoch=world.cluster.epoch()[0])
+    old = world.context(epoch=world.epoch())
     world.lead("127.0.0.1:1")
     with pytest.raises(Fenced):
         keep_log_levels(old, "wc", {"a": LevelChange("INFO")})

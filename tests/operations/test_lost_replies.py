@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +11,8 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.operations.live import lifecycle
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.transaction import Transaction
+from storm_rigs.acting import submit
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
@@ -57,14 +58,12 @@ class LosingCluster:
 
 
 @pytest.mark.parametrize("landed", [True, False])
-def test_a_lost_reply_is_read_again_and_never_doubles_anything(
-    world: Any, stages: Callable[..., None], landed: bool
-) -> None:
+def test_a_lost_reply_is_read_again_and_never_doubles_anything(world: World, landed: bool) -> None:
     assert isinstance(world.cluster.state.transaction(), Transaction)
     for number in (1, 2, 3):
         cluster = LosingCluster(world.cluster, number, landed)
         name = f"wc{number}"
-        stages(world.context(cluster=cluster), name=name, token=f"t{number}", handle=world.upload(f"h{number}"))
+        submit(world.context(cluster=cluster), name=name, token=f"t{number}", handle=world.upload(f"h{number}"))
         assert cluster.state.left <= 0
         (topology,) = world.cluster.load_view().topologies.values()
         assert topology.base.status == "ACTIVE"

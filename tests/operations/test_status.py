@@ -11,16 +11,16 @@ from storm_dagster.model.errors import NotAlive
 from storm_dagster.operations.context import load_runnable
 from storm_dagster.operations.read import status
 from storm_dagster.operations.read.explaining import problems
-from storm_rigs.beats import read_beats
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
 
-def shown(world: Any, **options: Any) -> dict[str, Any]:
+def shown(world: World, **options: Any) -> dict[str, Any]:
     return status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 60, **options)
 
 
-def test_list(world: Any) -> None:
+def test_a_list_has_the_figures_of_each_topology(world: World) -> None:
     assert status.list_document(world.cluster.load_view(), now_secs=0) == {"topologies": []}
     topology_id = world.submit("wc", conf={"topology.workers": 2})
     assert status.list_document(world.cluster.load_view(), now_secs=world.time + 60) == {
@@ -39,7 +39,7 @@ def test_list(world: Any) -> None:
     }
 
 
-def test_show_has_the_agreed_keys(world: Any) -> None:
+def test_show_has_the_agreed_keys(world: World) -> None:
     topology_id = world.submit("wc", conf={"topology.workers": 2})
     world.run_workers(topology_id)
     world.cluster.report_error(topology_id, 1, "boom", host="s1", port=6900, time=17)
@@ -79,7 +79,7 @@ def statuses(document: dict[str, Any]) -> set[str]:
     return {task["status"] for task in document["tasks"]}
 
 
-def test_status_of_tasks(world: Any) -> None:
+def test_a_task_is_starting_running_or_dead(world: World) -> None:
     topology_id = world.submit("wc")
     assert statuses(shown(world)) == {"starting"}
     assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 121)) == {"dead"}
@@ -87,11 +87,9 @@ def test_status_of_tasks(world: Any) -> None:
     assert statuses(shown(world)) == {"starting"}
     world.run_workers(topology_id)
     assert statuses(shown(world)) == {"running"}
-    beats = read_beats(world.cluster, topology_id)
-    assert beats is not None
-    world.cluster.write_beats(topology_id, beats.model_copy(update={"dead": "3"}), assignment_version=0)
+    world.cluster.write_beats(topology_id, world.beats().model_copy(update={"dead": "3"}), assignment_version=0)
     assert [task["id"] for task in shown(world)["tasks"] if task["status"] == "dead"] == [3]
-    worker = world.cluster.load_view().topologies[topology_id].assignment.workers[0]
+    worker = world.assignment().workers[0]
     world.stop_worker(topology_id, *worker.slot)
     world.supervisor(worker.node, restarting=(worker.port,))
     assert statuses(status.show_document(world.cluster.load_view(), "wc", now_secs=world.time + 500)) == {"starting"}
@@ -99,23 +97,22 @@ def test_status_of_tasks(world: Any) -> None:
     assert statuses(shown(world)) == {"dead"}
 
 
-def problems_now(world: Any) -> list[str]:
-    view = world.cluster.load_view()
-    topology = view.topology_named("wc")
+def problems_now(world: World) -> list[str]:
+    view, topology = world.cluster.load_view(), world.named()
     down = [task["id"] for task in shown(world)["tasks"] if task["status"] in ("dead", "unassigned")]
     return problems(view, topology, load_runnable(world.context(), topology.code_dir), down)
 
 
-def not_running(world: Any) -> int:
+def not_running(world: World) -> int:
     (row,) = status.list_document(world.cluster.load_view(), now_secs=world.time + 60)["topologies"]
     return row["not_running"]
 
 
-def test_tasks_that_wait_for_slots_are_seen_with_what_to_do(world: Any) -> None:
+def test_tasks_that_wait_for_slots_are_seen_with_what_to_do(world: World) -> None:
     topology_id = world.submit("wc", conf={"topology.workers": 6})
     world.run_workers(topology_id)
     assert (problems_now(world), not_running(world)) == ([], 0)
-    lost = [w for w in world.cluster.load_view().topologies[topology_id].assignment.workers if w.node == "s1"]
+    lost = [w for w in world.assignment().workers if w.node == "s1"]
     world.cluster.state.delete_node(paths.supervisor("s1"))
     for worker in lost:
         world.stop_worker(topology_id, *worker.slot)
@@ -131,6 +128,6 @@ def test_tasks_that_wait_for_slots_are_seen_with_what_to_do(world: Any) -> None:
     assert problem.startswith(f"{tasks} tasks (") and "about to be moved to" in problem and "s3:" in problem
 
 
-def test_show_of_an_unknown_name(world: Any) -> None:
+def test_show_of_an_unknown_name(world: World) -> None:
     with pytest.raises(NotAlive, match="none"):
         shown(world)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,16 +23,18 @@ from storm_dagster.operations.live import lifecycle
 from storm_dagster.operations.live.cleaner import clean
 from storm_dagster.operations.submit import submission
 from storm_dagster.operations.submit.staging import read_token, staging_key, upload_key
+from storm_rigs.acting import submit
 from storm_rigs.archives import pack_archive
+from storm_rigs.world import World
 
 pytestmark = pytest.mark.zookeeper
 
 
-def visible(world: Any) -> dict[str, str]:
+def visible(world: World) -> dict[str, str]:
     return {part.base.name: part.base.status for part in world.cluster.load_view().topologies.values()}
 
 
-def test_a_submission_ends_active_with_every_task_placed(world: Any) -> None:
+def test_a_submission_ends_active_with_every_task_placed(world: World) -> None:
     topology_id = world.submit("wc", conf={"topology.workers": 2})
     assert topology_id == "wc-1-1700000000"
     topology = world.cluster.load_view().topologies[topology_id]
@@ -45,7 +46,7 @@ def test_a_submission_ends_active_with_every_task_placed(world: Any) -> None:
         "__topology_master": 1,
         "lines": 1,
     }
-    assert topology.tasks.component_of() == {
+    assert world.tasks().component_of() == {
         1: "split",
         2: "split",
         3: "count",
@@ -54,9 +55,9 @@ def test_a_submission_ends_active_with_every_task_placed(world: Any) -> None:
         6: "__topology_master",
         7: "lines",
     }
-    assert sorted(topology.assignment.task_slots()) == [1, 2, 3, 4, 5, 6, 7]
-    assert len(topology.assignment.workers) == 2
-    assert topology.beats.topology_master == 6
+    assert sorted(world.assignment().task_slots()) == [1, 2, 3, 4, 5, 6, 7]
+    assert len(world.assignment().workers) == 2
+    assert world.beats().topology_master == 6
     assert world.blobs.read(jar_key(topology_id)) == pack_archive("archive")
     for path in (
         paths.task_errors(topology_id),
@@ -68,13 +69,13 @@ def test_a_submission_ends_active_with_every_task_placed(world: Any) -> None:
         assert world.cluster.state.exists(path), path
 
 
-def test_an_inactive_submission_stays_inactive(world: Any) -> None:
+def test_an_inactive_submission_stays_inactive(world: World) -> None:
     topology_id = world.submit("wc", inactive=True)
     base = world.cluster.load_view().topologies[topology_id].base
     assert (base.status, base.wanted_status) == ("INACTIVE", "INACTIVE")
 
 
-def test_nothing_is_visible_before_publication(world: Any) -> None:
+def test_nothing_is_visible_before_publication(world: World) -> None:
     ctx = world.context()
     handle = world.upload("h1")
     submission.stage_conf(ctx, name="wc", token="t1", handle=handle)
@@ -88,7 +89,7 @@ def test_nothing_is_visible_before_publication(world: Any) -> None:
     assert visible(world) == {"wc": "INACTIVE"}
 
 
-def test_repeating_with_the_same_token_gives_the_same_topology(world: Any, stages: Callable[..., None]) -> None:
+def test_repeating_with_the_same_token_gives_the_same_topology(world: World) -> None:
     ctx = world.context()
     first = world.submit("wc", "t1")
     before = world.cluster.load_view()
@@ -100,7 +101,7 @@ def test_repeating_with_the_same_token_gives_the_same_topology(world: Any, stage
     assert submission.publish_assignment(ctx, token="t1").already
 
 
-def test_a_repetition_never_replaces_the_code_that_runs(world: Any) -> None:
+def test_a_repetition_never_replaces_the_code_that_runs(world: World) -> None:
     topology_id = world.submit("wc", "t1")
     world.upload("other", archive=b"something else")
     ctx = world.context()
@@ -110,7 +111,7 @@ def test_a_repetition_never_replaces_the_code_that_runs(world: Any) -> None:
     assert world.blobs.read(jar_key(topology_id)) == pack_archive("archive")
 
 
-def test_a_late_repetition_does_not_bring_a_killed_topology_back(world: Any) -> None:
+def test_a_late_repetition_does_not_bring_a_killed_topology_back(world: World) -> None:
     world.submit("wc", "t1")
     lifecycle.kill(world.context(), "wc", 0)
     with pytest.raises(Conflict, match="new token"):
@@ -119,7 +120,7 @@ def test_a_late_repetition_does_not_bring_a_killed_topology_back(world: Any) -> 
     assert world.submit("wc", "t2").startswith("wc-2-")
 
 
-def test_a_name_in_use_is_refused_before_anything_is_stored(world: Any) -> None:
+def test_a_name_in_use_is_refused_before_anything_is_stored(world: World) -> None:
     world.submit("wc", "t1")
     handle = world.upload("h2")
     before = world.blobs.keys()
@@ -129,13 +130,13 @@ def test_a_name_in_use_is_refused_before_anything_is_stored(world: Any) -> None:
     assert read_token(world.context(), "t2") is None
 
 
-def test_names_with_dots_do_not_collide(world: Any) -> None:
+def test_names_with_dots_do_not_collide(world: World) -> None:
     world.submit("aXb", "t1")
     world.submit("a.b", "t2")
     assert visible(world) == {"aXb": "ACTIVE", "a.b": "ACTIVE"}
 
 
-def test_a_name_taken_between_the_stages_is_refused_at_publication(world: Any) -> None:
+def test_a_name_taken_between_the_stages_is_refused_at_publication(world: World) -> None:
     ctx = world.context()
     submission.stage_conf(ctx, name="wc", token="slow", handle=world.upload("h1"))
     submission.stage_code(ctx, token="slow")
@@ -147,7 +148,7 @@ def test_a_name_taken_between_the_stages_is_refused_at_publication(world: Any) -
     assert len(world.cluster.load_view().topologies) == 1
 
 
-def test_an_invalid_topology_leaves_nothing(world: Any) -> None:
+def test_an_invalid_topology_leaves_nothing(world: World) -> None:
     broken = {"spouts": {}, "bolts": {}}
     with pytest.raises(InvalidTopology, match="no spout"):
         world.submit("wc", "t1", topology=broken)
@@ -165,12 +166,12 @@ def test_an_invalid_topology_leaves_nothing(world: Any) -> None:
         (["not", "a", "map"], "must be a map"),
     ],
 )
-def test_a_wrong_conf_is_refused(world: Any, conf: Any, message: str) -> None:
+def test_a_wrong_conf_is_refused(world: World, conf: Any, message: str) -> None:
     with pytest.raises(InvalidTopology, match=message):
         world.submit("wc", conf=conf)
 
 
-def test_unknown_keys_are_warnings_for_thrift(world: Any) -> None:
+def test_unknown_keys_are_warnings_for_thrift(world: World) -> None:
     ctx = world.context()
     handle = world.upload("h1", conf={"topology.kryo.register": []})
     world.blobs.put("upload.h1.source", b"thrift")
@@ -186,9 +187,7 @@ LARGE = {"lines": {"object": {"python": "wc.spouts:Lines", "args": {"most": 1e22
 
 
 @pytest.mark.parametrize(("own", "unchanged"), [({}, True), ({"topology.debug": True}, False)])
-def test_each_content_is_stored_once(
-    world: Any, stages: Callable[..., None], monkeypatch: pytest.MonkeyPatch, own: Any, unchanged: bool
-) -> None:
+def test_each_content_is_stored_once(world: World, monkeypatch: pytest.MonkeyPatch, own: Any, unchanged: bool) -> None:
     """Staged and final keys name what is there already: only what normalization changes is stored beside the upload."""
     uploaded = decode_topology(json.dumps({"name": "wc", "conf": own, "spouts": LARGE})).to_json()
     handle = world.upload("h", json.loads(uploaded), {"topology.workers": 2})
@@ -196,7 +195,7 @@ def test_each_content_is_stored_once(
     sent: list[str] = []
     put = world.blobs.put
     monkeypatch.setattr(world.blobs, "put", lambda key, raw, **more: (sent.append(key), put(key, raw, **more))[1])
-    stages(world.context(), name="wc", token="t", handle=handle)
+    submit(world.context(), name="wc", token="t", handle=handle)
     topology_id = submission.read_record(world.context(), "t").topology_id
 
     metas = {meta.key: meta for meta in world.blobs.list()}
@@ -226,7 +225,7 @@ def test_each_content_is_stored_once(
     assert list((world.blobs.directory / "objects").iterdir()) == []
 
 
-def test_what_is_staged_is_not_checked_and_normalized_again(world: Any) -> None:
+def test_what_is_staged_is_not_checked_and_normalized_again(world: World) -> None:
     """A stage that runs again without its upload gives the same, whatever the cluster's conf says by now."""
     world.upload("h", conf={"topology.kryo.register": []})
     world.blobs.put(upload_key("h", "source"), b"thrift")
@@ -240,7 +239,7 @@ def test_what_is_staged_is_not_checked_and_normalized_again(world: Any) -> None:
         submission.stage_conf(world.context(), name="other", token="t", handle=None)
 
 
-def test_what_does_not_fit_fails_at_once_with_the_planners_words(world: Any) -> None:
+def test_what_does_not_fit_fails_at_once_with_the_planners_words(world: World) -> None:
     with pytest.raises(Unavailable, match=r"needs \d+ slots"):
         world.submit("wide", conf={"topology.workers": 9}, topology=wide(12))
     assert visible(world) == {}
@@ -259,7 +258,7 @@ def wide(parallelism: int) -> dict[str, Any]:
     }
 
 
-def test_a_deposed_epoch_publishes_nothing(world: Any) -> None:
+def test_a_deposed_epoch_publishes_nothing(world: World) -> None:
     ctx = world.context()
     submission.stage_conf(ctx, name="wc", token="t1", handle=world.upload("h1"))
     submission.stage_code(ctx, token="t1")
@@ -281,13 +280,13 @@ def test_a_deposed_epoch_publishes_nothing(world: Any) -> None:
     assert visible(world) == {"wc": "ACTIVE"}
 
 
-def test_without_a_leader_nothing_is_submitted(world: Any) -> None:
+def test_without_a_leader_nothing_is_submitted(world: World) -> None:
     world.cluster.state.set_data(paths.EPOCH, b"")
     with pytest.raises(Unavailable, match="no leader"):
         world.submit("wc")
 
 
-def test_replication_that_is_not_reached_is_unavailable_unless_allowed(world: Any) -> None:
+def test_replication_that_is_not_reached_is_unavailable_unless_allowed(world: World) -> None:
     conf = {"topology.min.replication.count": 2, "topology.max.replication.wait.time.sec": 0}
     with pytest.raises(Unavailable, match="allow-degraded"):
         world.submit("wc", "t1", conf=conf)
@@ -295,7 +294,7 @@ def test_replication_that_is_not_reached_is_unavailable_unless_allowed(world: An
     assert world.submit("wc", "t2", conf=conf, allow_degraded=True)
 
 
-def test_replication_counts_the_nimbuses_that_announce_a_blob(world: Any) -> None:
+def test_replication_counts_the_nimbuses_that_announce_a_blob(world: World) -> None:
     ctx = world.context()
     conf = {"topology.min.replication.count": 2, "topology.max.replication.wait.time.sec": 0}
     report = submission.stage_conf(ctx, name="wc", token="t1", handle=world.upload("h1", conf=conf))
@@ -306,14 +305,14 @@ def test_replication_counts_the_nimbuses_that_announce_a_blob(world: Any) -> Non
     assert set(code.copies.values()) == {2} and not code.degraded
 
 
-def test_a_missing_upload_and_an_unknown_token_say_so(world: Any) -> None:
+def test_a_missing_upload_and_an_unknown_token_say_so(world: World) -> None:
     with pytest.raises(NotAlive, match="upload again"):
         submission.stage_conf(world.context(), name="wc", token="t1", handle="never")
     with pytest.raises(NotAlive, match="no staged record"):
         submission.stage_code(world.context(), token="unknown")
 
 
-def test_two_submissions_never_share_a_slot(world: Any) -> None:
+def test_two_submissions_never_share_a_slot(world: World) -> None:
     ctx = world.context()
     for token, name in (("t1", "a"), ("t2", "b")):
         submission.stage_conf(ctx, name=name, token=token, handle=world.upload(token))
@@ -326,12 +325,12 @@ def test_two_submissions_never_share_a_slot(world: Any) -> None:
     slots = [
         worker.slot
         for topology in world.cluster.load_view().topologies.values()
-        for worker in topology.assignment.workers
+        for worker in world.assignment(topology.base.name).workers
     ]
     assert len(slots) == len(set(slots)) == 2
 
 
-def test_a_supervisor_that_went_is_planned_around(world: Any) -> None:
+def test_a_supervisor_that_went_is_planned_around(world: World) -> None:
     ctx = world.context()
     submission.stage_conf(ctx, name="wc", token="t1", handle=world.upload("h1"))
     submission.stage_code(ctx, token="t1")
@@ -344,7 +343,7 @@ def test_a_supervisor_that_went_is_planned_around(world: Any) -> None:
     assert {worker.node for worker in report.assignment.workers} == {"s1", "s2"} - {node}
 
 
-def test_many_clients_with_one_name_and_one_wins(world: Any) -> None:
+def test_many_clients_with_one_name_and_one_wins(world: World) -> None:
     """Through sessions of their own, at the same time."""
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
@@ -372,7 +371,7 @@ def test_many_clients_with_one_name_and_one_wins(world: Any) -> None:
     assert visible(world) == {"wc": "ACTIVE"}
 
 
-def test_many_topologies_at_once_are_all_placed_apart(world: Any) -> None:
+def test_many_topologies_at_once_are_all_placed_apart(world: World) -> None:
     from storm_dagster.zk.storm_cluster_state import StormClusterState
 
     failures: list[BaseException] = []
@@ -395,12 +394,12 @@ def test_many_topologies_at_once_are_all_placed_apart(world: Any) -> None:
     slots = [
         worker.slot
         for topology in world.cluster.load_view().topologies.values()
-        for worker in topology.assignment.workers
+        for worker in world.assignment(topology.base.name).workers
     ]
     assert len(slots) == len(set(slots)) == 6
 
 
-def test_staged_parts_are_json_and_keep_the_order_of_components(world: Any) -> None:
+def test_staged_parts_are_json_and_keep_the_order_of_components(world: World) -> None:
     topology = {
         "spouts": {"z": {"object": {"python": "m:Z"}, "outputs": {"default": {"fields": ["x"]}}}},
         "bolts": {
@@ -414,18 +413,17 @@ def test_staged_parts_are_json_and_keep_the_order_of_components(world: Any) -> N
     topology_id = world.submit("order", "t1", topology=topology)
     stored = json.loads(world.blobs.read(f"{topology_id}-stormcode.ser"))
     assert list(stored["bolts"]) == ["zeta", "alpha", "mid"]
-    table = world.cluster.load_view().topologies[topology_id].tasks.component_of()
+    table = world.tasks("order").component_of()
     assert [table[task] for task in (1, 2, 3)] == ["zeta", "alpha", "mid"]
 
 
-def test_a_large_topology_is_published_in_parts_and_removed_whole(world: Any) -> None:
+def test_a_large_topology_is_published_in_parts_and_removed_whole(world: World) -> None:
     """The assignment of 2,500 workers does not fit into one node's share."""
     for number in range(100):
         world.supervisor(f"supervisor-with-a-long-name-{number:03}", ports=tuple(range(6900, 6925)))
     conf = {"topology.workers": 2500, "topology.scheduler.strategy": "even"}
     topology_id = world.submit("large", topology=wide(5000), conf=conf)
-    view = world.cluster.load_view()
-    assert len(view.topologies[topology_id].assignment.workers) >= 2500
+    assert len(world.assignment("large").workers) >= 2500
     assert world.cluster.state.get_children(paths.assignment(topology_id)), "it was cut"
     lifecycle.kill(world.context(), "large", 0)
     assert world.cluster.state.get_children(paths.ASSIGNMENTS) == []

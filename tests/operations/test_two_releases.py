@@ -12,19 +12,20 @@ from storm_dagster.blobstore.local import LocalBlobStore
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs import mixed_cluster
 from storm_rigs.releases import ADDED, OtherRelease, copy_release
+from storm_rigs.world import World
 
 pytestmark = [pytest.mark.zookeeper, pytest.mark.timeout(120)]
 
 
 @pytest.fixture
-def here(zk_cluster: StormClusterState, zk_conf: dict[str, Any], tmp_path: Path, world_class: Any) -> Any:
+def here(zk_cluster: StormClusterState, zk_conf: dict[str, Any], tmp_path: Path) -> World:
     """The cluster as this release has it."""
-    return world_class(zk_cluster, LocalBlobStore(tmp_path / "blobs"), zk_conf)
+    return World(zk_cluster, LocalBlobStore(tmp_path / "blobs"), zk_conf)
 
 
 @pytest.fixture
 def newer(
-    here: Any, zk_conf: dict[str, Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    here: World, zk_conf: dict[str, Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], Any]]:
     """Runs a step in a process of the next release, on the same cluster."""
     release = OtherRelease(copy_release(tmp_path_factory.mktemp("release"), drop=False))
@@ -33,7 +34,7 @@ def newer(
 
 
 def test_what_newer_daemons_wrote_is_read_changed_and_kept_by_this_release(
-    here: Any, newer: Callable[[str], Any]
+    here: World, newer: Callable[[str], Any]
 ) -> None:
     newer("build")
     before = mixed_cluster.documents(here.cluster.state)
@@ -61,7 +62,7 @@ def test_what_newer_daemons_wrote_is_read_changed_and_kept_by_this_release(
     assert topology["errors"] == ["trace"] and topology["loggers"] == ["a", "b"]
 
 
-def test_what_this_release_wrote_is_read_and_changed_by_newer_daemons(here: Any, newer: Callable[[str], Any]) -> None:
+def test_what_this_release_wrote_is_read_and_changed_by_newer_daemons(here: World, newer: Callable[[str], Any]) -> None:
     mixed_cluster.build(here)
     assert newer("seen") == mixed_cluster.seen(here)
     newer("change")

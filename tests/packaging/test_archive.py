@@ -30,7 +30,7 @@ def tree(root: Path, *names: str) -> None:
         path.write_text(f"# {name}\n", encoding="utf-8")
 
 
-def test_what_travels(tmp_path: Path) -> None:
+def test_code_travels_and_what_is_hidden_ignored_or_built_stays(tmp_path: Path) -> None:
     tree(
         tmp_path,
         "flow.py",
@@ -129,7 +129,9 @@ def test_links_are_followed_once(tmp_path: Path) -> None:
         ("[", "[", False, False),
     ],
 )
-def test_ignore_patterns(tmp_path: Path, line: str, path: str, folder: bool, named: bool) -> None:
+def test_ignore_patterns_mean_what_they_mean_to_git(
+    tmp_path: Path, line: str, path: str, folder: bool, named: bool
+) -> None:
     (tmp_path / ".gitignore").write_text(line + "\n", encoding="utf-8")
     assert IgnoreRules(tmp_path).ignored(tmp_path / path, folder) is named
 
@@ -191,7 +193,7 @@ def test_requirements_are_vendored(tmp_path: Path) -> None:
     assert "flow.py" in names and "tiny_lib/__init__.py" in names
 
 
-def test_bad_requirements(tmp_path: Path) -> None:
+def test_requirements_that_cannot_be_installed_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no such file"):
         vendor_requirements(tmp_path / "none.txt", tmp_path / "out")
     (tmp_path / "bad.txt").write_text("./nowhere\n", encoding="utf-8")

@@ -141,13 +141,13 @@ def test_a_link_in_a_zip_is_refused(tmp_path: Path) -> None:
     refused(archive, tmp_path, "is a link")
 
 
-def test_too_many_entries(tmp_path: Path) -> None:
+def test_too_many_entries_are_refused(tmp_path: Path) -> None:
     names = {f"f{i}": b"" for i in range(51)}
     refused(zip_of(tmp_path / "a.zip", names), tmp_path, "more than 50 entries")
     refused(tar_of(tmp_path / "a.tar.gz", [(member(n), b"") for n in names]), tmp_path, "more than 50 entries")
 
 
-def test_bombs(tmp_path: Path) -> None:
+def test_bombs_are_refused_by_ratio_and_by_size(tmp_path: Path) -> None:
     big = {"ok.py": b"1", "zeros": bytes(900_000)}
     refused(zip_of(tmp_path / "a.zip", big), tmp_path, "'zeros' unpacks to more than 20 times")
     refused(tar_of(tmp_path / "a.tar.gz", [(member(n), c) for n, c in big.items()]), tmp_path, "20 times")
@@ -178,7 +178,7 @@ def test_a_tar_header_of_a_gigabyte_is_not_read_into_memory(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04garbage", b"\x1f\x8bgarbage", b"\x80\x04N."])
-def test_garbage(tmp_path: Path, content: bytes) -> None:
+def test_garbage_is_refused_and_the_file_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.zip").write_bytes(content)
     refused(tmp_path / "a.zip", tmp_path, "a.zip")
 

@@ -51,7 +51,7 @@ def test_a_new_placement_keeps_them(seed: int) -> None:
         assert not list(differ_node_faults(placed))
 
 
-def test_quotas() -> None:
+def test_uneven_workers_and_a_shared_topology_master_are_faults() -> None:
     uneven = standing(worker(1, 6900, 1, 2, 3, 4, 5), worker(2, 6900, 6, 7), workers=2)
     assert list(quota_faults(uneven)) == ["wc: workers hold 2 to 5 executors"]
     many = standing(worker(1, 6900, 1, 2, 3, 4), worker(2, 6900, 5, 6, 7), workers=1)
@@ -60,18 +60,18 @@ def test_quotas() -> None:
     assert "wc: the topology master is not alone in its worker" in list(quota_faults(master))
 
 
-def test_isolation() -> None:
+def test_a_worker_off_its_isolation_hosts_is_a_fault() -> None:
     apart = standing(worker(1, 6900, 1, 2, 3, 4), worker(2, 6900, 5, 6, 7), workers=2, isolation=("h1", "h9"))
     assert list(isolation_faults(apart, {"h1", "h2"})) == ["wc: s2:6900 is on h2, not on its isolation hosts"]
     assert list(isolation_faults(apart, {"h2"})) == []
 
 
-def test_tasks_apart() -> None:
+def test_tasks_that_share_a_node_and_must_not_are_a_fault() -> None:
     together = standing(worker(1, 6900, 1, 3, 5), worker(1, 6901, 2, 4, 6, 7), differ_node=("split",))
     assert list(differ_node_faults(together)) == ["wc: 2 executors of 'split' are on s1"]
 
 
-def test_moves() -> None:
+def test_more_moves_than_needed_are_a_fault() -> None:
     moves = {"before": {"s1:1": "1-4", "s2:1": "5-8"}, "slack": 0}
     fair = {"s1:1": [1, 2, 3], "s2:1": [5, 6, 7], "s3:1": [4, 8]}
     assert list(move_faults("wc", moves, fair)) == []

@@ -167,7 +167,7 @@ def test_conf_reaches_the_planner() -> None:
     assert topology.parallelism == {"b": 1, "__acker": 1, "lines": 1}
 
 
-def test_local_cluster_mode() -> None:
+def test_local_mode_puts_every_task_into_one_worker() -> None:
     outcome = plan(conf={"storm.cluster.mode": "local"}, supervisors=[{"id": "s1", "ports": [6900, 6901]}])
     assert [worker["tasks"] for worker in outcome["workers"]] == [[1, 2, 3, 4, 5, 6, 7]]
 

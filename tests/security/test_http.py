@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -15,12 +16,15 @@ from storm_dagster.blobstore.client import NimbusBlobClient
 from storm_dagster.client.http import NimbusClient
 from storm_dagster.model.errors import InvalidRequest, NotAuthenticated
 from storm_dagster.model.security import Security
+from storm_rigs.secured_nimbus import SecuredNimbus
 
 pytestmark = pytest.mark.zookeeper
 SECRET = "a-secret-planted-for-tests-4711"
 
 
-def test_with_a_secret_only_who_shows_it_is_served(start_nimbus: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_with_a_secret_only_who_shows_it_is_served(
+    start_nimbus: Callable[..., SecuredNimbus], caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     first = start_nimbus(storm__secret=SECRET).await_leading()
     second = start_nimbus("n2", storm__secret=SECRET)
@@ -54,15 +58,16 @@ def test_with_a_secret_only_who_shows_it_is_served(start_nimbus: Any, caplog: py
     assert SECRET not in caplog.text and "refused GET" in caplog.text
 
 
-def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Any) -> None:
+def test_only_the_cluster_acts_for_nobody_else(start_nimbus: Callable[..., SecuredNimbus]) -> None:
     nimbus = start_nimbus(storm__secret=SECRET).await_leading()
     with nimbus.client(Security()) as outsider, nimbus.client() as friend:
-        for where in ({"params": {"doAsUser": "ann"}}, {"headers": {"doAsUser": "ann"}}):
+        questions: list[dict[str, Any]] = [{"params": {"doAsUser": "ann"}}, {"headers": {"doAsUser": "ann"}}]
+        for where in questions:
             assert outsider.get("/v1/topologies", **where).status_code == 401
             assert friend.get("/v1/topologies", **where).status_code == 403
 
 
-def shaken(nimbus: Any, tls: dict[str, str] | None, authority: trustme.CA) -> int | str:
+def shaken(nimbus: SecuredNimbus, tls: dict[str, str] | None, authority: trustme.CA) -> int | str:
     """Status of a request over TLS with that certificate; ``"refused"`` when there is no connection."""
     context = ssl.create_default_context()
     authority.configure_trust(context)
@@ -76,7 +81,10 @@ def shaken(nimbus: Any, tls: dict[str, str] | None, authority: trustme.CA) -> in
 
 
 def test_certificates_fail_closed(
-    start_nimbus: Any, certificate: Any, authority: trustme.CA, caplog: pytest.LogCaptureFixture
+    start_nimbus: Callable[..., SecuredNimbus],
+    certificate: Callable[..., dict[str, str]],
+    authority: trustme.CA,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     past = datetime.datetime.now(datetime.timezone.utc) - datetime.timedelta(days=2)
     users = {"nimbus.admins": ["daemon"], "nimbus.users": ["ann"], "nimbus.groups": []}
@@ -94,7 +102,11 @@ def test_certificates_fail_closed(
         httpx.get(nimbus.url.replace("https", "http") + "/healthz", timeout=5, trust_env=False)
 
 
-def test_users_see_what_is_theirs_alone(start_nimbus: Any, certificate: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_users_see_what_is_theirs_alone(
+    start_nimbus: Callable[..., SecuredNimbus],
+    certificate: Callable[..., dict[str, str]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.INFO)
     keys = {
         "nimbus.admins": ["daemon", "boss"],
@@ -119,7 +131,7 @@ def test_users_see_what_is_theirs_alone(start_nimbus: Any, certificate: Any, cap
 
 
 def test_a_nimbus_beyond_loopback_without_proof_does_not_start(
-    start_nimbus: Any, caplog: pytest.LogCaptureFixture
+    start_nimbus: Callable[..., SecuredNimbus], caplog: pytest.LogCaptureFixture
 ) -> None:
     nimbus = start_nimbus(storm__local__hostname="0.0.0.0", storm__bind__external=True)
     assert nimbus.stop() == InvalidRequest.exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_services_beyond_loopback_need_a_setting_and_a_proof(needs: Any) -> None
                         check_exposure(merged, "it", needs)
 
 
-def test_tls_files_must_belong_together(tmp_path: Path, certificate: Any) -> None:
+def test_tls_files_must_belong_together(tmp_path: Path, certificate: Callable[..., dict[str, str]]) -> None:
     tls = certificate()
     assert Security.of(conf().with_values(tls, "t")).tls
     with pytest.raises(InvalidRequest, match="both or none"):

@@ -18,12 +18,13 @@ from thriftpy2.transport import TFramedTransportFactory, TTransportException
 from storm_dagster.model.security import Security
 from storm_dagster.nimbus.thrift.idl import load_idl
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.secured_nimbus import SecuredNimbus
 
 pytestmark = pytest.mark.zookeeper
 
 
 @contextmanager
-def calling(nimbus: Any, keys: dict[str, str] | None) -> Iterator[Any]:
+def calling(nimbus: SecuredNimbus, keys: dict[str, str] | None) -> Iterator[Any]:
     client = make_client(
         load_idl().Nimbus,
         host="127.0.0.1",
@@ -39,13 +40,15 @@ def calling(nimbus: Any, keys: dict[str, str] | None) -> Iterator[Any]:
         client.close()
 
 
-def is_served(nimbus: Any, keys: dict[str, str] | None) -> bool:
+def is_served(nimbus: SecuredNimbus, keys: dict[str, str] | None) -> bool:
     with calling(nimbus, keys) as client:
         return bool(client.getNimbusConf())
 
 
 def test_a_certificate_names_its_user(
-    start_nimbus: Any, certificate: Callable[..., dict[str, str]], caplog: pytest.LogCaptureFixture
+    start_nimbus: Callable[..., SecuredNimbus],
+    certificate: Callable[..., dict[str, str]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
     daemon = certificate("daemon")
@@ -77,7 +80,7 @@ def test_a_certificate_names_its_user(
 
 
 def test_without_a_certificate_of_the_authority_there_is_no_conversation(
-    start_nimbus: Any, certificate: Callable[..., dict[str, str]]
+    start_nimbus: Callable[..., SecuredNimbus], certificate: Callable[..., dict[str, str]]
 ) -> None:
     daemon = certificate("daemon")
     nimbus = start_nimbus(keys=daemon, nimbus__admins=["daemon"])
@@ -96,7 +99,7 @@ def test_without_a_certificate_of_the_authority_there_is_no_conversation(
     assert is_served(nimbus, daemon)
 
 
-def test_a_secret_alone_closes_the_port_to_everybody(start_nimbus: Any) -> None:
+def test_a_secret_alone_closes_the_port_to_everybody(start_nimbus: Callable[..., SecuredNimbus]) -> None:
     nimbus = start_nimbus(storm__secret="a-secret-planted-for-tests-4711")
     nimbus.await_leading()
     with calling(nimbus, None) as client:

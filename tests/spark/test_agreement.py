@@ -74,7 +74,7 @@ def test_one_topology_with_many_workers(session: SparkSession) -> None:
     assert plan_with_spark(session, batch).placements == plan_placement(batch).placements
 
 
-def test_an_empty_batch(session: SparkSession) -> None:
+def test_an_empty_batch_has_an_empty_plan(session: SparkSession) -> None:
     batch = PlacementBatch(supervisors=(supervisor(1, [6900]),), topologies=())
     assert plan_with_spark(session, batch).placements == ()
 

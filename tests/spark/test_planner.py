@@ -83,11 +83,11 @@ def test_a_damaged_id_is_reported(ids: ClusterSessionIds, zk_state: ZooKeeperClu
         ("sc://h:1/;session_id=J", "sc://h:1/;session_id=J"),
     ],
 )
-def test_urls(remote: str, expected: str) -> None:
+def test_a_url_takes_the_id_of_the_session(remote: str, expected: str) -> None:
     assert remote_with_session(remote, "I") == expected
 
 
-def test_addresses() -> None:
+def test_a_url_gives_host_and_port_or_is_refused() -> None:
     assert host_and_port("sc://h:15/;a=b") == ("h", 15)
     assert host_and_port("sc://h") == ("h", 15002)
     assert host_and_port("sc://[::1]:7") == ("[::1]", 7)
@@ -95,7 +95,7 @@ def test_addresses() -> None:
         host_and_port("local[*]")
 
 
-def test_nobody_listens() -> None:
+def test_a_port_on_which_nobody_listens_is_out_of_reach() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -183,7 +183,7 @@ def test_the_session_is_nobody_elses_default(spark_remote: str) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-def test_through_dagster_pyspark(spark_remote: str) -> None:
+def test_dagster_pyspark_opens_the_session_of_a_plan(spark_remote: str) -> None:
     from dagster_pyspark import LazyPySparkResource
 
     asked: list[Mapping[str, str]] = []
@@ -228,7 +228,7 @@ def test_a_process_ends_although_its_server_is_gone(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.zookeeper
 @pytest.mark.timeout(300)
-def test_on_a_cluster(spark_remote: str, zk_state: ZooKeeperClusterState) -> None:
+def test_the_session_of_a_cluster_is_warmed_once_and_kept(spark_remote: str, zk_state: ZooKeeperClusterState) -> None:
     cluster = StormClusterState.open(zk_state, create_root=True)
     conf = load_cluster_conf().with_values({"spark.remote": spark_remote}, "test")
     warm_cluster(conf, cluster)

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import socket
 import sys
 import textwrap
 import threading
-import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.blob_server import BlobServer
 
 STAND_IN = '''\
     #!{python} -S
@@ -61,49 +54,6 @@ STAND_IN = '''\
 '''
 
 
-@dataclass
-class BlobServer:
-    """Serves blobs as a nimbus does, records requests, and fails on demand."""
-
-    blobs: dict[str, bytes] = field(default_factory=dict)
-    lies: dict[str, str] = field(default_factory=dict)
-    """Key -> a hash that is announced in place of the true one."""
-    failures: int = 0
-    """So many requests are answered with 503 first."""
-    requests: list[tuple[str, str]] = field(default_factory=list)
-    url: str = ""
-
-    def put_code(self, code_dir: str, conf: dict[str, Any] | None = None, archive: bytes | None = None) -> None:
-        """The three blobs of a topology."""
-        self.blobs[f"{code_dir}-stormjar.jar"] = archive if archive is not None else zip_bytes({"wc.py": b"x = 1\n"})
-        self.blobs[f"{code_dir}-stormconf.ser"] = json.dumps(conf or {}).encode()
-        self.blobs[f"{code_dir}-stormcode.ser"] = b"{}"
-
-    def gets(self, key: str) -> int:
-        return self.requests.count(("GET", key))
-
-    async def serve_blob(self, request: Request) -> Response:
-        key = request.path_params["key"]
-        self.requests.append((request.method, key))
-        if self.failures > 0:
-            self.failures -= 1
-            return Response("{}", 503)
-        if key not in self.blobs:
-            return Response('{"error": {"type": "KeyNotFound", "message": "no blob"}}', 404)
-        content = self.blobs[key]
-        return Response(
-            content, headers={"X-Content-SHA256": self.lies.get(key) or hashlib.sha256(content).hexdigest()}
-        )
-
-
-def zip_bytes(entries: dict[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in entries.items():
-            archive.writestr(name, content)
-    return buffer.getvalue()
-
-
 @pytest.fixture
 def blob_server() -> Iterator[BlobServer]:
     """A real HTTP server on a free port."""
@@ -129,9 +79,3 @@ def stand_in(tmp_path: Path) -> str:
     path.write_text(textwrap.dedent(STAND_IN).format(python=sys.executable), encoding="utf-8")
     path.chmod(0o755)
     return str(path)
-
-
-@pytest.fixture
-def make_zip() -> Any:
-    """The bytes of a zip with the given entries."""
-    return zip_bytes

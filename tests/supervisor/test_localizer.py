@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ import pytest
 
 from storm_dagster.model.errors import Corrupt, InvalidRequest, InvalidTopology, KeyNotFound, Unavailable
 from storm_dagster.supervisor.localizer import Localizer
+from storm_rigs.blob_server import BlobServer, zip_bytes
 
 CODE = "wc-1-1700000000"
 
 
 @pytest.fixture
-def make(tmp_path: Path, blob_server: Any) -> Any:
+def make(tmp_path: Path, blob_server: BlobServer) -> Iterator[Callable[..., Localizer]]:
     made: list[Localizer] = []
 
     def build(*urls: str, **options: Any) -> Localizer:
@@ -32,9 +33,9 @@ def make(tmp_path: Path, blob_server: Any) -> Any:
 
 
 def test_code_is_fetched_verified_and_unpacked(
-    make: Any, blob_server: Any, tmp_path: Path, make_zip: Callable[..., bytes]
+    make: Callable[..., Localizer], blob_server: BlobServer, tmp_path: Path
 ) -> None:
-    archive = make_zip({"wc.py": b"x = 1\n", "resources/split.sh": b"#!/bin/sh\n"})
+    archive = zip_bytes({"wc.py": b"x = 1\n", "resources/split.sh": b"#!/bin/sh\n"})
     blob_server.put_code(CODE, {"topology.workers": 2}, archive)
     localizer = make()
     assert localizer.local(CODE) is None
@@ -50,7 +51,9 @@ def test_code_is_fetched_verified_and_unpacked(
     assert len(blob_server.requests) == asked
 
 
-def test_the_same_archive_under_another_id_is_not_fetched_again(make: Any, blob_server: Any) -> None:
+def test_the_same_archive_under_another_id_is_not_fetched_again(
+    make: Callable[..., Localizer], blob_server: BlobServer
+) -> None:
     blob_server.put_code(CODE)
     blob_server.put_code("wc-2-1700000001")
     localizer = make()
@@ -60,7 +63,9 @@ def test_the_same_archive_under_another_id_is_not_fetched_again(make: Any, blob_
     assert (again.path / "code/wc.py").is_file()
 
 
-def test_a_damaged_cache_is_not_believed(make: Any, blob_server: Any, tmp_path: Path) -> None:
+def test_a_damaged_cache_is_not_believed(
+    make: Callable[..., Localizer], blob_server: BlobServer, tmp_path: Path
+) -> None:
     blob_server.put_code(CODE)
     blob_server.put_code("wc-2-1700000001")
     localizer = make()
@@ -72,7 +77,7 @@ def test_a_damaged_cache_is_not_believed(make: Any, blob_server: Any, tmp_path: 
     assert blob_server.gets("wc-2-1700000001-stormjar.jar") == 1
 
 
-def test_three_tries_and_other_nimbuses(make: Any, blob_server: Any) -> None:
+def test_three_tries_and_other_nimbuses(make: Callable[..., Localizer], blob_server: BlobServer) -> None:
     blob_server.put_code(CODE)
     blob_server.failures = 2
     make().fetch(CODE)
@@ -83,7 +88,7 @@ def test_three_tries_and_other_nimbuses(make: Any, blob_server: Any) -> None:
     assert blob_server.gets("b-1-1-stormconf.ser") == 1
 
 
-def test_what_fails_leaves_nothing(make: Any, blob_server: Any, tmp_path: Path) -> None:
+def test_what_fails_leaves_nothing(make: Callable[..., Localizer], blob_server: BlobServer, tmp_path: Path) -> None:
     blob_server.put_code(CODE)
     key = f"{CODE}-stormjar.jar"
     with pytest.raises(Unavailable, match="no nimbus is known"):
@@ -107,9 +112,9 @@ def test_what_fails_leaves_nothing(make: Any, blob_server: Any, tmp_path: Path) 
 
 
 def test_an_unsafe_archive_is_refused_and_leaves_nothing(
-    make: Any, blob_server: Any, tmp_path: Path, make_zip: Callable[..., bytes]
+    make: Callable[..., Localizer], blob_server: BlobServer, tmp_path: Path
 ) -> None:
-    blob_server.put_code(CODE, archive=make_zip({"ok.py": b"", "../../evil.py": b"x"}))
+    blob_server.put_code(CODE, archive=zip_bytes({"ok.py": b"", "../../evil.py": b"x"}))
     with pytest.raises(InvalidTopology, match=r"entry '\.\./\.\./evil\.py' points outside"):
         make().fetch(CODE)
     assert os.listdir(tmp_path / "stormdist") == []
@@ -117,12 +122,12 @@ def test_an_unsafe_archive_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a\nb"])
-def test_code_names_that_could_be_paths_are_refused(make: Any, name: str) -> None:
+def test_code_names_that_could_be_paths_are_refused(make: Callable[..., Localizer], name: str) -> None:
     with pytest.raises(InvalidRequest):
         make().fetch(name)
 
 
-def test_a_folder_that_is_not_whole_is_replaced(make: Any, blob_server: Any) -> None:
+def test_a_folder_that_is_not_whole_is_replaced(make: Callable[..., Localizer], blob_server: BlobServer) -> None:
     blob_server.put_code(CODE)
     localizer = make()
     code = localizer.fetch(CODE)
@@ -134,7 +139,9 @@ def test_a_folder_that_is_not_whole_is_replaced(make: Any, blob_server: Any) -> 
     assert not (code.path / "stray").exists()
 
 
-def test_unused_code_is_removed_and_the_cache_kept_for_a_while(make: Any, blob_server: Any, tmp_path: Path) -> None:
+def test_unused_code_is_removed_and_the_cache_kept_for_a_while(
+    make: Callable[..., Localizer], blob_server: BlobServer, tmp_path: Path
+) -> None:
     blob_server.put_code(CODE)
     blob_server.put_code("wc-2-1700000001")
     localizer = make()
@@ -150,7 +157,7 @@ def test_unused_code_is_removed_and_the_cache_kept_for_a_while(make: Any, blob_s
     assert os.listdir(tmp_path / "tmp") == []
 
 
-def test_a_stop_ends_a_download(make: Any, blob_server: Any) -> None:
+def test_a_stop_ends_a_download(make: Callable[..., Localizer], blob_server: BlobServer) -> None:
     stop = threading.Event()
     stop.set()
     blob_server.put_code(CODE)

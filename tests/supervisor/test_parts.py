@@ -59,7 +59,7 @@ def test_claims_are_those_of_this_supervisor() -> None:
     ("ports", "says"),
     [((6900, 6901), None), ((), "empty"), ((1, 1), "1 twice"), ((0,), "1 to 65535"), ((70000,), "70000")],
 )
-def test_ports(ports: tuple[int, ...], says: str | None) -> None:
+def test_ports_that_are_missing_repeated_or_out_of_range_are_named(ports: tuple[int, ...], says: str | None) -> None:
     found = check_ports(ports)
     assert found is None if says is None else found is not None and says in found
 
@@ -131,7 +131,7 @@ def test_the_cluster_is_remembered_beside_a_broken_state(tmp_path: Path) -> None
 
 
 def sleeper(**options: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "600"], start_new_session=True, **options)
+    return subprocess.Popen[bytes](["sleep", "600"], start_new_session=True, **options)
 
 
 def as_worker(process: subprocess.Popen[bytes], child: bool = True) -> WorkerProcess:
@@ -143,7 +143,12 @@ def as_worker(process: subprocess.Popen[bytes], child: bool = True) -> WorkerPro
 def test_a_death_is_reported_once_with_its_status() -> None:
     seen: list[tuple[str, int | None]] = []
     told = threading.Event()
-    watch = ProcessWatch(lambda key, status: (seen.append((key, status)), told.set()))
+
+    def tell(key: str, status: int | None) -> None:
+        seen.append((key, status))
+        told.set()
+
+    watch = ProcessWatch(tell)
     try:
         children = {name: sleeper() for name in ("a", "b")}
         for name, process in children.items():
@@ -309,7 +314,7 @@ def script(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_health_scripts(tmp_path: Path) -> None:
+def test_a_health_script_that_fails_hangs_or_says_error_is_named(tmp_path: Path) -> None:
     script(tmp_path, "a", "echo fine")
     (tmp_path / "notes.txt").write_text("no script")
     assert check_once(tmp_path, 10) is None

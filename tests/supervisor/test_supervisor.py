@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,111 +13,21 @@ import httpx
 import pytest
 
 from storm_dagster.model import paths
-from storm_dagster.model.processes import start_ticks
-from storm_dagster.model.records import Assignment, EpochRecord, SupervisorInfo, WorkerSlot, encode_record
+from storm_dagster.model.records import EpochRecord, encode_record
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.blob_server import BlobServer, zip_bytes
 from storm_rigs.storm_client import as_storm
+from storm_rigs.supervisor_rig import SupervisorRig, alive_now
 
 pytestmark = pytest.mark.zookeeper
-
-PROGRAM = """
-import json, logging, signal, sys, threading
-from pathlib import Path
-from storm_dagster.model.conf import load_cluster_conf
-from storm_dagster.supervisor.daemon import run
-home, conf, name, ports = sys.argv[1:]
-logging.basicConfig(level="INFO", format="%(asctime)s %(name)s %(message)s")
-stop = threading.Event()
-for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: stop.set())
-sys.exit(run(load_cluster_conf(None, json.loads(conf)), Path(home), name, stop, json.loads(ports)))
-"""
-
-
-@dataclass
-class Rig:
-    """A HOME, a cluster, a blob server, and supervisors that end with the test."""
-
-    home: Path
-    conf: dict[str, Any]
-    cluster: StormClusterState
-    blobs: Any
-    python: str
-    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def supervisor(
-        self, name: str = "s1", ports: tuple[int, ...] = (6900, 6901), **conf: Any
-    ) -> subprocess.Popen[bytes]:
-        merged = {**self.conf, **{key.replace("__", "."): value for key, value in conf.items()}}
-        with (self.home / f"supervisor-{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(self.home), json.dumps(merged), name, json.dumps(ports)],
-                stdout=log,
-                stderr=log,
-            )
-        self.started.append(process)
-        return process
-
-    def code(self, code_dir: str, behaviour: str = "", **conf: Any) -> None:
-        self.blobs.put_code(
-            code_dir,
-            {
-                "topology.python": self.python,
-                "topology.environment": {"STAND_IN": behaviour, "WORD": "storm"},
-                **conf,
-            },
-        )
-
-    def assign(
-        self, topology_id: str, *ports: int, code: str | None = None, tasks: str = "1-2", node: str = "s1"
-    ) -> None:
-        as_storm(self.cluster).set_assignment(
-            topology_id,
-            Assignment(
-                topology_id=topology_id,
-                code_dir=code or topology_id,
-                node_host={node: "127.0.0.1"},
-                workers=tuple(WorkerSlot(node=node, host="127.0.0.1", port=port, tasks=tasks) for port in ports),
-                task_start_secs={},
-                timestamp_ms=1,
-                # Without it new code is for each worker's next start.
-                type="UpdateTopology" if code else "Assign",
-            ),
-        )
-
-    def starts(self, topology_id: str | None = None) -> list[dict[str, Any]]:
-        try:
-            lines = (self.home / "starts").read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        found = [json.loads(line) for line in lines]
-        return [start for start in found if topology_id in (None, start["topology_id"])]
-
-    def running(self) -> dict[int, int]:
-        """Port -> pid of the stand-ins that live and beat."""
-        alive = {}
-        for start in self.starts():
-            if alive_now(start["pid"]) and os.path.exists(start["heartbeat_path"]):
-                alive[start["port"]] = start["pid"]
-        return alive
-
-    def info(self, name: str = "s1") -> SupervisorInfo | None:
-        return as_storm(self.cluster).supervisor_info(name)
-
-    def log(self, name: str = "s1") -> str:
-        return (self.home / f"supervisor-{name}.log").read_text()
-
-
-def alive_now(pid: int) -> bool:
-    return start_ticks(pid) is not None
 
 
 @pytest.fixture
 def rig(
-    tmp_path: Path, zk_conf: dict[str, Any], zk_cluster: StormClusterState, blob_server: Any, stand_in: str
-) -> Iterator[Rig]:
+    tmp_path: Path, zk_conf: dict[str, Any], zk_cluster: StormClusterState, blob_server: BlobServer, stand_in: str
+) -> Iterator[SupervisorRig]:
     home = tmp_path / "home"
     home.mkdir()
     conf = {
@@ -131,7 +38,7 @@ def rig(
         "supervisor.monitor.frequency.secs": 0.5,
         "supervisor.worker.shutdown.sleep.secs": 0.5,
     }
-    rig = Rig(home, conf, zk_cluster, blob_server, stand_in)
+    rig = SupervisorRig(home, conf, zk_cluster, blob_server, stand_in)
     yield rig
     for process in rig.started:
         process.kill()
@@ -142,7 +49,7 @@ def rig(
             os.kill(start["pid"], signal.SIGKILL)
 
 
-def test_a_worker_is_started_with_everything_it_needs(rig: Rig) -> None:
+def test_a_worker_is_started_with_everything_it_needs(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
@@ -176,7 +83,7 @@ def test_a_worker_is_started_with_everything_it_needs(rig: Rig) -> None:
     assert httpx.get(f"{info.http}/healthz", timeout=20, trust_env=False).json()["id"] == "s1"
 
 
-def test_heartbeats_rise_while_nothing_else_is_written(rig: Rig) -> None:
+def test_heartbeats_rise_while_nothing_else_is_written(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
@@ -186,7 +93,7 @@ def test_heartbeats_rise_while_nothing_else_is_written(rig: Rig) -> None:
     assert (rig.home / "run/supervisor-s1.json").exists()
 
 
-def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: Rig) -> None:
+def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: SupervisorRig) -> None:
     rig.code("wc-1-1", "child")
     rig.code("other-2-2")
     rig.assign("wc-1-1", 6900)
@@ -208,7 +115,7 @@ def test_a_killed_assignment_ends_the_worker_and_its_leftovers(rig: Rig) -> None
     assert len(rig.starts()) == 2
 
 
-def test_a_stubborn_worker_is_killed(rig: Rig) -> None:
+def test_a_stubborn_worker_is_killed(rig: SupervisorRig) -> None:
     rig.code("wc-1-1", "stubborn")
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
@@ -217,7 +124,7 @@ def test_a_stubborn_worker_is_killed(rig: Rig) -> None:
     eventually(lambda: not rig.running(), what="the worker's end")
 
 
-def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Rig) -> None:
+def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
@@ -238,8 +145,10 @@ def test_a_crashed_worker_is_restarted_and_its_port_listed_meanwhile(rig: Rig) -
     assert {error.error for error in errors} == {"its worker was ended by signal 9"}
 
 
-def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed(rig: Rig) -> None:
+def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed(rig: SupervisorRig) -> None:
     rig.code("bad-1-1", "crash")
+    # Not the archive of the other, which is fetched once for both.
+    rig.blobs.blobs["bad-1-1-stormjar.jar"] = zip_bytes({"bad.py": b"x = 1\n"})
     rig.code("good-2-2")
     rig.assign("bad-1-1", 6900)
     rig.assign("good-2-2", 6901)
@@ -261,7 +170,7 @@ def test_a_worker_that_always_crashes_is_backed_off_and_others_are_not_disturbed
     assert len(rig.starts("bad-1-1")) == 5 and len(rig.starts("good-2-2")) == 1
 
 
-def test_a_superseded_worker_is_no_crash(rig: Rig) -> None:
+def test_a_superseded_worker_is_no_crash(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
@@ -273,7 +182,7 @@ def test_a_superseded_worker_is_no_crash(rig: Rig) -> None:
     assert as_storm(rig.cluster).errors("wc-1-1") == []
 
 
-def test_hung_and_silent_workers_are_replaced(rig: Rig) -> None:
+def test_hung_and_silent_workers_are_replaced(rig: SupervisorRig) -> None:
     rig.code("hung-1-1", "hang")
     rig.code("mute-2-2", "silent")
     rig.assign("hung-1-1", 6900)
@@ -284,7 +193,7 @@ def test_hung_and_silent_workers_are_replaced(rig: Rig) -> None:
     assert not any(alive_now(pid) for pid in first.values())
 
 
-def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them_over(rig: Rig) -> None:
+def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them_over(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900, 6901)
     first = rig.supervisor()
@@ -309,7 +218,7 @@ def test_kill_9_of_the_supervisor_leaves_the_workers_and_the_next_one_takes_them
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "altered", "removed"])
-def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: Rig, damage: str) -> None:
+def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: SupervisorRig, damage: str) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     first = rig.supervisor()
@@ -333,7 +242,7 @@ def test_a_damaged_local_state_is_quarantined_and_rebuilt(rig: Rig, damage: str)
     assert (state.with_name("state.json.broken.1").exists()) == (damage != "removed")
 
 
-def test_a_stopped_supervisor_leaves_its_workers(rig: Rig) -> None:
+def test_a_stopped_supervisor_leaves_its_workers(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     process = rig.supervisor()
@@ -346,7 +255,7 @@ def test_a_stopped_supervisor_leaves_its_workers(rig: Rig) -> None:
     assert not (rig.home / "run/supervisor-s1.json").exists()
 
 
-def test_two_topologies_in_one_slot_are_refused_and_what_runs_stays(rig: Rig) -> None:
+def test_two_topologies_in_one_slot_are_refused_and_what_runs_stays(rig: SupervisorRig) -> None:
     rig.code("one-1-1")
     rig.code("two-2-2")
     rig.assign("one-1-1", 6900)
@@ -361,7 +270,7 @@ def test_two_topologies_in_one_slot_are_refused_and_what_runs_stays(rig: Rig) ->
     eventually(lambda: not alive_now(before[6900]), what="the first one's end")
 
 
-def test_only_code_changes_touch_a_process_tasks_do_not(rig: Rig) -> None:
+def test_only_code_changes_touch_a_process_tasks_do_not(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900, tasks="1-2")
     rig.supervisor()
@@ -381,9 +290,9 @@ def test_only_code_changes_touch_a_process_tasks_do_not(rig: Rig) -> None:
     eventually(lambda: not alive_now(before[6900]), what="the old one's end")
 
 
-def test_an_unsafe_archive_fails_its_slot_only(rig: Rig, make_zip: Any) -> None:
+def test_an_unsafe_archive_fails_its_slot_only(rig: SupervisorRig) -> None:
     rig.code("evil-1-1")
-    rig.blobs.blobs["evil-1-1-stormjar.jar"] = make_zip({"../evil": b"x"})
+    rig.blobs.blobs["evil-1-1-stormjar.jar"] = zip_bytes({"../evil": b"x"})
     rig.code("good-2-2")
     rig.assign("evil-1-1", 6900)
     rig.assign("good-2-2", 6901)
@@ -395,7 +304,7 @@ def test_an_unsafe_archive_fails_its_slot_only(rig: Rig, make_zip: Any) -> None:
     assert rig.starts("evil-1-1") == []
 
 
-def test_a_python_that_does_not_exist_is_reported(rig: Rig) -> None:
+def test_a_python_that_does_not_exist_is_reported(rig: SupervisorRig) -> None:
     rig.code("wc-1-1", **{"topology.python": "/nowhere/python"})
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
@@ -404,7 +313,7 @@ def test_a_python_that_does_not_exist_is_reported(rig: Rig) -> None:
     assert "set topology.python" in error.error
 
 
-def test_absence_of_the_root_is_no_order(rig: Rig) -> None:
+def test_absence_of_the_root_is_no_order(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     first = rig.supervisor()
@@ -431,7 +340,7 @@ def test_absence_of_the_root_is_no_order(rig: Rig) -> None:
     assert rig.running() == after
 
 
-def test_a_wiped_tree_kills_nothing(rig: Rig) -> None:
+def test_a_wiped_tree_kills_nothing(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     rig.supervisor()
@@ -443,7 +352,7 @@ def test_a_wiped_tree_kills_nothing(rig: Rig) -> None:
     assert rig.running() == before
 
 
-def test_nimbuses_are_found_in_zookeeper(rig: Rig) -> None:
+def test_nimbuses_are_found_in_zookeeper(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.cluster.state.set_data(paths.EPOCH, encode_record(EpochRecord(leader="127.0.0.1:1", http="http://127.0.0.1:1")))
     rig.cluster.state.create_node(
@@ -455,7 +364,7 @@ def test_nimbuses_are_found_in_zookeeper(rig: Rig) -> None:
     eventually(lambda: rig.running(), what="the worker")
 
 
-def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: Rig) -> None:
+def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: SupervisorRig) -> None:
     rig.supervisor()
     eventually(lambda: rig.info(), what="a heartbeat")
     assert rig.supervisor().wait(timeout=30) != 0
@@ -464,7 +373,7 @@ def test_a_second_supervisor_of_the_same_id_is_refused_and_bad_ports_too(rig: Ri
     assert "names 6900 twice" in rig.log("s2")
 
 
-def test_supervisors_share_a_home_without_touching_each_others_workers(rig: Rig) -> None:
+def test_supervisors_share_a_home_without_touching_each_others_workers(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     first = rig.supervisor("s1")
@@ -477,7 +386,7 @@ def test_supervisors_share_a_home_without_touching_each_others_workers(rig: Rig)
     assert rig.running() == before
 
 
-def test_workers_outlive_a_suspension_of_the_supervisor(rig: Rig) -> None:
+def test_workers_outlive_a_suspension_of_the_supervisor(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     process = rig.supervisor(supervisor__worker__timeout__secs=2)
@@ -490,7 +399,7 @@ def test_workers_outlive_a_suspension_of_the_supervisor(rig: Rig) -> None:
     assert rig.running() == before and len(rig.starts()) == 1
 
 
-def test_an_unhealthy_host_ends_its_workers_and_offers_no_slot(rig: Rig) -> None:
+def test_an_unhealthy_host_ends_its_workers_and_offers_no_slot(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     scripts = rig.home / "health"
@@ -510,7 +419,7 @@ def test_an_unhealthy_host_ends_its_workers_and_offers_no_slot(rig: Rig) -> None
     eventually(lambda: rig.running(), what="its worker")
 
 
-def test_a_damaged_assignment_changes_nothing(rig: Rig) -> None:
+def test_a_damaged_assignment_changes_nothing(rig: SupervisorRig) -> None:
     rig.code("wc-1-1")
     rig.assign("wc-1-1", 6900)
     rig.supervisor()

@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +19,7 @@ from storm_dagster.model.records import Assignment, WorkerSlot
 from storm_dagster.supervisor.daemon import run
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.blob_server import BlobServer
 from storm_rigs.embedded_zookeeper import EmbeddedZooKeeper
 from storm_rigs.storm_client import as_storm
 
@@ -40,7 +40,7 @@ def server(tmp_path: Path) -> Iterator[EmbeddedZooKeeper]:
 def test_an_outage_restarts_nothing(
     server: EmbeddedZooKeeper,
     tmp_path: Path,
-    blob_server: Any,
+    blob_server: BlobServer,
     stand_in: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -76,7 +76,7 @@ def test_old_messages_without_a_version_pass() -> None:
         (call(field(LIST, struct.pack("!bi", STRUCT, MOST_VALUES + 1)) + STOP * (MOST_VALUES + 2)), "more than"),
     ],
 )  # fmt: skip
-def test_refused(frame: bytes, why: str) -> None:
+def test_a_malformed_frame_is_refused_with_the_reason(frame: bytes, why: str) -> None:
     with pytest.raises(MalformedFrame, match=why):
         check_message(frame)
 

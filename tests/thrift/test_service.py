@@ -6,7 +6,6 @@ import json
 import socket
 import struct
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,7 @@ from thriftpy2.utils import serialize
 
 from storm_dagster.nimbus.thrift.handler import REFUSED
 from storm_dagster.nimbus.thrift.idl import decoder, encode_call, load_idl
-
-Start = Callable[..., object]
+from storm_rigs.thrift_nimbus import Start
 
 
 def topology(**conf: object) -> storm.StormTopology:
@@ -161,7 +159,7 @@ def test_what_declares_no_exception_says_not_alive_all_the_same(nimbus) -> None:
             call()
 
 
-def test_names(nimbus) -> None:
+def test_a_name_that_cannot_be_is_refused(nimbus) -> None:
     client = nimbus.client()
     assert client.isTopologyNameAllowed("word-count_1.2") is True
     for name in ("", "a b", "a/b", "12345", "null", "x" * 201, "é", None):

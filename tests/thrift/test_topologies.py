@@ -60,7 +60,7 @@ def test_a_shell_component_keeps_its_command_conf_and_parallelism() -> None:
         (storm.Grouping(local_or_shuffle=storm.NullStruct()), "local_or_shuffle"),
     ],
 )  # fmt: skip
-def test_groupings(grouping: storm.Grouping, wanted: str) -> None:
+def test_each_grouping_of_storm_is_read_as_ours(grouping: storm.Grouping, wanted: str) -> None:
     spec = read_topology_struct(topology(common=common(grouping)), "x")
     assert spec.bolts["b"].inputs[0].grouping.type == wanted
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 
 import pytest
 import streamparse.thrift as storm
@@ -12,8 +11,7 @@ from thriftpy2.thrift import TApplicationException
 
 from storm_dagster.blobstore import LocalBlobStore
 from storm_dagster.testing.waiting import eventually
-
-Start = Callable[..., object]
+from storm_rigs.thrift_nimbus import Start
 
 
 def leftovers(nimbus) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def topology(bolt: type[Bolt]) -> type[Topology]:
 
 
 @pytest.mark.parametrize("bolt", KINDS)
-def test_events_carry_what_was_given_and_go_in_order(bolt: type[Bolt], tmp_path: Any) -> None:
+def test_events_carry_what_was_given_and_go_in_order(bolt: type[Bolt], tmp_path: Path) -> None:
     with TopologyHarness(topology(bolt), {"hours": [[9], [-1], [10]]}, state_dir=tmp_path) as harness:
         harness.run()
         harness.tick("landed")
@@ -78,7 +79,7 @@ def test_events_carry_what_was_given_and_go_in_order(bolt: type[Bolt], tmp_path:
 
 
 @pytest.mark.parametrize("bolt", KINDS)
-def test_without_dagster_only_tuples_with_events_wait(bolt: type[Bolt], tmp_path: Any) -> None:
+def test_without_dagster_only_tuples_with_events_wait(bolt: type[Bolt], tmp_path: Path) -> None:
     conf = {"topology.message.timeout.secs": 3600}
     with TopologyHarness(topology(bolt), {"hours": [[-1]]}, conf=conf, simulated=True, state_dir=tmp_path) as harness:
         harness.dagster_up = False
@@ -94,7 +95,7 @@ def test_without_dagster_only_tuples_with_events_wait(bolt: type[Bolt], tmp_path
         assert [one.kind for one in harness.dagster_events] == ["observation", "materialization"]
 
 
-def test_a_replay_joins_the_event_that_waits(tmp_path: Any) -> None:
+def test_a_replay_joins_the_event_that_waits(tmp_path: Path) -> None:
     conf = {"topology.message.timeout.secs": 10}
     with TopologyHarness(topology(Landed), {"hours": [[9]]}, conf=conf, replays=9, simulated=True) as harness:
         harness.dagster_up = False

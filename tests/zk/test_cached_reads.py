@@ -110,7 +110,7 @@ def test_many_readers_and_writers_end_with_the_newest(reads: CachedReads, other:
     assert found == [b"29"] * 20
 
 
-def test_lists_of_workers(reads: CachedReads, other: ZooKeeperClusterState) -> None:
+def test_lists_of_workers_come_from_memory_until_they_change(reads: CachedReads, other: ZooKeeperClusterState) -> None:
     folder = "/workers/wc-1-1"
     assert reads.find_children_many([folder]) == [None]
     other.create_node(f"{folder}/s1-6900", b"a")

@@ -301,7 +301,7 @@ def test_versions_rise_and_name_the_change(zk_state: ZooKeeperClusterState) -> N
     assert zk_state.get_data_with_version("/absent") is None
 
 
-def test_sequential_nodes(zk_state: ZooKeeperClusterState) -> None:
+def test_sequential_nodes_are_numbered_in_order(zk_state: ZooKeeperClusterState) -> None:
     made = [zk_state.create_sequential("/errors/e", str(n).encode()) for n in range(3)]
     assert made == sorted(made)
     assert made[0] == "/errors/e0000000000"
@@ -430,7 +430,7 @@ def test_a_closed_state_delivers_nothing_and_refuses_use(zk_state: ZooKeeperClus
     zk_state.close()
 
 
-def test_sync_then_read(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
+def test_after_a_sync_the_latest_write_is_read(zk_state: ZooKeeperClusterState, other: ZooKeeperClusterState) -> None:
     zk_state.set_data("/s", b"1")
     other.sync_path("/s")
     assert other.get_data("/s") == b"1"

@@ -99,7 +99,7 @@ def test_start_stop_and_find_the_state_again(tmp_path: Path) -> None:
         session.close()
 
 
-def test_a_taken_port(tmp_path: Path) -> None:
+def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -159,7 +159,7 @@ def test_many_candidates_one_leader_in_each_round(nimbus: Callable[[], Nimbus]) 
         candidates[number][1].resign()
 
 
-def test_followers(nimbus: Callable[[], Nimbus], zk_expire: Expire) -> None:
+def test_followers_are_listed_until_their_session_ends(nimbus: Callable[[], Nimbus], zk_expire: Expire) -> None:
     (cluster_a, a), (_, b) = nimbus(), nimbus()
     woken = threading.Event()
     assert b.followers(wake=woken.set) == {}

@@ -102,7 +102,7 @@ def test_racing_creators_agree_on_one_id(zk_conf: dict[str, object]) -> None:
     assert len(set(ids)) == 1
 
 
-def test_a_damaged_id(zk_state: ZooKeeperClusterState) -> None:
+def test_a_damaged_id_is_corrupt_and_not_replaced(zk_state: ZooKeeperClusterState) -> None:
     zk_state.set_data(paths.CLUSTER_ID, b"\xff\x00")
     with pytest.raises(Corrupt):
         StormClusterState.open(zk_state)

@@ -42,7 +42,7 @@ def listen(session: ZkSession) -> list[str]:
     return states
 
 
-def test_nobody_listens() -> None:
+def test_an_address_on_which_nobody_listens_is_unavailable() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -64,13 +64,13 @@ def test_a_server_that_accepts_and_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("hosts", ["", "a b", "h:1/chroot", "h:1,,h:2"])
-def test_malformed_hosts(hosts: str) -> None:
+def test_malformed_hosts_are_refused(hosts: str) -> None:
     with pytest.raises(InvalidRequest):
         ZkSession.connect(hosts, root="/x", session_timeout_ms=1000)
 
 
 @pytest.mark.parametrize("root", ["x", "", "/a/../b"])
-def test_malformed_root(root: str) -> None:
+def test_a_malformed_root_is_refused(root: str) -> None:
     with pytest.raises(InvalidRequest):
         ZkSession.connect("127.0.0.1:1", root=root, session_timeout_ms=1000)
 

@@ -164,7 +164,7 @@ def test_damaged_and_missing_parts(zk_cluster: StormClusterState) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 10_000_000])
-def test_a_forged_head(zk_cluster: StormClusterState, count: int) -> None:
+def test_a_forged_head_is_corrupt(zk_cluster: StormClusterState, count: int) -> None:
     head = b'{"v":1,"generation":"g","count":%d,"size":5,"sha256":"0"}' % count
     zk_cluster.state.set_data(paths.assignment("t"), head)
     with pytest.raises(Corrupt):

@@ -220,7 +220,7 @@ def test_concurrent_updates_lose_nothing(zk_cluster: StormOperations, other: Sto
     assert len(found.executors) == 20
 
 
-def test_fenced_writes(zk_cluster: StormOperations) -> None:
+def test_writes_of_another_epoch_are_fenced(zk_cluster: StormOperations) -> None:
     zk_cluster.activate_storm("s", base("n"), epoch=0)
     for write in (
         lambda: zk_cluster.activate_storm("s", base("m"), epoch=4),
@@ -375,7 +375,7 @@ def test_a_callback_without_arguments_serves_for_a_path_too(
     assert event.wait(30)
 
 
-def test_unknown_subtrees(zk_cluster: StormOperations) -> None:
+def test_an_event_of_an_unknown_subtree_is_an_error(zk_cluster: StormOperations) -> None:
     with pytest.raises(UnknownSubtree):
         zk_cluster.dispatch("data-changed", "/strange/node")
     with pytest.raises(UnknownSubtree):

@@ -117,7 +117,7 @@ def test_versions_are_versions(zk_state: ZooKeeperClusterState, version: object)
         zk_state.transaction().check("/a", version)  # type: ignore[arg-type]
 
 
-def test_after_close(zk_connect: Callable[..., ZkSession]) -> None:
+def test_a_transaction_of_a_closed_session_is_unavailable(zk_connect: Callable[..., ZkSession]) -> None:
     state = ZooKeeperClusterState(zk_connect())
     transaction = state.transaction().create("/x")
     state.close()

@@ -72,7 +72,7 @@ def supervisor(count: int = 0) -> SupervisorInfo:
     return SupervisorInfo(host="h1", ports=(6900, 6901, 6902), started=1, count=count, version="0.1.0")
 
 
-def test_an_empty_cluster(zk_cluster: StormClusterState) -> None:
+def test_an_empty_cluster_has_an_empty_view(zk_cluster: StormClusterState) -> None:
     view = zk_cluster.load_view()
     assert (view.epoch, view.assignments_version) == (-1, 0)
     assert (view.supervisors, view.topologies, view.corrupt, view.held_slots) == ({}, {}, {}, frozenset())

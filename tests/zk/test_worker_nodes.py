@@ -48,7 +48,7 @@ def write(cluster: StormClusterState, record: WorkerNode, version: int) -> None:
     cluster.write_worker_node("t", *SLOT, record, assignment_version=version)
 
 
-def test_names() -> None:
+def test_a_name_is_split_at_its_last_dash_or_corrupt() -> None:
     assert parse_worker_name("a-b-6900") == ("a-b", 6900)
     for name in ("6900", "-6900", "a-", "a-x", "a"):
         with pytest.raises(Corrupt):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,6 +16,8 @@ from storm_dagster.model.records import ComponentTasks, SupervisorInfo, TaskTabl
 from storm_dagster.supervisor.log_service import LogService
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.nimbuses import Nimbuses
+from storm_rigs.rest_stage import Stage
 from storm_rigs.worker_rig import WorkerRig, free_port
 
 CODE = """
@@ -57,33 +57,10 @@ class Count(Bolt):
 """
 
 
-@dataclass
-class Stage:
-    """What runs."""
-
-    url: str
-    http: httpx.Client
-    nimbus: Any
-    rig: WorkerRig
-    cluster: StormClusterState
-    supervisor: str
-    """URL of the supervisor's HTTP service."""
-    logs: Path
-
-    @property
-    def id(self) -> str:
-        return self.rig.topology_id
-
-    def get(self, path: str, **query: Any) -> Any:
-        answer = self.http.get(f"/api/v1{path}", params=query)
-        assert answer.status_code == 200, answer.text
-        return answer.json()
-
-
 @pytest.fixture(scope="module")
 def stage(
     zookeeper_server: str,
-    make_lasting_nimbuses: Callable[..., Any],
+    make_lasting_nimbuses: Callable[..., Nimbuses],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Stage]:
     host, _, port = zookeeper_server.rpartition(":")

@@ -17,6 +17,8 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
+from storm_rigs.rest_stage import Stage
+
 load_all_checks()
 pytestmark = [pytest.mark.zookeeper, pytest.mark.fuzz, pytest.mark.timeout(300)]
 
@@ -82,7 +84,7 @@ def ask_many(strategy: Any, base_url: str, known: dict[str, Any], harmless: bool
     return asked
 
 
-def test_nimbus_withstands_made_up_requests(stage: Any) -> None:
+def test_nimbus_withstands_made_up_requests(stage: Stage) -> None:
     document = stage.http.get("/openapi.json").json()
     known = {"id": stage.id, "name": "wc", "component": "split", "key": f"{stage.id}-stormconf.ser"}
     sent = fuzz(document, stage.url, known)
@@ -92,6 +94,6 @@ def test_nimbus_withstands_made_up_requests(stage: Any) -> None:
     assert stage.get(f"/topology/{stage.id}")["id"] == stage.id
 
 
-def test_a_supervisor_withstands_made_up_requests(stage: Any) -> None:
+def test_a_supervisor_withstands_made_up_requests(stage: Stage) -> None:
     document = httpx.get(f"{stage.supervisor}/openapi.json", trust_env=False, timeout=20).json()
     assert len(fuzz(document, stage.supervisor, {})) >= len(document["paths"])

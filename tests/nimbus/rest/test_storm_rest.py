@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -12,6 +11,7 @@ import pytest
 
 from storm_dagster.nimbus.http.storm.formats import pretty_secs
 from storm_dagster.testing.cluster import run_cli
+from storm_rigs.rest_stage import Stage
 
 pytestmark = pytest.mark.zookeeper
 
@@ -30,7 +30,7 @@ def test_uptimes_as_storm_writes_them() -> None:
     assert {secs: pretty_secs(secs) for secs in expected} == expected
 
 
-def test_the_cluster(stage: Any) -> None:
+def test_the_cluster_is_summed_up_as_storm_does(stage: Stage) -> None:
     summary = stage.get("/cluster/summary")
     assert (summary["supervisors"], summary["topologies"], summary["tasksTotal"]) == (1, 1, 6)
     assert (summary["slotsTotal"], summary["slotsUsed"], summary["slotsFree"]) == (3, 2, 1)
@@ -50,7 +50,7 @@ def test_the_cluster(stage: Any) -> None:
     assert (owner["totalTopologies"], owner["totalTasks"], owner["memoryGuarantee"]) == (1, 6, "N/A")
 
 
-def test_a_topology(stage: Any) -> None:
+def test_the_page_of_a_topology_has_storms_figures(stage: Stage) -> None:
     (row,) = stage.get("/topology/summary")["topologies"]
     assert (row["id"], row["name"], row["status"], row["replicationCount"]) == (stage.id, "wc", "ACTIVE", 1)
     assert (row["tasksTotal"], row["workersTotal"], row["executorsTotal"]) == (6, 2, 6)
@@ -87,7 +87,7 @@ def test_a_topology(stage: Any) -> None:
     assert log.status_code == 200 and f"log of {page['workers'][0]['port']}" in log.text
 
 
-def test_a_component(stage: Any) -> None:
+def test_the_page_of_a_component_has_its_streams_executors_and_errors(stage: Stage) -> None:
     spout = stage.get(f"/topology/{stage.id}/component/lines")
     assert spout["componentType"] == "spout" and len(spout["spoutSummary"]) == 4
     (output,) = spout["outputStats"]
@@ -107,7 +107,7 @@ def test_a_component(stage: Any) -> None:
     assert errors["component"] == "count/all"
 
 
-def test_metrics_lag_and_graph(stage: Any) -> None:
+def test_metrics_lag_and_graph_name_every_component(stage: Stage) -> None:
     metrics = stage.get(f"/topology/{stage.id}/metrics")
     (spout,) = metrics["spouts"]
     assert spout["emitted"][0]["stream_id"] == "default"
@@ -123,7 +123,7 @@ def test_metrics_lag_and_graph(stage: Any) -> None:
     assert table == [[{":stream": "default", ":sani-stream": "default", ":checked": True}]]
 
 
-def test_stacks_of_a_worker(stage: Any) -> None:
+def test_stacks_of_a_worker_come_as_json_and_as_text(stage: Stage) -> None:
     port = stage.get(f"/topology-workers/{stage.id}")["hostPortList"][0]["port"]
     answer = stage.get(f"/topology/{stage.id}/profiling/dumpjstack/127.0.0.1:{port}")
     assert answer["status"] == "ok" and any("worker/runtime/loop.py" in "".join(s) for s in answer["stacks"].values())
@@ -133,7 +133,7 @@ def test_stacks_of_a_worker(stage: Any) -> None:
     assert stage.get(f"/topology/{stage.id}/profiling/dumpheap/127.0.0.1:{port}")["status"] == "disabled"
 
 
-def test_errors_have_storms_form(stage: Any) -> None:
+def test_errors_have_storms_form(stage: Stage) -> None:
     for method, path, status, kind in (
         ("GET", "/topology/none-1-1", 404, "NotAlive"),
         ("GET", f"/topology/{stage.id}/component/none", 404, "KeyNotFound"),
@@ -171,7 +171,7 @@ def test_errors_have_storms_form(stage: Any) -> None:
         ({"Sec-Fetch-Site": "same-origin", "Origin": "SELF"}, True),
     ],
 )
-def test_another_sites_page_changes_nothing(stage: Any, headers: dict[str, str], allowed: bool) -> None:
+def test_another_sites_page_changes_nothing(stage: Stage, headers: dict[str, str], allowed: bool) -> None:
     sent = {name: stage.url if value == "SELF" else value for name, value in headers.items()}
     answer = stage.http.post("/api/v1/topology/none-1-1/kill/0", headers=sent)
     # An allowed request gets as far as the topology, which does not exist.
@@ -179,7 +179,7 @@ def test_another_sites_page_changes_nothing(stage: Any, headers: dict[str, str],
     assert not [name for name in answer.headers if name.startswith("access-control-")]
 
 
-def test_a_link_from_elsewhere_may_be_followed_but_not_embedded(stage: Any) -> None:
+def test_a_link_from_elsewhere_may_be_followed_but_not_embedded(stage: Stage) -> None:
     followed = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
     assert stage.http.get("/api/v1/cluster/summary", headers=followed).status_code == 200
     embedded = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
@@ -188,7 +188,7 @@ def test_a_link_from_elsewhere_may_be_followed_but_not_embedded(stage: Any) -> N
     assert jsonp.headers["content-type"] == "application/json" and "steal" not in jsonp.text
 
 
-def test_actions_without_dagster_are_the_leaders(stage: Any) -> None:
+def test_actions_without_dagster_are_the_leaders(stage: Stage) -> None:
     answer = stage.http.post(f"/api/v1/topology/{stage.id}/deactivate")
     assert answer.status_code == 200, answer.text
     assert answer.json() == {
@@ -204,7 +204,7 @@ def test_actions_without_dagster_are_the_leaders(stage: Any) -> None:
     assert rebalance.status_code == 503 and "Dagster" in rebalance.json()["errorMessage"]
 
 
-def test_prometheus(stage: Any) -> None:
+def test_prometheus_gets_figures_of_topologies_and_slots(stage: Stage) -> None:
     text = stage.http.get("/metrics").text
     assert 'storm_topology_emitted_total{topology="wc"}' in text
     acked = re.search(r'storm_topology_acked_total\{topology="wc"\} ([0-9.e+]+)', text)
@@ -214,7 +214,7 @@ def test_prometheus(stage: Any) -> None:
     assert 'storm_topology_workers{topology="wc"} 2.0' in text
 
 
-def test_a_supervisors_routes(stage: Any) -> None:
+def test_a_supervisor_serves_health_workers_conf_and_logs(stage: Stage) -> None:
     with httpx.Client(base_url=stage.supervisor, timeout=20, trust_env=False) as http:
         assert http.get("/healthz").json()["id"] == "s1"
         assert http.get("/v1/workers").json() == {"workers": []}
@@ -228,7 +228,7 @@ def test_a_supervisors_routes(stage: Any) -> None:
         assert http.get("/openapi.json").json()["info"]["title"] == "storm_dagster supervisor"
 
 
-def test_logs_of_another_host_come_from_its_supervisor(stage: Any, tmp_path: Path) -> None:
+def test_logs_of_another_host_come_from_its_supervisor(stage: Stage, tmp_path: Path) -> None:
     ports = [pair["port"] for pair in stage.get(f"/topology-workers/{stage.id}")["hostPortList"]]
     seeds = f"nimbus.seeds=[{stage.url.removeprefix('http://')}]"
     # This machine goes by another name than the workers' host.

@@ -6,29 +6,29 @@ import hashlib
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import psutil
 import pytest
 
 from storm_dagster.testing.waiting import eventually
+from storm_rigs.nimbuses import Nimbuses, RunningNimbus
 
 pytestmark = pytest.mark.zookeeper
 
 
 @pytest.fixture
-def nimbus(nimbuses: Any) -> Any:
+def nimbus(nimbuses: Nimbuses) -> RunningNimbus:
     return nimbuses.start(nimbus__upload__max__bytes=5_000_000).await_leading()
 
 
 @pytest.fixture
-def http(nimbus: Any) -> Iterator[httpx.Client]:
+def http(nimbus: RunningNimbus) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=nimbus.url, timeout=20, trust_env=False) as client:
         yield client
 
 
-def connect(nimbus: Any) -> socket.socket:
+def connect(nimbus: RunningNimbus) -> socket.socket:
     host, _, port = nimbus.url.removeprefix("http://").rpartition(":")
     return socket.create_connection((host, int(port)), timeout=30)
 
@@ -55,7 +55,7 @@ def test_a_finished_upload_takes_nothing_more(http: httpx.Client) -> None:
     assert http.post(f"/v1/uploads/{handle}/finish").json() == finished.json(), "the end may be repeated"
 
 
-def test_an_upload_cancelled_on_its_way_leaves_nothing(http: httpx.Client, nimbus: Any) -> None:
+def test_an_upload_cancelled_on_its_way_leaves_nothing(http: httpx.Client, nimbus: RunningNimbus) -> None:
     handle = http.post("/v1/uploads").json()["handle"]
     assert http.put(f"/v1/uploads/{handle}/conf", content=b"{}").status_code == 201
     with connect(nimbus) as link:
@@ -87,7 +87,7 @@ def test_handles_are_nimbus_own_words(http: httpx.Client) -> None:
     assert http.get(f"/v1/uploads/{handle}/conf").status_code == 404
 
 
-def test_bodies_that_are_cut_or_too_large(http: httpx.Client, nimbus: Any) -> None:
+def test_bodies_that_are_cut_or_too_large(http: httpx.Client, nimbus: RunningNimbus) -> None:
     with connect(nimbus) as link:
         link.sendall(b"PUT /v1/blobs/cut HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\nabc")
     assert http.put("/v1/blobs/large", content=b"x" * 5_000_001).status_code == 400
@@ -114,7 +114,7 @@ GARBAGE = [
 ]
 
 
-def test_garbage_and_endless_heads_cost_nothing(http: httpx.Client, nimbus: Any) -> None:
+def test_garbage_and_endless_heads_cost_nothing(http: httpx.Client, nimbus: RunningNimbus) -> None:
     http.get("/healthz")
     before = psutil.Process().memory_info().rss
     for sent in GARBAGE:
@@ -133,7 +133,9 @@ def test_garbage_and_endless_heads_cost_nothing(http: httpx.Client, nimbus: Any)
     assert "x" not in held(http)
 
 
-def test_silent_connections_are_dropped_and_others_are_served(nimbuses: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_connections_are_dropped_and_others_are_served(
+    nimbuses: Nimbuses, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("storm_dagster.http.server._HEAD_SECS", 2.0)
     nimbus = nimbuses.start().await_leading()
     silent = [connect(nimbus) for _ in range(200)]
@@ -163,7 +165,7 @@ def test_silent_connections_are_dropped_and_others_are_served(nimbuses: Any, mon
             link.close()
 
 
-def test_slow_readers_hold_up_nobody(http: httpx.Client, nimbuses: Any) -> None:
+def test_slow_readers_hold_up_nobody(http: httpx.Client, nimbuses: Nimbuses) -> None:
     nimbus = nimbuses.start("n7", nimbus__file__copy__expiration__secs=2).await_serving()
     big = os.urandom(4_000_000)
     assert http.put("/v1/blobs/big", content=big).status_code == 201
@@ -185,7 +187,7 @@ def test_slow_readers_hold_up_nobody(http: httpx.Client, nimbuses: Any) -> None:
     assert nimbus.get("/healthz").status_code == 200
 
 
-def test_followers_name_the_leader_and_still_answer_reads(nimbuses: Any, nimbus: Any) -> None:
+def test_followers_name_the_leader_and_still_answer_reads(nimbuses: Nimbuses, nimbus: RunningNimbus) -> None:
     follower = nimbuses.start("n2").await_serving()
     eventually(lambda: follower.health()["leader_http"] == nimbus.url, what="the follower's view of the leader")
     with httpx.Client(base_url=follower.url, timeout=20, trust_env=False) as http:

@@ -36,8 +36,6 @@ from storm_dagster.operations.live.log_levels import keep_log_levels, level_chan
 from storm_dagster.operations.submit import submission
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["Actor", "finish_due", "log_level", "reassign", "submit", "upgrade"]
-
 _PATIENCE_SECS = 60.0
 _forking = multiprocessing.get_context("forkserver")
 _forking.set_forkserver_preload([__name__])

@@ -6,8 +6,6 @@ import io
 import zipfile
 from collections.abc import Iterable
 
-__all__ = ["pack_archive"]
-
 _DATE = (2020, 1, 1, 0, 0, 0)
 
 

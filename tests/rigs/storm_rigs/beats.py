@@ -6,8 +6,6 @@ from storm_dagster.model import paths
 from storm_dagster.model.records import TaskBeats, decode_record
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["read_beats"]
-
 
 def read_beats(cluster: StormClusterState, topology_id: str) -> TaskBeats | None:
     """``/taskbeats/<id>``; ``None`` without one."""

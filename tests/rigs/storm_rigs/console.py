@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ANYTHING", "SILENT", "ConsoleCommand", "console_commands", "difference", "normalize"]
-
 ANYTHING = "..."
 """A line of a document that stands for any number of lines, none included."""
 

@@ -37,8 +37,6 @@ from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_rigs.acting import submit as submit_stages
 from storm_rigs.ensemble import free_ports
 
-__all__ = ["Daemons"]
-
 
 class Daemons:
     """``nimbuses`` (n1, n2 ...) and ``supervisors`` (s1, s2 ...) as processes; a context manager that ends them all.

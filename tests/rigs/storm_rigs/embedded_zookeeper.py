@@ -12,8 +12,6 @@ from pathlib import Path
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.zk.embedded import server_answers, zookeeper_command
 
-__all__ = ["EmbeddedZooKeeper"]
-
 
 def _bind(host: str, port: int) -> int:
     """The port, or a free one for 0, after having bound it for a moment."""

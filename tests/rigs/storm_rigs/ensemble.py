@@ -19,8 +19,6 @@ from storm_dagster.model.errors import Unavailable
 from storm_dagster.testing.waiting import eventually
 from storm_dagster.zk.ensemble import Member, ensemble_command
 
-__all__ = ["ZooKeeperEnsemble", "free_ports", "server_mode"]
-
 
 def free_ports(number: int, host: str = "127.0.0.1") -> list[int]:
     """That many different free ports, held together for a moment so that none comes twice."""

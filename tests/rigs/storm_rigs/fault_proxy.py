@@ -16,8 +16,6 @@ from collections.abc import Callable
 
 from storm_dagster.model.errors import Unavailable
 
-__all__ = ["FaultProxy"]
-
 _CHUNK = 1 << 16
 
 

@@ -23,8 +23,6 @@ import psutil
 from storm_dagster.model.java import java_command
 from storm_dagster.zk.embedded import zookeeper_jars
 
-__all__ = ["Host", "Hosts"]
-
 _FOLDERS = ("etc", "var/lib", "srv")
 _SCP = """#!/bin/bash
 # scp -p FILE storm@HOST:PATH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -16,30 +16,23 @@ from storm_dagster.operations.live.log_levels import keep_log_levels, level_chan
 from storm_dagster.operations.live.rebalance import rebalance
 from storm_dagster.zk.cluster_state import ClusterState
 from storm_dagster.zk.storm_cluster_state import StormClusterState
+from storm_rigs.world import World
 
-__all__ = ["build", "change", "documents", "in_other_release", "seen"]
-
-_WORLD = Path(__file__).parents[2] / "operations" / "conftest.py"
 _CONF = {"topology.workers": 3, "topology.master.single.worker": True}
-_opened: dict[str, Any] = {}
 
 
 def in_other_release(step: str, conf: dict[str, Any], blobs: str) -> Any:
     """Run a step of this module on the cluster of the conf; its session stays until the process ends."""
-    if "world" not in _opened:
-        spec = importlib.util.spec_from_file_location("operations_world", _WORLD)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        _opened["module"] = module
-        # A dataclass looks for its module by name.
-        __import__("sys").modules["operations_world"] = module
-        spec.loader.exec_module(module)
-        cluster = StormClusterState.open(conf, create_root=True)
-        _opened["world"] = module.World(cluster, LocalBlobStore(Path(blobs)), conf)
-    return globals()[step](_opened["world"])
+    return globals()[step](_world(json.dumps(conf), blobs))
 
 
-def build(world: Any) -> None:
+@functools.cache
+def _world(conf: str, blobs: str) -> World:
+    values = json.loads(conf)
+    return World(StormClusterState.open(values, create_root=True), LocalBlobStore(Path(blobs)), values)
+
+
+def build(world: World) -> None:
     """A leader, two supervisors and a topology with everything that it leaves in ZooKeeper."""
     world.lead()
     for supervisor in ("s1", "s2"):
@@ -53,10 +46,11 @@ def build(world: Any) -> None:
     LeaderOutbox().add(world.context(), "wc", "d")
 
 
-def change(world: Any) -> None:
+def change(world: World) -> None:
     """Change all that the leader and the topology master read and write again."""
     ctx = world.context()
-    (topology,) = world.cluster.load_view().topologies.values()
+    topology = world.named()
+    assert topology.assignment_at is not None
     world.cluster.register_metrics(
         topology.id, 0.1, ["count:words", "count:lines"], assignment_version=topology.assignment_at.version
     )
@@ -70,22 +64,21 @@ def change(world: Any) -> None:
     rebalance(ctx, "wc", executors={"split": 4}, wait_secs=0)
 
 
-def seen(world: Any) -> dict[str, Any]:
+def seen(world: World) -> dict[str, Any]:
     """The cluster as this process's release reads it."""
-    view = world.cluster.load_view()
+    view, unreported = world.cluster.load_view(), world.cluster.state.get_data(paths.UNREPORTED)
+    assert unreported is not None
     return {
         "corrupt": view.corrupt,
         "supervisors": {key: list(info.ports) for key, info in sorted(view.supervisors.items())},
         "hosts": sorted(view.blacklist),
-        "deeds": [
-            event["description"] for event in json.loads(world.cluster.state.get_data(paths.UNREPORTED))["deeds"]
-        ],
+        "deeds": [event["description"] for event in json.loads(unreported)["deeds"]],
         "topologies": {
             topology.base.name: {
                 "status": topology.base.status,
                 "executors": topology.base.executors,
-                "tasks": topology.tasks.components["split"].tasks,
-                "assigned": sorted(topology.assignment.task_slots()),
+                "tasks": world.tasks(topology.base.name).components["split"].tasks,
+                "assigned": sorted(world.assignment(topology.base.name).task_slots()),
                 "workers": len(topology.live_workers),
                 "errors": [error.error for error in world.cluster.errors_by_component(topology.id)["split"]],
                 "loggers": sorted(world.cluster.read_log_levels(topology.id).loggers),

@@ -17,8 +17,6 @@ import sys
 
 from storm_dagster.model.errors import Unavailable
 
-__all__ = ["Network", "missing_requirement"]
-
 
 def missing_requirement() -> str | None:
     """Reason why no network namespace can be made here; ``None`` when one can."""

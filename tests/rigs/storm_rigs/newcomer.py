@@ -11,12 +11,10 @@ from typing import Any
 import dagster as dg
 import yaml
 
-__all__ = ["CODE", "PACKAGE", "NewcomerProject", "inventory"]
-
-ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[3]
 PACKAGE = "newcomer_shop"
-CODE = (ROOT / "examples" / "wordcount.py").read_text(encoding="utf-8")
-THREE_LINES = """
+CODE = (_ROOT / "examples" / "wordcount.py").read_text(encoding="utf-8")
+_THREE_LINES = """
 from pathlib import Path
 from storm_dagster import build_storm_defs
 defs = dg.Definitions.merge(
@@ -29,7 +27,7 @@ class NewcomerProject:
     """Copy of the project in ``root``."""
 
     def __init__(self, root: Path) -> None:
-        shutil.copytree(ROOT / "tests" / "dagster" / "newcomer_project", root)
+        shutil.copytree(_ROOT / "tests" / "dagster" / "newcomer_project", root)
         self.root = root
         self._module = root / PACKAGE / "definitions.py"
         self._stock = self._module.read_text(encoding="utf-8")
@@ -42,7 +40,7 @@ class NewcomerProject:
         declared = {"name": "clicks", "target": "clicks.py", "home": str(home), **attributes}
         document = {"type": "storm_dagster.StormTopologyComponent", "attributes": declared}
         (self._place / "defs.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
-        self._module.write_text(self._stock + THREE_LINES.format(home=str(home)), encoding="utf-8")
+        self._module.write_text(self._stock + _THREE_LINES.format(home=str(home)), encoding="utf-8")
 
     def remove_storm(self) -> None:
         """Restore the files as they were."""

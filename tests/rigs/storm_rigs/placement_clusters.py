@@ -15,8 +15,6 @@ from storm_dagster.model.placement import (
     UserWorker,
 )
 
-__all__ = ["generated_batch", "small_topology", "supervisor"]
-
 
 def supervisor(number: int, ports: Sequence[int], used: Sequence[int] = (), **more: Any) -> SupervisorSlots:
     """Supervisor ``s<number>`` on host ``h<number>``."""

@@ -13,9 +13,7 @@ from storm_dagster.model.placement import (
 )
 from storm_dagster.model.placement_reasons import MASTER_ALONE_FROM
 
-__all__ = ["placement_faults"]
-
-Slot = tuple[str, int]
+_Slot = tuple[str, int]
 
 
 def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str]:
@@ -31,7 +29,7 @@ def placement_faults(batch: PlacementBatch, result: PlacementResult) -> list[str
         faults.append(f"topologies were not served by priority and name: {order}")
         return faults
     by_name = {topology.name: topology for topology in batch.topologies}
-    owners: dict[Slot, str] = {}
+    owners: dict[_Slot, str] = {}
     for topology in batch.topologies:
         placement = result.placement(topology.name)
         # What a failed event leaves as it is still holds its slots.

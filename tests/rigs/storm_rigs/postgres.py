@@ -13,8 +13,6 @@ from pathlib import Path
 from storm_dagster.testing.waiting import eventually
 from storm_rigs.ensemble import free_ports
 
-__all__ = ["PostgresServer"]
-
 
 def _package_folder() -> Path:
     """Folder of the server's programs; importing the package would write a lock file for each user."""

@@ -22,8 +22,6 @@ from typing import Any
 import storm_dagster
 from storm_dagster.model.records import Record, decode_record, encode_record
 
-__all__ = ["ADDED", "OtherRelease", "changed_fields", "copy_release", "example", "modify", "record_names"]
-
 ADDED = "zz_added"
 """The field that the copy adds. It has a default: what it writes shows it, what this release writes lacks it."""
 

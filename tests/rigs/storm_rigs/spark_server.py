@@ -12,8 +12,6 @@ from pathlib import Path
 from storm_dagster.model.errors import Unavailable
 from storm_dagster.spark.server import spark_connect_command, spark_environment
 
-__all__ = ["SparkServer", "wait_until_ready"]
-
 
 def wait_until_ready(
     port: int, process: subprocess.Popen[bytes], *, host: str = "127.0.0.1", timeout_secs: float = 120.0

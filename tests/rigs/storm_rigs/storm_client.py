@@ -5,8 +5,6 @@ from __future__ import annotations
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 from storm_dagster.zk.storm_operations import StormOperations
 
-__all__ = ["as_storm"]
-
 
 def as_storm(cluster: StormClusterState) -> StormOperations:
     """Storm's operations in the session of ``cluster``; they end with it."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from storm_dagster.core.upgrade.machine import SlotRun, code_for, next_move, pick
 from storm_dagster.core.upgrade.snapshot import UpgradeSnapshot
 from storm_dagster.model.errors import NotAlive
+from storm_dagster.model.records import GrayUpgrade
 from storm_dagster.model.view import TopologyView, UpgradeState
 from storm_dagster.zk.gray_upgrades import write_move, write_pick
 from storm_dagster.zk.storm_cluster_state import StormClusterState
-
-__all__ = ["UpgradeStandIns"]
 
 
 class UpgradeStandIns:
@@ -34,6 +33,13 @@ class UpgradeStandIns:
     def state(self) -> UpgradeState:
         """The upgrade as it is."""
         return self.cluster.read_upgrade(self.id)
+
+    @property
+    def record(self) -> GrayUpgrade:
+        """What was asked for, while an upgrade is under way."""
+        found = self.state.record
+        assert found is not None, f"no upgrade of {self.id} is under way"
+        return found
 
     def pick(self) -> None:
         """Act as the topology master: pick a batch."""

@@ -31,8 +31,6 @@ from storm_dagster.model.topology import TopologySpec
 from storm_dagster.model.worker_spec import WorkerSpec
 from storm_dagster.zk.storm_cluster_state import StormClusterState
 
-__all__ = ["WorkerRig", "free_port"]
-
 
 def free_port() -> int:
     """A port that nobody listens on at this moment."""

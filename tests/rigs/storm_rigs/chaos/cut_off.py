@@ -20,8 +20,6 @@ from storm_rigs.chaos.faults import FaultContext, fault
 from storm_rigs.ensemble import free_ports
 from storm_rigs.fault_proxy import FaultProxy
 
-__all__ = ["ProxiedNimbus"]
-
 _of_home: dict[Path, ProxiedNimbus] = {}
 
 

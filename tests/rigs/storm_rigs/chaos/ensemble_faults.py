@@ -11,8 +11,6 @@ from storm_dagster.testing.cluster import LocalCluster
 from storm_rigs.chaos.faults import FaultContext, fault, followers, freeze, kill_process, leader
 from storm_rigs.ensemble import server_mode
 
-__all__ = ["has_ensemble", "server_in_mode"]
-
 
 def has_ensemble(cluster: LocalCluster) -> bool:
     """Whether its ZooKeeper has more than one server."""

@@ -17,18 +17,6 @@ import psutil
 from storm_dagster.model.run_file import RunFile
 from storm_dagster.testing.cluster import LocalCluster
 
-__all__ = [
-    "Fault",
-    "FaultContext",
-    "all_faults",
-    "fault",
-    "followers",
-    "freeze",
-    "frozen_tree",
-    "kill_process",
-    "leader",
-]
-
 
 @dataclass(frozen=True)
 class FaultContext:
@@ -44,7 +32,7 @@ class FaultContext:
         return self.random.choice(sorted(found, key=lambda record: (record.role, record.id))) if found else None
 
 
-Inject = Callable[[FaultContext], AbstractContextManager[str | None]]
+_Inject = Callable[[FaultContext], AbstractContextManager[str | None]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +41,7 @@ class Fault:
     exit; it yields what was hit, or ``None`` when there was nothing to hit."""
 
     name: str
-    inject: Inject
+    inject: _Inject
     needs: Callable[[LocalCluster], bool] = lambda cluster: True
     """Whether the cluster is one that this can be done to (a follower, an ensemble...)."""
 
@@ -63,10 +51,10 @@ _registered: dict[str, Fault] = {}
 
 def fault(
     name: str, needs: Callable[[LocalCluster], bool] | None = None
-) -> Callable[[Callable[[FaultContext], Iterator[str | None]]], Inject]:
+) -> Callable[[Callable[[FaultContext], Iterator[str | None]]], _Inject]:
     """Register a generator function as a fault; :class:`ValueError` when the name is taken."""
 
-    def register(function: Callable[[FaultContext], Iterator[str | None]]) -> Inject:
+    def register(function: Callable[[FaultContext], Iterator[str | None]]) -> _Inject:
         if name in _registered:
             raise ValueError(f"fault {name!r} is registered already: give it a name of its own")
         inject = contextmanager(function)

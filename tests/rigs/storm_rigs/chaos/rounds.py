@@ -25,9 +25,7 @@ from storm_rigs.chaos import ensemble_faults as ensemble_faults
 from storm_rigs.chaos.faults import Fault, FaultContext, all_faults
 from storm_rigs.chaos.workload import WordCount
 
-__all__ = ["ChaosReport", "ChaosRun"]
-
-Log = Callable[[str], None]
+_Log = Callable[[str], None]
 
 _TYPED_EXITS = frozenset({0, 2, 3, 4, 5})
 """Exit codes of results and typed errors; 1 is an unexpected error and 6 damage."""
@@ -87,7 +85,7 @@ class ChaosRun:
         workload: WordCount,
         *,
         seed: int,
-        log: Log,
+        log: _Log,
         faults: Mapping[str, Fault] | None = None,
         faults_per_round: int = 4,
     ) -> None:

@@ -11,8 +11,6 @@ from pathlib import Path
 from storm_dagster.api.state import TaskState
 from storm_dagster.testing.cluster import LocalCluster
 
-__all__ = ["WordCount", "task_states"]
-
 
 def task_states(cluster: LocalCluster, name: str, component: str) -> Iterator[TaskState]:
     """Saved state of each task of the component on this machine, one after the other; closed behind the reader."""

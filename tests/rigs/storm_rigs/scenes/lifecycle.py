@@ -1,0 +1,139 @@
+"""Scenes of topologies that come, change and go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from storm_dagster.model.names import jar_key
+from storm_dagster.operations.live import lifecycle
+from storm_rigs.acting import submit
+from storm_rigs.archives import pack_archive
+from storm_rigs.scenes.scene import Scene, due, gone, is_active
+from storm_rigs.world import World
+
+_LIFECYCLE = lifecycle.__name__
+
+
+def submission(world: World) -> Scene:
+    """A submission whose parts are uploaded."""
+    arguments = {"name": "wc", "token": "t", "handle": world.upload("h", conf={"topology.workers": 2})}
+
+    def completed() -> None:
+        topology = world.named()
+        assert (topology.base.status, topology.base.token) == ("ACTIVE", "t")
+        assert len(world.assignment().workers) == 2
+
+    return Scene(
+        world,
+        "storm_rigs.acting:submit",
+        arguments,
+        again=lambda ctx: submit(ctx, **arguments),
+        begun=lambda: world.find() is not None,
+        completed=completed,
+        undone=lambda: _nothing(world),
+    )
+
+
+def _nothing(world: World) -> None:
+    """Assert that there is no topology, and no blob besides uploads."""
+    assert not world.cluster.load_view().topologies
+    assert [key for key in world.blobs.keys("") if not key.startswith("upload.")] == []
+
+
+def due_activation(world: World) -> Scene:
+    """A published topology that nobody activated."""
+    scene = submission(world)
+    with scene.act() as actor:
+        assert actor.run_to("after.publish")
+        actor.kill()
+    return due(scene)
+
+
+def killing(world: World) -> Scene:
+    """A kill without delay."""
+    topology_id = world.submit("wc", "t", conf={"topology.workers": 2})
+    world.cluster.report_error(topology_id, 1, "boom", time=1)
+
+    def begun() -> bool:
+        topology = world.find()
+        return topology is None or topology.base.status == "KILLED"
+
+    return Scene(
+        world,
+        f"{_LIFECYCLE}:kill",
+        {"name": "wc", "wait_secs": 0},
+        again=lambda ctx: lifecycle.kill(ctx, "wc", 0),
+        begun=begun,
+        completed=lambda: gone(world, topology_id),
+        undone=lambda: is_active(world, topology_id),
+    )
+
+
+def due_removal(world: World) -> Scene:
+    """A killed topology whose delay passes."""
+    scene = killing(world)
+    lifecycle.kill(world.context(), "wc", 5)
+    return due(scene)
+
+
+def turning(event: str) -> Callable[[World], Scene]:
+    """Makes the scene of ``activate`` or ``deactivate``."""
+
+    def scene(world: World) -> Scene:
+        world.submit("wc", "t", inactive=event == "activate")
+        wanted, before = ("ACTIVE", "INACTIVE") if event == "activate" else ("INACTIVE", "ACTIVE")
+
+        def status(expected: str) -> None:
+            base = world.named().base
+            assert base.status == base.wanted_status == expected
+
+        return Scene(
+            world,
+            f"{_LIFECYCLE}:{event}",
+            {"name": "wc"},
+            again=lambda ctx: getattr(lifecycle, event)(ctx, "wc"),
+            begun=lambda: world.named().base.status == wanted,
+            completed=lambda: status(wanted),
+            undone=lambda: status(before),
+        )
+
+    return scene
+
+
+def _code_hash(world: World, topology_id: str) -> str:
+    return world.blobs.meta(jar_key(topology_id)).sha256
+
+
+def replacing(verb: str) -> Callable[[World], Scene]:
+    """Makes the scene of ``restart`` or ``update``."""
+
+    def scene(world: World) -> Scene:
+        old = world.submit("wc", "t", conf={"topology.workers": 2})
+        old_code = _code_hash(world, old)
+        options: dict[str, Any] = {"token": "next"}
+        if verb == "update":
+            options["handle"] = world.upload("h2", conf={"topology.workers": 2}, archive=pack_archive("newer archive"))
+
+        def completed() -> None:
+            new = world.named()
+            assert new.id != old
+            is_active(world, new.id)
+            assert (_code_hash(world, new.id) == old_code) == (verb == "restart")
+            gone(world, old)
+
+        def undone() -> None:
+            is_active(world, old)
+            assert _code_hash(world, old) == old_code
+
+        return Scene(
+            world,
+            f"{_LIFECYCLE}:{verb}",
+            {"name": "wc", **options},
+            again=lambda ctx: getattr(lifecycle, verb)(ctx, "wc", **options),
+            begun=lambda: world.named().id != old,
+            completed=completed,
+            undone=undone,
+        )
+
+    return scene
