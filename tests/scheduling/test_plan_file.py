@@ -179,7 +179,7 @@ def test_local_cluster_mode() -> None:
         ({"conf": {"topology.workers": 0}}, {}, "topology.workers must be at least 1"),
         ({"conf": {"topology.scheduler.strategy": "best"}}, {}, "must be one of balanced, even"),
         ({}, {"conf": {"nimbus.seed": []}}, "did you mean 'nimbus.seeds'?"),
-        ({"evnt": "new"}, {}, "topologies[0].evnt: there is no such key here, only bolts, conf, dead, event"),
+        ({"evnt": "new"}, {}, "topologies[0].evnt: unknown key: use one of bolts, conf, dead, event"),
         ({"event": "other"}, {}, "topologies[0].event: "),
         ({"name": "a b"}, {}, "may hold only letters"),
         ({"spouts": {}, "bolts": {"b": {"inputs": ["b"]}}}, {}, "topologies[0]: topology 'wc' has no spout"),

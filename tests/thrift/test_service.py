@@ -195,7 +195,7 @@ def test_what_is_wrong_is_said_before_anything_is_stored(nimbus, tmp_path: Path)
     ))}  # fmt: skip
     cases = [
         ("a/b", location, "{}", topology(), "letters, digits"),
-        ("x", location, "{", topology(), "no JSON"),
+        ("x", location, "{", topology(), "not valid JSON"),
         ("x", location, "[]", topology(), "must be a JSON object"),
         ("x", location, json.dumps({"topology.workers": "many"}), topology(), "topology.workers"),
         ("x", location, "{}", no_spout, "no spout"),
