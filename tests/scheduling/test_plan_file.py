@@ -203,7 +203,7 @@ def test_local_cluster_mode() -> None:
             {},
             "topologies[0].spouts: the topology has no task",
         ),
-        ({"event": "monitor", "dead": [1, 99]}, {}, "topologies[0].dead[1]: there is no task 99"),
+        ({"event": "monitor", "dead": [1, 99]}, {}, "topologies[0].dead[1]: task 99 does not exist"),
         ({"event": "monitor", "unstopped": [0]}, {}, "topologies[0].unstopped[0]"),
         ({"bolts": {"__b": {"inputs": ["lines"]}}}, {}, "starts with '__'"),
         ({"tasks": {"nobody": [1]}}, {}, "topologies[0].tasks.nobody: component 'nobody' has no tasks"),
@@ -253,7 +253,7 @@ def test_local_cluster_mode() -> None:
         (
             {},
             {"supervisors": [{"id": "s1", "ports": [1], "prots": []}]},
-            "supervisors[0].prots: there is no such",
+            "supervisors[0].prots: unknown key: use one of",
         ),
         ({}, {"supervisors": []}, "supervisors: there is none"),
         ({}, {"topologies": []}, "topologies: there is none"),
