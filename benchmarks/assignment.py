@@ -238,7 +238,7 @@ def row(
 
 
 def report(remote: str, *, quick: bool = False) -> Iterator[tuple[str, str, str]]:
-    """(figure, reference, ours) rows of the performance page, on a running server."""
+    """(metric, reference, ours) rows of the performance page, on a running server."""
     planner = planner_of(remote)
     small = many_topologies(1, 2)
     for _ in range(5):

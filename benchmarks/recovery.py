@@ -63,7 +63,7 @@ class Harm:
         return until
 
     def balance(self) -> tuple[int, int]:
-        """(lost, counted twice) since this was asked last, once everything that had been sent until now is acked.
+        """(lost, duplicates) since this was asked last, once everything that had been sent until now is acked.
 
         Numbers go on meanwhile: what failed is only sent again by a spout that is active.
         """
@@ -219,7 +219,7 @@ def report(folder: Path, *, quick: bool, conf: dict[str, Any] | None = None) -> 
 
 def _kept(operation: str, harm: Harm) -> Row:
     lost, twice = harm.balance()
-    return f"tuples lost / counted twice: {operation}", "lost 0", f"{lost} / {twice}"
+    return f"tuples lost / duplicates: {operation}", "lost 0", f"{lost} / {twice}"
 
 
 def _rows(quick: bool) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""``make bench``: the figures of the README, measured side by side in one run on a whole local cluster.
+"""``make bench``: the benchmarks, measured side by side in one run on a whole local cluster.
 
 Medians; no figure is asserted. ``make bench ARGS=--quick`` takes fewer samples.
 """
@@ -121,7 +121,7 @@ def main() -> None:
     options = parser.parse_args()
     samples, seconds = (2, 4.0) if options.quick else (7, 15.0)
     if options.only != "dataplane":
-        print("| figure | reference | ours |\n|---|---|---|", flush=True)
+        print("| metric | reference | ours |\n|---|---|---|", flush=True)
     parts: dict[str, Callable[[LocalCluster], None]] = {
         "submit": lambda cluster: measure_submit(cluster, samples),
         "throughput": lambda cluster: measure_throughput(cluster, seconds),

@@ -1,4 +1,4 @@
-"""Rows of figure, reference and our figure: printed as they are measured, and written between a document's markers."""
+"""Rows of metric, reference and our value: printed as they are measured, and written between a document's markers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 Row = tuple[str, str, str]
 """Metric, reference (others' value or the aim), our value."""
 
-HEADER = "| figure | reference | ours |\n|---|---|---|"
+HEADER = "| metric | reference | ours |\n|---|---|---|"
 
 
 def line(row: Row) -> str:

@@ -55,7 +55,7 @@ def stream_specs(outputs: Iterable[Any] | None, owner: str) -> dict[str, StreamS
     if outputs is None:
         return {}
     if isinstance(outputs, str):
-        raise InvalidTopology(f"{owner}: outputs must be a list of names or streams, got the text {outputs!r}")
+        raise InvalidTopology(f"{owner}: outputs must be a list of names or streams, got the string {outputs!r}")
     given: list[Any] = [Stream(outputs)] if isinstance(outputs, Mapping) else list(outputs)
     streams = [item for item in given if isinstance(item, Stream)]
     if given and not streams:

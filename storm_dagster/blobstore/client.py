@@ -232,6 +232,6 @@ def _error_of(response: httpx.Response, key: str | None) -> StormDagsterError:
         return error_from_document(response.json())
     except ValueError:
         return Unavailable(
-            f"{response.url} answered {response.status_code} with something that is not JSON: "
+            f"{response.url} answered {response.status_code} with something that is not valid JSON: "
             "is a nimbus listening there?"
         )

@@ -27,7 +27,7 @@ def split_holder(holder: str) -> tuple[str, int]:
     """``"nimbus-1:7800-4"`` -> ``("nimbus-1:7800", 4)``: split at the last dash (hosts may contain dashes)."""
     address, dash, number = holder.rpartition("-")
     if not dash or not address or not number.isdecimal():
-        raise Corrupt(f"{holder!r} is no blob holder of the form <host>:<port>-<number>: remove that node")
+        raise Corrupt(f"{holder!r} is not a blob holder of the form <host>:<port>-<number>: remove that node")
     return address, int(number)
 
 

@@ -88,7 +88,7 @@ def no_such_blob(key: str, where: str) -> KeyNotFound:
 def check_sha256(value: object) -> str:
     """A SHA-256 in lower-case hex, else :class:`InvalidRequest`."""
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise InvalidRequest(f"{value!r:.80} is no SHA-256 of 64 lower-case hex digits: send the archive's hash")
+        raise InvalidRequest(f"{value!r:.80} is not a SHA-256 of 64 lower-case hex digits: send the archive's hash")
     return value
 
 

@@ -19,21 +19,21 @@ from storm_dagster.model.host import needs
 
 VERBS: dict[str, tuple[str, str]] = {
     "dev": ("cluster_verbs", "Start a whole local cluster"),
-    "stop": ("cluster_verbs", "End a local cluster"),
+    "stop": ("cluster_verbs", "Stop a local cluster"),
     "status": ("cluster_verbs", "Processes, leader, supervisors and topologies"),
-    "doctor": ("doctor", "Check this machine and the cluster, and name the fixes"),
+    "doctor": ("doctor", "Check this machine and the cluster, and print fixes"),
     "submit": ("submit_verbs", "Submit a topology"),
     "jar": ("submit_verbs", "Run a program that submits topologies"),
-    "list": ("topology_verbs", "Topologies"),
+    "list": ("topology_verbs", "List topologies"),
     "show": ("topology_verbs", "One topology: tasks, slots, stats, errors"),
-    "activate": ("topology_verbs", "Resume the spouts of a topology"),
-    "deactivate": ("topology_verbs", "Stop spouts from emitting"),
-    "kill": ("topology_verbs", "End a topology"),
+    "activate": ("topology_verbs", "Start the spouts of a topology"),
+    "deactivate": ("topology_verbs", "Stop the spouts of a topology"),
+    "kill": ("topology_verbs", "Kill a topology"),
     "restart": ("topology_verbs", "Restart a topology from its own code, under a new id"),
-    "rebalance": ("topology_verbs", "Change parallelism or spread, live"),
+    "rebalance": ("topology_verbs", "Change parallelism or spread while a topology runs"),
     "update": ("upgrade_verbs", "Replace a topology's code (hot deploy)"),
     "gray-upgrade": ("upgrade_verbs", "Run new code on some workers first"),
-    "complete-upgrade": ("upgrade_verbs", "End a gray upgrade at its current state"),
+    "complete-upgrade": ("upgrade_verbs", "Complete a gray upgrade at its current state"),
     "rollback": ("upgrade_verbs", "Undo a gray upgrade"),
     "blacklist": ("operate_verbs", "Hosts that get no new work"),
     "blob": ("operate_verbs", "Blobs: list, read, store, delete"),
@@ -77,7 +77,7 @@ class _LazyGroup(click.Group):
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="storm-dagster")
 def cli() -> None:
-    """Storm's cluster system for Python teams who live in Dagster."""
+    """Run Storm topologies in Python, from Dagster."""
 
 
 def _wants_json(argv: list[str]) -> bool:

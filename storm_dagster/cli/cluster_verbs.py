@@ -56,28 +56,28 @@ _SIZE = ("supervisors", "slots", "nimbuses", "zookeepers", "ports")
 
 @verb("dev", changes=True)
 @click.option("--supervisors", type=click.IntRange(1, 50), default=2, show_default=True, help="Supervisors.")
-@click.option("--slots", type=click.IntRange(1, 200), default=4, show_default=True, help="Slots of each.")
+@click.option("--slots", type=click.IntRange(1, 200), default=4, show_default=True, help="Slots of each supervisor.")
 @click.option("--nimbuses", type=click.IntRange(1, 9), default=1, show_default=True, help="Nimbuses.")
 @click.option(
     "--zookeepers",
     type=click.Choice(["1", "3", "5"]),
     default="1",
     show_default=True,
-    help="ZooKeeper servers: of 3, one may die.",
+    help="ZooKeeper servers. Three survive the loss of one.",
 )
 @click.option(
     "--ports",
     type=click.Choice(["auto", "default"]),
     default="default",
     show_default=True,
-    help="'auto': any free ports, so that several clusters can run side by side.",
+    help="'auto' takes free ports, so several clusters can run side by side.",
 )
 @click.option(
     "--warm-runs/--no-warm-runs",
     default=True,
     help="Start Dagster's runs in forks of a loaded process. [default: warm-runs]",
 )
-@click.option("--detach", is_flag=True, help="Return when ready; `stop` ends it.")
+@click.option("--detach", is_flag=True, help="Return when ready. `stop` stops the cluster.")
 @click.option("--timeout", type=float, default=240.0, show_default=True, help="Longest wait, seconds.")
 def dev(invocation: Invocation, detach: bool, zookeepers: str, **given: Any) -> None:
     """Start a whole local cluster: ZooKeeper, Spark, nimbus, supervisors and Dagster."""
@@ -139,7 +139,7 @@ def _stop_dev(record: RunFile, seconds: float) -> None:
 
 @verb("stop", changes=True)
 def stop(invocation: Invocation) -> None:
-    """End every process of the local cluster: workers first."""
+    """Stop every process of the local cluster, workers first."""
     from storm_dagster.cli.dev.ending import end_cluster, marks_of
     from storm_dagster.cli.dev.process_table import family
 
@@ -169,7 +169,7 @@ def stop(invocation: Invocation) -> None:
             left = []
     if left:
         pids = ", ".join(str(process.pid) for process in left)
-        raise Unavailable(f"processes {pids} of the cluster in {home} could not be ended: end them by hand")
+        raise Unavailable(f"processes {pids} of the cluster in {home} could not be ended: kill them by hand")
     seconds = round(time.monotonic() - started, 3)
     if invocation.json:
         print_json({"home": str(home), "ended": len(before), "seconds": seconds})

@@ -111,7 +111,7 @@ def zookeeper(invocation: Invocation, port: int | None, host: str | None, data_d
 
 
 @verb("spark")
-@click.option("--warm-up", metavar="REMOTE", help="Run the first jobs on the server at REMOTE, and return.")
+@click.option("--warm-up", metavar="REMOTE", help="Run the first jobs on the server at REMOTE, then return.")
 def spark(invocation: Invocation, warm_up: str | None) -> None:
     """Run the embedded Spark Connect server (from pyspark's jars)."""
     from storm_dagster.spark.server import settings_of, spark_connect_command, spark_environment
@@ -166,7 +166,7 @@ def _free_port() -> int:
 
 
 @verb("nimbus")
-@click.option("--id", "nimbus_id", help="Name of its local folder. [default: made at the first start]")
+@click.option("--id", "nimbus_id", help="Name of its local folder. [default: generated at the first start]")
 def nimbus(invocation: Invocation, nimbus_id: str | None) -> int:
     """Run a nimbus."""
     from storm_dagster.nimbus.daemon import run
@@ -175,7 +175,7 @@ def nimbus(invocation: Invocation, nimbus_id: str | None) -> int:
 
 
 @verb("supervisor")
-@click.option("--id", "supervisor_id", help="Id in the cluster. [default: made at the first start]")
+@click.option("--id", "supervisor_id", help="Id in the cluster. [default: generated at the first start]")
 def supervisor(invocation: Invocation, supervisor_id: str | None) -> int:
     """Run the supervisor of this host."""
     from storm_dagster.supervisor.daemon import run
@@ -186,7 +186,7 @@ def supervisor(invocation: Invocation, supervisor_id: str | None) -> int:
 @verb("worker")
 @click.argument("spec", type=click.Path(exists=True, dir_okay=False))
 def worker(invocation: Invocation, spec: str) -> None:
-    """Run one worker from its SPEC.json; supervisors do this."""
+    """Run one worker from its SPEC.json. Supervisors call this."""
     os.execv(sys.executable, [sys.executable, "-m", "storm_dagster.worker", spec])
 
 
@@ -198,10 +198,10 @@ def worker(invocation: Invocation, spec: str) -> None:
     multiple=True,
     default=("storm_dagster.defs",),
     show_default=True,
-    help="Code location whose runs start warm, as its workspace names it; may be repeated.",
+    help="Module of a code location, as its workspace names it. May be repeated.",
 )
 def warm_runs(invocation: Invocation, modules: tuple[str, ...]) -> int:
-    """Start Dagster's runs in forks of this process, which has loaded everything.
+    """Start Dagster's runs in forks of this process, which has loaded their code.
 
     For a dagster.yaml whose run_launcher is storm_dagster.launcher.WarmRunLauncher. DAGSTER_HOME names that
     Dagster; webserver and daemon run on this machine, with the same --home as STORM_DAGSTER_HOME.

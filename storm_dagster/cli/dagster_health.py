@@ -54,7 +54,7 @@ def check_dagster(conf: Any, timeout: float = 8.0) -> Iterator[HealthResult]:
         instance: dict[str, Any] = document["data"]["instance"]
         rows: list[dict[str, Any]] = instance["daemonHealth"]["allDaemonStatuses"]
     except (KeyError, TypeError):
-        yield "broken", f"{access.url} answered {str(document)[:300]}", "look at its webserver's log"
+        yield "broken", f"{access.url} answered {str(document)[:300]}", "check its webserver's log"
         return
     error = location_problem(
         "submissions fail",

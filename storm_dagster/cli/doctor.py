@@ -203,7 +203,7 @@ def _cluster(invocation: Invocation) -> Iterator[HealthResult]:
         if invocation.conf_dir is not None:
             seeds = ", ".join(invocation.conf["nimbus.seeds"])
             remedy = (
-                f"look at the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with `storm-dagster nimbus "
+                f"check the nimbus log on the hosts of nimbus.seeds ({seeds}), start it there with `storm-dagster nimbus "
                 f"--conf-dir {invocation.conf_dir}`, or correct nimbus.seeds"
             )
         yield "broken", error.message, remedy
@@ -272,7 +272,7 @@ _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
 @click.option(
     "--invariants",
     is_flag=True,
-    help="Ask the live cluster whether its invariants I1 to I8 hold; exit 6 when one is broken.",
+    help="Check invariants I1 to I8 on the live cluster. Exits with 6 if one is violated.",
 )
 @click.option(
     "--settle",
@@ -280,10 +280,10 @@ _BY_CONF = {"ports", "ZooKeeper", "Spark", "cluster", "Dagster"}
     type=click.FloatRange(0, 600),
     default=10.0,
     show_default=True,
-    help="With --invariants: seconds for which something must stay broken to count.",
+    help="With --invariants: seconds for which a violation must last to count.",
 )
 def doctor(invocation: Invocation, invariants: bool, stable_secs: float) -> int:
-    """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk; exit 4 when something is broken."""
+    """Check system, Java, packages, conf, ports, ZooKeeper, Spark, cluster, Dagster, clock and disk. Exits with 4 on a problem."""
     if invariants:
         from storm_dagster.cli.invariants_report import report_invariants
 

@@ -62,7 +62,7 @@ class SupervisorLog:
         except httpx.HTTPError as error:
             raise OSError(f"{self._base} did not answer: {error}") from error
         if len(answer.content) < _HEAD or not answer.content[:16].isdigit():
-            raise OSError(f"{self._base} is no log service")
+            raise OSError(f"{self._base} is not a log service")
         return answer.content
 
     def size(self) -> int:

@@ -95,10 +95,10 @@ def _follow(sources: dict[str, LogSource], count: int) -> None:
 @verb("logs")
 @click.argument("name")
 @click.option("--worker", metavar="HOST:PORT", help="Only this worker.")
-@click.option("-n", "count", type=click.IntRange(0), default=50, show_default=True, help="Lines of each.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is appended.")
+@click.option("-n", "count", type=click.IntRange(0), default=50, show_default=True, help="Lines of each log.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines as they are appended.")
 def logs(invocation: Invocation, name: str, worker: str | None, count: int, follow: bool) -> None:
-    """The logs of the workers of topology NAME; those of other hosts come from their supervisors."""
+    """Print the logs of the workers of topology NAME, from all hosts."""
     options = Security.of(invocation.conf).client_options()
     with httpx.Client(timeout=10.0, **options) as http:
         rows = _workers(invocation, name, http)
@@ -132,14 +132,16 @@ def _log_row(row: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 @verb("tail")
-@click.option("-n", "count", type=click.IntRange(0), default=10, show_default=True, help="Lines of each.")
-@click.option("-f/-F", "--follow/--no-follow", default=True, help="Go on with what is appended. [default: yes]")
+@click.option("-n", "count", type=click.IntRange(0), default=10, show_default=True, help="Lines of each log.")
+@click.option(
+    "-f/-F", "--follow/--no-follow", default=True, help="Print new lines as they are appended. [default: yes]"
+)
 def tail(invocation: Invocation, count: int, follow: bool) -> None:
     """Follow the logs of all daemons of a local cluster."""
     folder = invocation.home / "logs"
     paths = sorted([*folder.glob("*.log"), *folder.glob("*.out")])
     if not paths:
-        raise InvalidRequest(f"{folder} holds no logs: start a cluster with `storm-dagster dev`")
+        raise InvalidRequest(f"{folder} has no logs: start a cluster with `storm-dagster dev`")
     if invocation.json:
         print_json({"logs": [{"log": str(path), "lines": last_lines(FileLog(path), count)} for path in paths]})
         return

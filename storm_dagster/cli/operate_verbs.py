@@ -51,26 +51,26 @@ def _change_blacklist(invocation: Invocation, hosts: tuple[str, ...], action: st
     known = {one["host"] for one in cluster["supervisors"]}
     for host in hosts:
         if action == "add" and host not in known:
-            click.echo(f"no supervisor of host {host} is registered now; it is listed all the same", err=True)
+            click.echo(f"no supervisor of host {host} is registered now; the host is listed anyway", err=True)
 
 
 @verb("add", changes=True)
 @click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
 def blacklist_add(invocation: Invocation, hosts: tuple[str, ...]) -> None:
-    """Give the supervisors of HOST no new work; what runs there stays."""
+    """Give the supervisors of HOST no new work. Its workers continue."""
     _change_blacklist(invocation, hosts, "add")
 
 
 @verb("remove", changes=True)
 @click.argument("hosts", metavar="HOST...", nargs=-1, required=True)
 def blacklist_remove(invocation: Invocation, hosts: tuple[str, ...]) -> None:
-    """Let the supervisors of HOST get work again."""
+    """Allow new work on the supervisors of HOST again."""
     _change_blacklist(invocation, hosts, "remove")
 
 
 @verb("list")
 def blacklist_list(invocation: Invocation) -> None:
-    """Hosts that get no new work."""
+    """List the hosts that get no new work."""
     with invocation.nimbus() as nimbus:
         _hosts(invocation, nimbus.get("/v1/cluster"), nimbus.get("/v1/blacklist")["hosts"])
 
@@ -93,7 +93,9 @@ def _users_key(nimbus: NimbusClient, key: str, doing: str) -> str:
             "use `storm-dagster update` or `kill`"
         )
     if topology_id is not None and doing == "stored":
-        raise InvalidRequest(f"blob {key!r} would look like a topology's, and be cleaned away: use another key")
+        raise InvalidRequest(
+            f"blob {key!r} has the form of a topology's, and the cleaner would remove it: use another key"
+        )
     if key.startswith(("staging.", "staging-of.", "upload.")):
         raise InvalidRequest(f"blob {key!r} belongs to a submission and cannot be {doing}: the cleaner removes it")
     return key
@@ -102,7 +104,7 @@ def _users_key(nimbus: NimbusClient, key: str, doing: str) -> str:
 @verb("list")
 @click.argument("prefix", default="")
 def blob_list(invocation: Invocation, prefix: str) -> None:
-    """Blobs whose key begins with PREFIX."""
+    """List the blobs whose key begins with PREFIX."""
     with invocation.nimbus() as nimbus:
         blobs = nimbus.get("/v1/blobs", **({"prefix": prefix} if prefix else {}))["blobs"]
     rows = [(blob["key"], blob["size"], blob["sha256"][:16]) for blob in blobs]
@@ -111,12 +113,12 @@ def blob_list(invocation: Invocation, prefix: str) -> None:
 
 @verb("cat")
 @click.argument("key")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to a file instead.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file instead.")
 def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
     """Write the verified content of blob KEY to standard output."""
     check_blob_key(key)
     if invocation.json and output is None:
-        raise InvalidRequest("`blob cat --json` needs -o FILE: standard output can hold one of the two")
+        raise InvalidRequest("`blob cat --json` needs -o FILE: standard output can hold the blob or the JSON, not both")
     with invocation.nimbus() as nimbus, _blobs(invocation, nimbus) as blobs, blobs.open(key) as content:
         if output is None:
             shutil.copyfileobj(content, sys.stdout.buffer)
@@ -132,7 +134,7 @@ def blob_cat(invocation: Invocation, key: str, output: Path | None) -> None:
 @click.argument("key")
 @click.argument("source", metavar="FILE", type=click.Path(allow_dash=True, dir_okay=False, path_type=Path))
 def blob_put(invocation: Invocation, key: str, source: Path) -> None:
-    """Store FILE (- for standard input) as blob KEY, replicated before this returns."""
+    """Store FILE (- for standard input) as blob KEY. Returns when the blob is replicated."""
     with invocation.nimbus() as nimbus:
         _users_key(nimbus, key, "stored")
         if str(source) != "-" and not source.is_file():
@@ -150,7 +152,7 @@ def blob_put(invocation: Invocation, key: str, source: Path) -> None:
 @verb("delete", changes=True)
 @click.argument("key")
 def blob_delete(invocation: Invocation, key: str) -> None:
-    """Delete blob KEY everywhere."""
+    """Delete blob KEY from all nimbuses."""
     with invocation.nimbus() as nimbus:
         _users_key(nimbus, key, "deleted")
         with _blobs(invocation, nimbus) as blobs:

@@ -131,7 +131,7 @@ def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Call
             return function(invocation, **rest)
 
         options = [
-            click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output."),
+            click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output."),
             click.option(
                 "--home",
                 metavar="DIR",
@@ -145,7 +145,7 @@ def verb(name: str, *, changes: bool = False, **settings: Any) -> Callable[[Call
         ]
         if changes:
             options += [
-                click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing."),
+                click.option("--dry-run", is_flag=True, help="Show the effect without changing anything."),
                 click.option("--wait/--no-wait", default=True, help="Wait for the effect. [default: wait]"),
             ]
         wrapped: Any = call

@@ -23,7 +23,7 @@ from storm_dagster.model.security import public_conf
 @verb("conf")
 @click.argument("key", required=False)
 def conf(invocation: Invocation, key: str | None) -> None:
-    """The merged cluster conf, or one KEY of it: value, origin, meaning."""
+    """Show the merged cluster conf, or one KEY of it: value, origin, meaning."""
     merged = invocation.conf
     if key is not None and key not in merged.values:
         raise InvalidRequest(f"conf key {key!r} is not set and not known: see `storm-dagster conf`")
@@ -57,7 +57,7 @@ def _show_part(
 
 @verb("supervisors")
 def supervisors(invocation: Invocation) -> None:
-    """Supervisors, their slots and what is used of them."""
+    """List the supervisors with their slots and used slots."""
     _show_part(
         invocation,
         "supervisors",
@@ -74,7 +74,7 @@ def supervisors(invocation: Invocation) -> None:
 
 @verb("nimbuses")
 def nimbuses(invocation: Invocation) -> None:
-    """Nimbuses, and which of them leads."""
+    """List the nimbuses and their leader."""
     _show_part(
         invocation,
         "nimbuses",
@@ -92,7 +92,7 @@ def nimbuses(invocation: Invocation) -> None:
 @verb("errors")
 @click.argument("name")
 def errors(invocation: Invocation, name: str) -> None:
-    """Errors that tasks of topology NAME reported, newest first."""
+    """List the errors of the tasks of topology NAME, newest first."""
     with invocation.nimbus() as nimbus:
         document = nimbus.get(f"/v1/topologies/{name}")
     rows = document.get("errors", [])
@@ -112,7 +112,7 @@ def errors(invocation: Invocation, name: str) -> None:
 @click.argument("name")
 @click.argument("task", type=int, required=False)
 def explain(invocation: Invocation, name: str, task: int | None) -> None:
-    """Show why the tasks of topology NAME (or one TASK) are placed where they are, or not at all."""
+    """Explain the placement of the tasks of topology NAME, or of one TASK."""
     asked = {} if task is None else {"task": task}
     with invocation.nimbus() as nimbus:
         document = nimbus.get(f"/v1/topologies/{name}/placement", **asked)
@@ -165,12 +165,14 @@ def explain(invocation: Invocation, name: str, task: int | None) -> None:
 @click.argument("name")
 @click.argument("component")
 @click.argument("key", required=False)
-@click.option("--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Entries at most.")
-@click.option("--after", metavar="TASK:N", help="Go on where an earlier page ended.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=100, show_default=True, help="Largest number of entries."
+)
+@click.option("--after", metavar="TASK:N", help="Continue after an earlier page.")
 def state(invocation: Invocation, name: str, component: str, key: str | None, limit: int, after: str | None) -> None:
-    """Keyed state of stateful bolt COMPONENT of topology NAME, as its tasks have it now; only KEY, if given.
+    """Read the current state of stateful bolt COMPONENT of topology NAME, or only KEY.
 
-    KEY is text, or JSON for keys that are numbers or lists.
+    KEY is a string, or JSON for keys that are numbers or lists.
     """
     asked = {"key": key, "limit": limit, "after": after}
     with invocation.nimbus() as nimbus:
@@ -233,7 +235,7 @@ def _show_placements(document: dict[str, Any]) -> None:
 @verb("plan")
 @click.argument("file")
 def plan(invocation: Invocation, file: str) -> None:
-    """Place the topologies of FILE (YAML or JSON, - for standard input) as a submission would; touches nothing."""
+    """Plan the topologies of FILE (YAML or JSON, - for standard input) as a submission would. Changes nothing."""
     text = _plan_text(file)
     from storm_dagster.operations.read.plan_file import plan_text
 

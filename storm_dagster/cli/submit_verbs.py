@@ -77,10 +77,10 @@ def _dry_run(
 @click.option("--name", help="Name of the topology. [default: its own]")
 @click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML.")
 @click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON.")
-@click.option("--inactive", is_flag=True, help="Place it, but do not let spouts emit.")
-@click.option("--token", help="Client token: the same token gives the same topology.")
+@click.option("--inactive", is_flag=True, help="Place the topology without starting its spouts.")
+@click.option("--token", help="Client token. A repeated call with it gives the same topology.")
 @click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive.")
-@click.option("--allow-degraded", is_flag=True, help="Go on when the code is on too few nimbuses.")
+@click.option("--allow-degraded", is_flag=True, help="Continue although too few nimbuses hold the code.")
 @click.option("--timeout", type=float, default=300.0, show_default=True, help="Longest wait, seconds.")
 def submit(
     invocation: Invocation,

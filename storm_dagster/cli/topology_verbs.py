@@ -21,7 +21,7 @@ _Effect = Callable[[NimbusClient, float, Steps], dict[str, Any] | None]
 
 @verb("list")
 def list_topologies(invocation: Invocation) -> None:
-    """Topologies of the cluster."""
+    """List the topologies of the cluster."""
     with invocation.nimbus() as nimbus:
         document = nimbus.get("/v1/topologies")
     print_answer(
@@ -57,7 +57,7 @@ def _number(value: Any) -> str:
 @verb("show")
 @click.argument("name")
 def show(invocation: Invocation, name: str) -> None:
-    """Topology NAME: its workers, tasks, stats and errors."""
+    """Show the workers, tasks, statistics and errors of topology NAME."""
     with invocation.nimbus() as nimbus:
         document = nimbus.get(f"/v1/topologies/{name}")
     if invocation.json:
@@ -220,14 +220,14 @@ def _until_running(name: str) -> _Effect:
 @verb("activate", changes=True)
 @click.argument("name")
 def activate(invocation: Invocation, name: str) -> None:
-    """Let the spouts of topology NAME emit."""
+    """Start the spouts of topology NAME."""
     _change(invocation, name, "activate", None, _until(name, "active", "ACTIVE", "ACTIVE"))
 
 
 @verb("deactivate", changes=True)
 @click.argument("name")
 def deactivate(invocation: Invocation, name: str) -> None:
-    """Stop the spouts of topology NAME from emitting."""
+    """Stop the spouts of topology NAME. Tuples in flight finish."""
     _change(invocation, name, "deactivate", None, _until(name, "inactive", "INACTIVE", "INACTIVE"))
 
 
@@ -240,7 +240,7 @@ def deactivate(invocation: Invocation, name: str) -> None:
     help="Seconds to let tuples finish. [default: message timeout]",
 )
 def kill(invocation: Invocation, name: str, wait_secs: int | None) -> None:
-    """End topology NAME; waits until it is gone."""
+    """Kill topology NAME and wait until it is removed."""
     body = {} if wait_secs is None else {"wait_secs": wait_secs}
     _change(invocation, name, "kill", body, _until(name, "removal", "its removal", None), extra_secs=wait_secs or 0)
 
@@ -248,7 +248,7 @@ def kill(invocation: Invocation, name: str, wait_secs: int | None) -> None:
 @verb("restart", changes=True)
 @click.argument("name")
 def restart(invocation: Invocation, name: str) -> None:
-    """Restart topology NAME from its own code: it gets a new id and is placed again, with its current parallelism."""
+    """Restart topology NAME from its own code, with a new id, a new placement and its current parallelism."""
     _change(invocation, name, "restart", None, _until_running(name))
 
 
@@ -265,8 +265,8 @@ def _executors(pairs: tuple[str, ...]) -> dict[str, int]:
 @verb("rebalance", changes=True)
 @click.argument("name")
 @click.option("-w", "wait_secs", type=click.IntRange(min=0), help="Seconds to let tuples finish first.")
-@click.option("-n", "workers", type=click.IntRange(min=1), help="Workers wanted.")
-@click.option("-e", "executors", metavar="COMPONENT=N", multiple=True, help="Parallelism wanted.")
+@click.option("-n", "workers", type=click.IntRange(min=1), help="New number of workers.")
+@click.option("-e", "executors", metavar="COMPONENT=N", multiple=True, help="New parallelism of a component.")
 @click.option("--reassign", is_flag=True, help="Place all tasks again instead of moving the fewest.")
 def rebalance(
     invocation: Invocation,

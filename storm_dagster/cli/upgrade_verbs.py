@@ -74,8 +74,8 @@ def _code_options(function: Any) -> Any:
         function(invocation, code=code, **rest)
 
     for option in (
-        click.option("--allow-degraded", is_flag=True, help="Go on when the code is on too few nimbuses."),
-        click.option("--token", help="Client token: with the same token it is done once."),
+        click.option("--allow-degraded", is_flag=True, help="Continue although too few nimbuses hold the code."),
+        click.option("--token", help="Client token. Calls with the same token take effect once."),
         click.option("--requirements", metavar="FILE", help="Vendor these packages into the archive."),
         click.option("--conf-file", metavar="FILE", help="Topology conf as YAML or JSON."),
         click.option("--conf", "pairs", metavar="KEY=VALUE", multiple=True, help="Topology conf; VALUE is YAML."),
@@ -91,7 +91,7 @@ def _code_options(function: Any) -> Any:
 @click.argument("args", nargs=-1)
 @_code_options
 def update(invocation: Invocation, name: str, target: str, args: tuple[str, ...], code: dict[str, Any]) -> None:
-    """Run TARGET in the place of topology NAME (hot deploy); until it stands ready the old one is not touched."""
+    """Replace the code of topology NAME by TARGET (hot deploy). The old code runs until the new code is ready."""
     with invocation.nimbus() as nimbus, Steps(f"updating {name}", quiet=invocation.json) as steps:
         done = update_topology(nimbus, name, target, args, progress=steps.on_step, **code)
     _answer(invocation, done, "update" if invocation.dry_run else None)
@@ -101,7 +101,7 @@ def update(invocation: Invocation, name: str, target: str, args: tuple[str, ...]
 @click.argument("name")
 @click.argument("target", required=False)
 @click.argument("args", nargs=-1)
-@click.option("-n", "number", type=click.IntRange(min=1), help="How many workers, lowest host:port first.")
+@click.option("-n", "number", type=click.IntRange(min=1), help="Number of workers, lowest host:port first.")
 @click.option("-p", "component", help="Workers of this component: all of them, or -n of them.")
 @click.option("-w", "workers", metavar="HOST:PORT,...", help="Exactly these workers.")
 @_code_options
@@ -115,7 +115,7 @@ def gray(
     workers: str | None,
     code: dict[str, Any],
 ) -> None:
-    """Run the new code of TARGET on some workers of topology NAME first; without TARGET, on the next ones."""
+    """Upgrade some workers of topology NAME to the code of TARGET. Without TARGET, upgrade the next workers."""
     chosen = Selection(parse_workers(workers or ()), component, number or 0)
     if target is None and (code["conf"] or code["requirements"]):
         raise InvalidRequest("--conf, --conf-file and --requirements belong to new code: give TARGET")
@@ -139,14 +139,14 @@ def _end(invocation: Invocation, name: str, action: str, doing: str, end: Callab
 @verb("complete-upgrade", changes=True)
 @click.argument("name")
 def complete(invocation: Invocation, name: str) -> None:
-    """End the upgrade of topology NAME: its code is the topology's. Other workers get it at their next start."""
+    """Complete the upgrade of topology NAME. The other workers get the new code at their next start."""
     _end(invocation, name, "complete-upgrade", f"completing {name}", complete_upgrade)
 
 
 @verb("rollback", changes=True)
 @click.argument("name")
 def rollback(invocation: Invocation, name: str) -> None:
-    """Take every upgraded worker of topology NAME back to the former code."""
+    """Return every upgraded worker of topology NAME to the former code."""
     _end(invocation, name, "rollback", f"rolling {name} back", roll_back)
 
 

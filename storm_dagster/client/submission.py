@@ -186,7 +186,7 @@ def submit_topology(
     spec = topology_spec_of(topology)
     if spec is None:
         raise InvalidTopology(
-            f"{topology!r:.80} is no topology: give a Topology class, a TopologyBuilder or a TopologySpec"
+            f"{topology!r:.80} is not a topology: give a Topology class, a TopologyBuilder or a TopologySpec"
         )
     folder = home_dir(home)
     cluster = cluster_conf(folder)

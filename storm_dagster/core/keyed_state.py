@@ -46,7 +46,7 @@ def encode_value(value: Any, key: Any) -> msgspec.Raw:
         return msgspec.Raw(_encode(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(
-            f"the state of {key!r:.80} cannot be saved ({error}): keep numbers, texts, bytes, lists, maps, None, "
+            f"the state of {key!r:.80} cannot be saved ({error}): keep numbers, strings, bytes, lists, maps, None, "
             "booleans or datetimes"
         ) from None
 

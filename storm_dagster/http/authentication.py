@@ -150,7 +150,7 @@ class Authentication:
         if not wanted:
             return caller
         if not _USER.fullmatch(wanted):
-            raise NotAuthorized(f"{wanted!r:.100} is no user name")
+            raise NotAuthorized(f"{wanted!r:.100} is not a user name")
         acting = impersonate(caller, wanted, self._conf, self._groups)
         _audit.info("%r acts for %r: %s %r", caller.name, wanted, scope["method"], scope["path"])
         return acting

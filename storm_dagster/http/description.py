@@ -25,7 +25,7 @@ _REASONS = {
     400: "the request is wrong",
     401: "credentials are missing or wrong",
     403: "not allowed",
-    404: "there is no such thing",
+    404: "it does not exist",
     409: "not in this state, or not from this epoch",
     413: "too large",
     416: "the range lies outside",

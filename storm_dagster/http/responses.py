@@ -77,7 +77,7 @@ async def bounded_json(request: Request) -> dict[str, Any]:
     try:
         document = json.loads(raw)
     except (ValueError, RecursionError):
-        raise InvalidRequest("the request's body is no JSON: send a JSON map") from None
+        raise InvalidRequest("the request's body is not valid JSON: send a JSON map") from None
     if not isinstance(document, dict):
         raise InvalidRequest(f"the request's body is a JSON {type(document).__name__}: send a JSON map")
     return document

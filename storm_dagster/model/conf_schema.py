@@ -134,7 +134,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     "nimbus.users": ConfKey("list[str]", "Users who may submit and list topologies; empty: only admins"),
     "nimbus.groups": ConfKey("list[str]", "Groups of such users"),
     "nimbus.impersonation.acl": ConfKey(
-        "map", "user -> {hosts: [...], groups: [...]}: for whom, and from where, that user may act"
+        "map", "user -> {hosts: [...], groups: [...]}: groups for whose members the user may act, and from which hosts"
     ),
     # -- supervisor -------------------------------------------------------------------------------------
     "supervisor.slots.ports": ConfKey("list[int]", "Worker ports of a supervisor"),
@@ -165,7 +165,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     # -- topology ---------------------------------------------------------------------------------------
     "topology.name": ConfKey("str", "Set by the system"),
     "topology.id": ConfKey("str", "Set by the system"),
-    "topology.workers": ConfKey("int", "Workers wanted", 1, 1_000_000),
+    "topology.workers": ConfKey("int", "Number of workers", 1, 1_000_000),
     "topology.acker.executors": ConfKey("int", "Acker tasks; 0 turns acking off", 0, 100_000),
     "topology.tasks": ConfKey("int", "Component conf: tasks, when more than the parallelism", 1, 1_000_000),
     "topology.max.task.parallelism": ConfKey("int", "Most tasks of any component", 1),
@@ -199,13 +199,13 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.groups": ConfKey("list[str]", "Groups of such users"),
     "topology.state.shared": ConfKey(
         "bool",
-        "Whether topology.state.dir is the same folder on all hosts; asked for when workers are on several",
+        "Whether all hosts share topology.state.dir; required if workers are on several hosts",
     ),
     "topology.state.checkpoint.interval.ms": ConfKey(
         "int", "Longest time between two checkpoints of a stateful bolt, milliseconds", 1
     ),
     "topology.state.remember.secs": ConfKey(
-        "int", "How long a stateful bolt at least knows the ids that it has applied, seconds", 1
+        "int", "Least time for which a stateful bolt remembers applied ids, seconds", 1
     ),
     "topology.bolts.window.length.count": ConfKey("int", "Component conf: window length, tuples", 1),
     "topology.bolts.window.length.duration.ms": ConfKey("int", "Component conf: window length, milliseconds", 1),
@@ -233,7 +233,7 @@ CONF_KEYS: dict[str, ConfKey] = {
         "bool", "Shuffle strictly in turn, regardless of the load of the receivers"
     ),
     "topology.testing.always.try.serialize": ConfKey(
-        "bool", "Check that each tuple could travel, also inside a worker (slow)"
+        "bool", "Check that each tuple can be serialized, also inside a worker (slow)"
     ),
     "worker.blocked.report.secs": ConfKey(
         "number", "Time after which a component that holds up its worker's loop is reported, seconds", 0.1
@@ -251,12 +251,12 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.upgrade.workers": ConfKey("str", "'host:port,...' of the gray batch"),
     "topology.upgrade.ttl": ConfKey("int", "Time that a gray upgrade may take, milliseconds", 1),
     # -- keys outside the owned prefixes that the system reads ------------------------------------------
-    "use.userdefine.assignment": ConfKey("list[map]", "Workers wanted exactly so"),
+    "use.userdefine.assignment": ConfKey("list[map]", "Workers with fixed slots or tasks"),
     "use.old.assignment": ConfKey("bool", "Reuse the previous assignment of the name"),
     "isolation.scheduler.machines": ConfKey("list[str]", "Hosts that the topology is confined to"),
     "jstorm.reserve.workers": ConfKey("int", "Slots that must stay free", 0),
     "container.nimbus.heartbeat": ConfKey(
-        "path", "Folder in which the container of nimbus shows that it lives; null: no container"
+        "path", "Folder for heartbeats of the container of nimbus; null: no container"
     ),
     "container.heartbeat.timeout.seconds": ConfKey(
         "int", "Age of the container's newest beat at which nimbus ends, seconds", 1
@@ -275,7 +275,7 @@ CONF_KEYS: dict[str, ConfKey] = {
         "path", "File with a token for Dagster (Authorization: Bearer), readable by its owner only"
     ),
     "dagster.graphql.timeout.secs": ConfKey(
-        "number", "A Dagster that is silent for so long is away, seconds: the leader acts by itself", 0.1, 20
+        "number", "Silence of Dagster after which the leader acts by itself, seconds", 0.1, 20
     ),
     "dagster.cluster": ConfKey(
         "str", "cluster= of the code location's build_storm_defs; null: its names have no prefix"

@@ -89,9 +89,9 @@ def decode_event(document: Any) -> DagsterEvent:
     try:
         found = msgspec.convert(document, DagsterEvent)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"this is no event: {error}") from None
+        raise InvalidRequest(f"this is not a valid event: {error}") from None
     if not _ID.fullmatch(found.id):
-        raise InvalidRequest(f"{found.id!r:.40} is no id of an event: it has 32 hex digits")
+        raise InvalidRequest(f"{found.id!r:.40} is not the id of an event: an id has 32 hex digits")
     given = {name: getattr(found, name) for name in DagsterEvent.__struct_fields__[3:]}
     return msgspec.structs.replace(DagsterEvent.make("", found.kind, found.key, **given), id=found.id)
 

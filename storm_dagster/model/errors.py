@@ -126,6 +126,8 @@ def error_from_document(document: Any) -> StormDagsterError:
     """
     error = document.get("error") if isinstance(document, dict) else None
     if not isinstance(error, dict):
-        return StormDagsterError(f"the service answered with something that is no error document: {document!r:.200}")
+        return StormDagsterError(
+            f"the service responded with something that is not an error document: {document!r:.200}"
+        )
     cls = _BY_NAME.get(str(error.get("type")), StormDagsterError)
     return cls(str(error.get("message", "no message")))

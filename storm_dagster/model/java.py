@@ -47,7 +47,7 @@ def java_command() -> str:
     if home:
         found = str(Path(home) / "bin" / "java")
         if not os.access(found, os.X_OK):
-            raise Unavailable(f"JAVA_HOME is {home}, but {found} is no program: {_ADVICE}")
+            raise Unavailable(f"JAVA_HOME is {home}, but {found} is not a program: {_ADVICE}")
     else:
         on_path = shutil.which("java")
         if on_path is None:

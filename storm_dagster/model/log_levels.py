@@ -29,7 +29,7 @@ def check_level(name: object) -> LevelName:
     text = str(name or "").upper()
     text = {"WARNING": "WARN", "CRITICAL": "FATAL"}.get(text, text)
     if text not in LEVELS:
-        raise InvalidRequest(f"{name!r:.40} is no level of a logger: use one of {', '.join(LEVELS)}")
+        raise InvalidRequest(f"{name!r:.40} is not a log level: use one of {', '.join(LEVELS)}")
     return cast(LevelName, text)
 
 

@@ -89,7 +89,7 @@ def topology_name_of(topology_id: str) -> str:
     """The name inside a topology id; :class:`InvalidRequest` when it is none."""
     match = _TOPOLOGY_ID.fullmatch(topology_id)
     if not match:
-        raise InvalidRequest(f"{topology_id!r} is no topology id of the form <name>-<number>-<seconds>")
+        raise InvalidRequest(f"{topology_id!r} is not a topology id of the form <name>-<number>-<seconds>")
     return match["name"]
 
 

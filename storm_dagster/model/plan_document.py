@@ -91,7 +91,7 @@ def decode_plan(value: Any, source: str) -> PlanDocument:
         text = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden":
             known = sorted(_part_of(first["loc"]).model_fields)
-            text = f"there is no such key here, only {', '.join(known)}"
+            text = f"unknown key: use one of {', '.join(known)}"
         raise InvalidRequest(f"{source}: {place(*first['loc'])}: {text}") from None
     for where, what in _faults(document):
         raise InvalidRequest(f"{source}: {where}: {what}")

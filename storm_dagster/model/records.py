@@ -401,7 +401,7 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
         reason = reasons[0] if reasons else {"msg": str(error), "loc": ()}
         field = ".".join(str(part) for part in reason["loc"])
         raise Corrupt(
-            f"{where} is no valid {cls.__name__} ({field + ': ' if field else ''}{reason['msg']}): "
+            f"{where} is not a valid {cls.__name__} ({field + ': ' if field else ''}{reason['msg']}): "
             "it was damaged or written by something else; look at the node before removing it"
         ) from None
     if reading.met_unknown:
@@ -409,7 +409,7 @@ def decode_record(cls: type[RecordT], raw: bytes, path: str = "") -> RecordT:
         if taken > allowed:
             raise Corrupt(
                 f"{where} has {taken} bytes in fields that this release does not know, {allowed} are allowed: "
-                f"it is no {cls.__name__} of a release that may run beside this one; look at the node before "
+                f"it is not a {cls.__name__} of a release that may run beside this one; look at the node before "
                 "removing it"
             )
     return record

@@ -82,7 +82,7 @@ class WorkerSpec(BaseModel):
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise Corrupt(
-                f"{path} is no valid worker spec ({where}: {first['msg']}): start the worker through its supervisor"
+                f"{path} is not a valid worker spec ({where}: {first['msg']}): start the worker through its supervisor"
             ) from None
 
 

@@ -48,7 +48,7 @@ def vendor_requirements(file: Path, into: Path, *, timeout: float = 600.0) -> No
     fails, :class:`Unavailable` when there is no pip or it takes longer than ``timeout`` seconds.
     """
     if not file.is_file():
-        raise InvalidRequest(f"--requirements {file}: there is no such file")
+        raise InvalidRequest(f"--requirements {file}: the file does not exist")
     if importlib.util.find_spec("pip") is None:
         raise Unavailable(f"--requirements needs pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip")
     command = [

@@ -115,7 +115,7 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
             spec = topology_spec_of(made)
             if spec is None:
                 raise InvalidTopology(
-                    f"{name} returned {type(made).__name__}, which is no topology: return a Topology class, a "
+                    f"{name} returned {type(made).__name__}, which is not a topology: return a Topology class, a "
                     "TopologyBuilder or a TopologySpec"
                 )
         elif spec is not None and args:
@@ -130,7 +130,7 @@ def _spec(name: str, value: Any, args: list[str], root: str) -> TopologySpec:
         raise InvalidTopology(f"{name} raised {_text(error)} ({_where(error, root)})") from None
     if spec is None:
         raise InvalidTopology(
-            f"{name} is {type(value).__name__}, which is no topology: name a class derived from "
+            f"{name} is {type(value).__name__}, which is not a topology: name a class derived from "
             "storm_dagster.Topology, a TopologyBuilder, or a callable that returns one"
         )
     return spec

@@ -38,7 +38,7 @@ def _attribute(text: str, target: str) -> str | None:
     if not text:
         return None
     if not _DOTTED.fullmatch(text):
-        raise InvalidRequest(f"target {target!r}: {text!r} is no Python name: write {target.split(':')[0]}:Name")
+        raise InvalidRequest(f"target {target!r}: {text!r} is not a Python name: write {target.split(':')[0]}:Name")
     return text
 
 
@@ -56,12 +56,12 @@ def parse_target(text: str) -> Target:
         archive, _, rest = text.partition("::")
         if not archive.lower().endswith(ARCHIVE_SUFFIXES):
             raise InvalidRequest(
-                f"target {text!r}: {archive!r} is no archive ({', '.join(ARCHIVE_SUFFIXES)}): "
+                f"target {text!r}: {archive!r} is not an archive ({', '.join(ARCHIVE_SUFFIXES)}): "
                 "write archive.zip::module:Name, or file.py:Name"
             )
         module, _, name = rest.partition(":")
         if not _DOTTED.fullmatch(module):
-            raise InvalidRequest(f"target {text!r}: {module!r} is no module name: write {archive}::module:Name")
+            raise InvalidRequest(f"target {text!r}: {module!r} is not a module name: write {archive}::module:Name")
         return Target("archive", module, _attribute(name, text), _existing(Path(archive), text))
     if text.lower().endswith(ARCHIVE_SUFFIXES):
         raise InvalidRequest(f"target {text!r} names no module in the archive: write {text}::module[:Name]")

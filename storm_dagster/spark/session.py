@@ -35,7 +35,7 @@ def host_and_port(remote: str) -> tuple[str, int]:
     address = remote.removeprefix("sc://").partition("/")[0].partition(";")[0]
     host, colon, port = address.rpartition(":")
     if not remote.startswith("sc://") or not address or (colon and not port.isdigit()):
-        raise Unavailable(f"spark.remote {remote!r} is no Spark Connect URL: write sc://host:port")
+        raise Unavailable(f"spark.remote {remote!r} is not a Spark Connect URL: write sc://host:port")
     return (host, int(port)) if colon else (address, _DEFAULT_PORT)
 
 

@@ -166,7 +166,9 @@ class LeadershipSession:
                 detail = None
             if not isinstance(detail, dict):
                 # It lives, so it is listed; its damaged detail is ignored.
-                _log.error("%s/%s holds no JSON map: restart that nimbus, which rewrites it", folder, address)
+                _log.error(
+                    "%s/%s does not hold a valid JSON map: restart that nimbus, which rewrites it", folder, address
+                )
                 detail = {}
             details[address] = detail
         return details

@@ -80,7 +80,7 @@ def _open_state(conf: Mapping[str, Any] | ClusterConf) -> ClusterState:
     state = load_plugin("storm.cluster.state.store", named)({**default_conf(), **given})
     if not isinstance(state, ClusterState):
         raise InvalidRequest(
-            f"storm.cluster.state.store {named!r} made a {type(state).__name__}, which is no ClusterState: "
+            f"storm.cluster.state.store {named!r} made a {type(state).__name__}, which is not a ClusterState: "
             "it must offer every method of storm_dagster.zk.state_protocol.ClusterState"
         )
     return state

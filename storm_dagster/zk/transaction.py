@@ -76,7 +76,7 @@ class Transaction:
 
     def _add(self, operation: _Operation) -> Transaction:
         if not isinstance(operation.version, int) or operation.version < -1:
-            raise InvalidRequest(f"version {operation.version!r} of {operation.path} is no data version")
+            raise InvalidRequest(f"version {operation.version!r} of {operation.path} is not a data version")
         if len(operation.data) > MAX_NODE_BYTES:
             raise InvalidTopology(
                 f"{operation.path} would take {len(operation.data)} bytes, a ZooKeeper node may hold "

@@ -113,7 +113,7 @@ def test_the_page_as_it_stands(hosts: Hosts) -> None:
         interval=1,
         ignore=(AssertionError,),
     )
-    said = follow(hosts, "Is it well?")
+    said = follow(hosts, "Check the cluster")
     print(*said.values(), sep="\n")
     found = {(row["check"], row["state"], untimed(row["found"])) for row in ask(hosts, "doctor")["findings"]}
     assert found_on_the_page(hosts) <= found

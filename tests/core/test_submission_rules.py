@@ -135,7 +135,7 @@ class TestValidation:
                 topology(bolts={"b": component(1, reads("s", "partial_key", fields=["y"]))}),
                 "does not declare",
             ),
-            (topology(bolts={"b": component(1, reads("s", "direct"))}), "no direct stream"),
+            (topology(bolts={"b": component(1, reads("s", "direct"))}), "not a direct stream"),
             (topology(bolts={"b": component(1, reads("s", "custom"))}), "names no function"),
             (topology(bolts={"b": component(1, reads("s", "custom", object="x"))}), "'module:name'"),
             (topology(bolts={"b": component(1, reads("s"), reads("s", "all"))}), "twice"),

@@ -90,7 +90,7 @@ def test_an_unregistered_name_materializes_nothing(world: DagsterWorld) -> None:
     )
     assert not result.success
     assert failure(result)[0] == "InvalidRequest"
-    assert "no registered partition" in failure(result)[1]
+    assert "not a registered partition" in failure(result)[1]
     assert result.get_asset_materialization_events() == []
     assert world.topology("stranger") is None
 

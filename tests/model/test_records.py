@@ -87,7 +87,7 @@ def test_errors_travel_as_documents() -> None:
     assert (
         type(error_from_document({"error": {"type": "FromTheFuture", "message": "x"}})).__name__ == "StormDagsterError"
     )
-    assert "no error document" in error_from_document("<html>").message
+    assert "not an error document" in error_from_document("<html>").message
 
 
 @pytest.mark.parametrize(

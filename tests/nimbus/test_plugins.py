@@ -164,7 +164,7 @@ def test_another_store_of_cluster_state(
     before = CountingState.reads
     nimbuses.start(storm__cluster__state__store="my_plugins:counting_store").await_leading()
     assert CountingState.reads > before, "a nimbus reads through it"
-    with pytest.raises(InvalidRequest, match="no ClusterState"):
+    with pytest.raises(InvalidRequest, match="not a ClusterState"):
         StormClusterState.open({**zk_conf, "storm.cluster.state.store": "my_plugins:nothing"})
 
 

@@ -194,7 +194,7 @@ def test_requirements_are_vendored(tmp_path: Path) -> None:
 
 
 def test_requirements_that_cannot_be_installed_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequest, match="no such file"):
+    with pytest.raises(InvalidRequest, match="the file does not exist"):
         vendor_requirements(tmp_path / "none.txt", tmp_path / "out")
     (tmp_path / "bad.txt").write_text("./nowhere\n", encoding="utf-8")
     with pytest.raises(InvalidTopology, match="pip cannot install"):

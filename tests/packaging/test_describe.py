@@ -86,8 +86,8 @@ def test_a_callable_gets_the_arguments(tmp_path: Path) -> None:
     [
         ("x = 1\n", None, "holds no topology"),
         (ONE, "Missing", "has no attribute 'Missing'; topologies in it: WordCount"),
-        (ONE + "\nnumber = 7\n", "number", "is int, which is no topology"),
-        (ONE + "\ndef make():\n    return 7\n", "make", "returned int, which is no topology"),
+        (ONE + "\nnumber = 7\n", "number", "is int, which is not a topology"),
+        (ONE + "\ndef make():\n    return 7\n", "make", "returned int, which is not a topology"),
         (ONE + "\ndef make():\n    raise KeyError('boom')\n", "make", "make raised KeyError: 'boom'"),
         ("1 / 0\n", None, "ZeroDivisionError"),
         ("def broken(:\n", None, "SyntaxError"),
@@ -170,10 +170,10 @@ def test_a_topology_is_described_from_an_archive_and_bad_archives_are_refused(tm
         ("missing.py", "does not exist"),
         ("missing.zip::flow", "does not exist"),
         ("archive.zip", "names no module"),
-        ("thing.rar::flow", "is no archive"),
+        ("thing.rar::flow", "is not an archive"),
         ("a b", "is neither"),
         ("", "is neither"),
-        ("pkg.mod:1x", "is no Python name"),
+        ("pkg.mod:1x", "is not a Python name"),
         ("../escape", "is neither"),
     ],
 )

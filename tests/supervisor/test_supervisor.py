@@ -425,7 +425,7 @@ def test_a_damaged_assignment_changes_nothing(rig: SupervisorRig) -> None:
     rig.supervisor()
     before = eventually(lambda: rig.running(), what="the worker")
     rig.cluster.state.set_data(paths.assignment("wc-1-1"), b'{"v": 1, "workers": []}')
-    eventually(lambda: "/assignments/wc-1-1 is no valid Assignment" in rig.log(), what="the complaint")
+    eventually(lambda: "/assignments/wc-1-1 is not a valid Assignment" in rig.log(), what="the complaint")
     rig.code("next-2-2")
     rig.assign("next-2-2", 6901)
     eventually(lambda: 6901 in rig.running(), what="another topology's worker")

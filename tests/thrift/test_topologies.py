@@ -85,7 +85,7 @@ def test_storm_s_partial_key_grouping_is_ours() -> None:
         (lambda: topology(common=common(storm.Grouping(custom_serialized=b"\xac\xed"))), "serialized Java object"),
         (lambda: topology(common=common(storm.Grouping(custom_object=java("a.G")))), "Java class 'a.G'"),
         (lambda: topology(common=common(storm.Grouping())), "unknown kind"),
-        (lambda: topology(common=common(json_conf="{")), "no JSON"),
+        (lambda: topology(common=common(json_conf="{")), "not valid JSON"),
         (lambda: topology(common=common(json_conf="[1]")), "must be a JSON object"),
         (lambda: topology(common=None), "no ComponentCommon"),
         (lambda: topology(worker_hooks=[b"x"]), "worker hooks"),

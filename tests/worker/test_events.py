@@ -168,8 +168,8 @@ OF = ("t/c", "materialization", "lake/clicks")
         (lambda: DagsterEvent.make("t/c", "check", "a", check="on time", passed=True), "letters, digits and _ only"),
         (lambda: DagsterEvent.make("t/c", "check", "a", check="on_time", passed=1), "passed must be True or False"),
         (lambda: DagsterEvent.make("t/c", "check", "a", check="x", passed=True, severity="bad"), "'ERROR' or 'WARN'"),
-        (lambda: decode_event({"kind": "check"}), "this is no event"),
-        (lambda: decode_event({"id": "x", "kind": "observation", "key": ["a"]}), "no id of an event"),
+        (lambda: decode_event({"kind": "check"}), "this is not a valid event"),
+        (lambda: decode_event({"id": "x", "kind": "observation", "key": ["a"]}), "not the id of an event"),
     ],
 )  # fmt: skip
 def test_what_dagster_would_not_take_is_refused_where_it_is_reported(make: Any, says: str) -> None:

@@ -54,7 +54,7 @@ def test_there_is_an_end_to_what_is_remembered(logger: logging.Logger) -> None:
 def test_names_of_levels() -> None:
     assert (check_level("warning"), check_level("Info"), check_level("CRITICAL")) == ("WARN", "INFO", "FATAL")
     for wrong in ("LOUD", "", None, 10):
-        with pytest.raises(InvalidRequest, match="no level"):
+        with pytest.raises(InvalidRequest, match="not a log level"):
             check_level(wrong)
 
 

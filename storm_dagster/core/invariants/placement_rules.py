@@ -12,7 +12,7 @@ from storm_dagster.model.ranges import decode_ranges, encode_ranges
 
 @rule(
     "I1",
-    "`storm-dagster explain NAME` says why a task is where it is; `storm-dagster rebalance NAME --reassign` places all tasks again",
+    "`storm-dagster explain NAME` prints why a task is where it is; `storm-dagster rebalance NAME --reassign` places all tasks again",
     by_view=True,
 )
 def one_slot_per_task(snapshot: ClusterSnapshot) -> Found:
@@ -49,7 +49,7 @@ def slots_not_shared(snapshot: ClusterSnapshot) -> Found:
 
 @rule(
     "I1",
-    "start the supervisor, or wait: its tasks are placed elsewhere (when slots are short, `show` says so)",
+    "start the supervisor, or wait: its tasks are placed elsewhere (if there are too few slots, `show` names that)",
     by_view=True,
     heals=True,
 )

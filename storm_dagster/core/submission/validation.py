@@ -169,7 +169,7 @@ def _check_grouping(component_id: str, given: InputSpec, stream: StreamSpec) -> 
                     f"{_hint(name, stream.fields, 'fields')}"
                 )
     if needs == "direct" and not stream.direct:
-        raise InvalidTopology(f"{where}, which is no direct stream: declare it direct, or group otherwise")
+        raise InvalidTopology(f"{where}, which is not a direct stream: declare it direct, or group otherwise")
     if needs == "object":
         if not grouping.object:
             raise InvalidTopology(f"{where} names no function: give 'module:function'")

@@ -40,13 +40,13 @@ def parse_workers(text: str | Iterable[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for part in text.split(",") if isinstance(text, str) else text:
         if not isinstance(part, str):
-            raise InvalidRequest(f"{part!r:.40} is no worker: name workers as HOST:PORT")
+            raise InvalidRequest(f"{part!r:.40} is not a worker: name workers as HOST:PORT")
         word = part.strip()
         if not word:
             continue
         host, _, port = word.rpartition(":")
         if not host or not port.isascii() or not port.isdigit():
-            raise InvalidRequest(f"{word!r:.80} is no worker: name workers as HOST:PORT,HOST:PORT")
+            raise InvalidRequest(f"{word!r:.80} is not a worker: name workers as HOST:PORT,HOST:PORT")
         found[f"{host}:{int(port)}"] = None
     return tuple(found)
 

@@ -142,7 +142,7 @@ def _patience(shares_queue: Callable[[str], bool]) -> Callable[[Mapping[str, Any
         if run["status"] == "QUEUED" and time.monotonic() > until and shares_queue(run["run_id"]):
             raise LeftToQueue(
                 f"run {run['run_id']} is queued: this run makes room for it, and declared_topologies_sensor records what it "
-                "deploys (concurrency.runs.max_concurrent_runs says how many run at once)"
+                "deploys (concurrency.runs.max_concurrent_runs limits how many run at once)"
             )
 
     return check

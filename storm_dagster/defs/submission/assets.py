@@ -52,7 +52,7 @@ def _topology_of(context: dg.AssetExecutionContext, names: DagsterNames) -> str:
             context.instance.add_dynamic_partitions(names.partitions, [name])
             return name
         raise InvalidRequest(
-            f"topology {name!r} is no registered partition of {names.partitions}: add the key first "
+            f"topology {name!r} is not a registered partition of {names.partitions}: add the key first "
             "(`storm-dagster submit` does, and so does 'Add partition' in the launch dialog)"
         )
     return name

@@ -33,7 +33,7 @@ class Entry:
 
 
 def _nothing() -> KeyNotFound:
-    return KeyNotFound("there is no such log: list them with cmd=listDir")
+    return KeyNotFound("this log does not exist: list them with cmd=listDir")
 
 
 class LogTree:

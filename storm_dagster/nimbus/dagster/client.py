@@ -133,7 +133,7 @@ class DagsterClient:
     def run(self, run_id: str) -> dict[str, Any]:
         """The run as ``GET /v1/runs/{id}`` answers it; :class:`KeyNotFound` when Dagster knows no such run."""
         if not _RUN_ID.fullmatch(run_id):
-            raise KeyNotFound(f"{run_id!r:.80} is no run id: use the one that the submission returned")
+            raise KeyNotFound(f"{run_id!r:.80} is not a run id: use the one that the submission returned")
         result = self._transport.graphql(queries.RUN, {"id": run_id}, "runOrError")
         if result["__typename"] == "RunNotFoundError":
             raise KeyNotFound(f"Dagster knows no run {run_id}: it was deleted, or ran in another Dagster")

@@ -159,5 +159,5 @@ def _task_of(request: Request) -> int | None:
     if text is None:
         return None
     if not text.isdecimal() or len(text) > 10:
-        raise InvalidRequest(f"task {text!r:.40} is no task id: give a number")
+        raise InvalidRequest(f"task {text!r:.40} is not a task id: give a number")
     return int(text)

@@ -59,7 +59,7 @@ class LifecycleRequests:
         is changed: the response describes the change, for a rebalance with the plan.
         """
         if verb not in VERBS:
-            raise InvalidRequest(f"{verb!r:.40} is no change of a topology: use {', '.join(VERBS)}")
+            raise InvalidRequest(f"{verb!r:.40} is not a change of a topology: use {', '.join(VERBS)}")
         document = dict(document)
         dry_run = document.pop("dry_run", False)
         if not isinstance(dry_run, bool):

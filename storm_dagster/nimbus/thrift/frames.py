@@ -127,7 +127,7 @@ def check_message(frame: bytes) -> int:
             (kind,) = _i8(frame, walk.at)
             walk.skip(1)
         if kind not in _CALLS:
-            raise MalformedFrame(f"message type {kind} is no call")
+            raise MalformedFrame(f"message type {kind} is not a call")
         walk.skip(4)
         walk.structure(MOST_DEPTH)
     except struct.error:

@@ -110,7 +110,7 @@ def _conf(where: str, text: str | None) -> dict[str, Any]:
     try:
         conf = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidTopology(f"the conf of {where} is no JSON: {error}") from None
+        raise InvalidTopology(f"the conf of {where} is not valid JSON: {error}") from None
     if conf is None:
         return {}
     if not isinstance(conf, dict):

@@ -313,7 +313,7 @@ class NimbusHandler:
     def getTopologyHistory(self, user: str | None) -> Any:
         """Ids of the topologies that a user may see, which is all of them; the name is only checked (CVE-2021-38294)."""
         if user and not _USER.fullmatch(user):
-            raise RefusedCall(f"{user!r:.80} is no user name: letters, digits and any of _.@-")
+            raise RefusedCall(f"{user!r:.80} is not a user name: letters, digits and any of _.@-")
         return load_idl().TopologyHistoryInfo(topo_ids=sorted(self._reader.view().topologies))
 
     # -- running workers -----------------------------------------------------------------------------------

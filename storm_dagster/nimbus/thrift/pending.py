@@ -177,6 +177,6 @@ class PendingSubmissions:
         except KeyNotFound:
             return None
         except (ValueError, TypeError) as error:
-            _log.error("%s is no pending submission and is dropped: %s", key, error)
+            _log.error("%s is not a pending submission and is dropped: %s", key, error)
             self._nimbus.blobs.delete(key)
             return None

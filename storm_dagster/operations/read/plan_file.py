@@ -178,7 +178,9 @@ def _check_tasks(where: str, tasks: list[int], table: TaskTable) -> None:
     known = table.component_of()
     for number, task in enumerate(tasks):
         if task not in known:
-            raise InvalidRequest(f"{where}[{number}]: there is no task {task}, the topology has {encode_ranges(known)}")
+            raise InvalidRequest(
+                f"{where}[{number}]: task {task} does not exist, the topology has {encode_ranges(known)}"
+            )
 
 
 def _assign_given_ids(table: TaskTable, given: Mapping[str, list[int]], source: str) -> TaskTable:

@@ -98,7 +98,7 @@ class TopologyActions:
             wrong = sorted(set(entry) - {"target_level", "reset_level", "timeout", "timeout_epoch"})
             if wrong:
                 raise InvalidRequest(
-                    f"{wrong[0]!r:.40} is no part of a log level: use target_level, timeout (seconds), reset_level"
+                    f"{wrong[0]!r:.40} is not a part of a log level: use target_level, timeout (seconds), reset_level"
                 )
             changes[logger] = level_change(
                 logger, entry.get("target_level"), entry.get("timeout") or 0, entry.get("reset_level")
