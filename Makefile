@@ -89,7 +89,8 @@ test-all: java chromium promtool $(TEST) compat
 	HYPOTHESIS_PROFILE=fuzz FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) $(PARALLEL) --durations 30 $(ARGS)
 	$(BIN)/python tests/chaos/run.py --rounds $(ROUNDS)
 
-check: $(CHECK)
+# Types of tests too: pyright reads what they import.
+check: $(CHECK) $(TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
