@@ -59,7 +59,7 @@ def test_old_messages_without_a_version_pass() -> None:
         (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "method name"),
         (call(STOP, version=0x8002), "another protocol"),
         (b"\x82" + b"\x21" * 40, "another protocol"),
-        (call(STOP, kind=2), "no call"),
+        (call(STOP, kind=2), "message type 2 is not a call"),
         (call(STOP, name=b""), "method name"),
         (call(STOP, name=b"x" * 200), "method name"),
         (call(STOP)[:-1], "too early"),
