@@ -79,11 +79,15 @@ class BatchingBolt(GatheringBolt):
         self.__dict__["_ticks"] = 0
         self.process_batches()
 
+    def _gathered(self) -> list[Tuple]:
+        """Tuples that wait for their batch, which fail when the task closes."""
+        return [tup for tups in self._batches.values() for tup in tups]
+
     def process_batches(self) -> None:
         """Process all groups now. A group that raises fails; the others are not affected."""
-        batches = dict(self._batches)
-        self._batches.clear()
-        for key, tups in batches.items():
+        batches = self._batches
+        for key in list(batches):
+            tups = batches.pop(key)
             self._anchor_to(tups)
             self._begin()
             try:
@@ -94,6 +98,11 @@ class BatchingBolt(GatheringBolt):
                 if self.auto_fail:
                     for tup in tups:
                         self.fail(tup)
+            except BaseException:
+                # The task restarts: the batch fails with what is gathered.
+                self._undo()
+                batches[key] = tups
+                raise
             else:
                 if self.auto_ack:
                     for tup in tups:

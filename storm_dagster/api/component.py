@@ -161,4 +161,6 @@ class Component:
 
     def raise_exception(self, exception: BaseException, tup: Any = None) -> None:
         """Report an error: counted, and recorded among the topology's errors (throttled). The task continues."""
+        if not isinstance(exception, BaseException):
+            raise InvalidRequest(f"raise_exception got {type(exception).__name__} {exception!r:.60}: pass an exception")
         self._bound().error(exception, tup)

@@ -8,6 +8,7 @@ run in the calling thread, always in the same order; blocking components keep th
 from __future__ import annotations
 
 import time
+from asyncio import CancelledError
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -154,6 +155,7 @@ class TopologyHarness:
             epoch=start_ms / 1000 if simulated else None,
         )
         self.shared.sliced = False
+        self.shared.catches = (Exception, SystemExit, CancelledError, GeneratorExit)
         self.dagster_events: list[DagsterEvent] = []
         """Events reported by bolts (``self.dagster``), in order."""
         self.dagster_up: bool = True

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-import msgspec
 import zmq
 
 from storm_dagster.model.errors import Unavailable
@@ -116,12 +115,19 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
         if len(raw) <= MAX_FRAME_BYTES:
             yield raw
             return
-    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
+    except Exception:
+        # Of any type: the user's own code may run (a time zone, for one).
         pass
     # Rare: find the tuples that cannot be encoded, and send the others one bundle at a time.
     groups = frame.groups
     frame.groups = []
-    yield encode_frame(frame)
+    try:
+        yield encode_frame(frame)
+    except Exception:
+        # Its acks must arrive; the next report is due in seconds.
+        _log.exception("a report cannot be encoded, and is dropped")
+        frame.report = None
+        yield encode_frame(frame)
     links = {(link.task, link.source, link.stream): link for link, _ in taken}
     for task, source, stream, items in groups:
         for item in items:
@@ -132,7 +138,7 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
                         f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES}: send a reference to it "
                         "(a path, a key), or several smaller tuples"
                     )
-            except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            except Exception as error:
                 broken(links[(task, source, stream)], item, error)
             else:
                 yield raw

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from storm_dagster.api.tuples import Tuple
+from storm_dagster.model.errors import InvalidRequest
 
 _NUMBERS = 4096
 # A number costs 40 ns this way: no Python frame is entered, the system is asked once for 4096 of them.
@@ -58,13 +59,18 @@ def anchor_tree(anchors: Any) -> Tree | None:
 
     A joint tree has no tuple yet: its count is 0 until one is added, and only then keeps its parents open.
     """
-    if not isinstance(anchors, Sequence):
-        return anchors._tree
     trees: dict[int, Tree] = {}
-    for anchor in anchors:
-        tree = anchor._tree
-        if tree is not None:
-            trees[id(tree)] = tree
+    try:
+        if not isinstance(anchors, Sequence):
+            return anchors._tree
+        for anchor in anchors:
+            tree = anchor._tree
+            if tree is not None:
+                trees[id(tree)] = tree
+    except AttributeError:
+        raise InvalidRequest(
+            f"a tuple cannot be anchored to {type(anchors).__name__}: pass a received tuple, or a list of them"
+        ) from None
     if len(trees) <= 1:
         return next(iter(trees.values()), None)
     return Tree(0, 0, 0, None, tuple(trees.values()))

@@ -173,12 +173,13 @@ class NativeEngine:
 
         Queued tuples fail, and their spouts replay them. With ``reopen`` the tasks open again at once, and get the
         queued tuples that are not tracked, since nobody would replay those."""
-        for task in list(tasks):
-            runner = self.runners.pop(task, None)
-            if runner is None:
-                continue
-            _log.info("closing task %d (%s)", task, runner.component)
-            runner.retire()
+        closing = [self.runners[task] for task in tasks if task in self.runners]
+        for runner in closing:
+            _log.info("closing task %d (%s)", runner.task_id, runner.component)
+        self._close_runners(closing, time.monotonic() + self._grace(), retire=True)
+        for runner in closing:
+            task = runner.task_id
+            del self.runners[task]
             self.shared.events.close(task)
             if reopen:
                 self._held.setdefault(task, []).extend(tup for tup in runner.queue if tup._tree is None)
@@ -211,7 +212,7 @@ class NativeEngine:
                     self._linker(runner.task_id, links),
                     runner.context,
                 )
-            except Exception as error:
+            except self.shared.catches as error:
                 # A custom grouping cannot be created: the task must not run with some of its routes.
                 runner.report(error, "groupings")
                 runner.wired = False
@@ -315,8 +316,16 @@ class NativeEngine:
         shared = self.shared
         for runner in self._order:
             shared.at = runner
-            if runner.wired and runner.status == "running" and runner.run(now):
-                worked = True
+            if runner.wired and runner.status == "running":
+                try:
+                    if runner.run(now):
+                        worked = True
+                except shared.catches as error:
+                    # No component may end the worker, and its other tasks with it.
+                    self._crash(runner, error)
+                if runner.crashed:
+                    worked = True
+                    self._attempt(runner, "restart", runner.restart)
         shared.at = None
         if shared.events.pending and shared.events.run(now):
             worked = True
@@ -327,18 +336,32 @@ class NativeEngine:
             self._update_spouts(now)
         return worked
 
+    def _crash(self, runner: Runner, error: BaseException) -> None:
+        runner.report(error, "the task crashed and restarts")
+        runner.crashed = True
+
+    def _attempt(self, runner: Runner, what: str, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except self.shared.catches as error:
+            runner.report(error, what)
+
     def _start_tasks(self, now: float) -> None:
         missing = False
         for runner in self._order:
             self.shared.at = runner
             missing = not runner.start(now) or missing
+        self.shared.at = None
         self._starting = missing
         self._update_spouts(now)
 
     def _on_clock(self, now: float) -> None:
         self._next_clock = now + _CLOCK_SECS
         for runner in self._order:
-            runner.on_clock(now)
+            try:
+                runner.on_clock(now)
+            except self.shared.catches as error:
+                self._crash(runner, error)
             runner.stats.snapshot(now)
             if runner.status == "starting":
                 self._starting = True
@@ -397,12 +420,36 @@ class NativeEngine:
             for task, runner in self.runners.items()
         }
 
-    def close(self) -> None:
-        """Close all tasks gracefully."""
+    def _grace(self) -> float:
+        return 0.7 * float(self.conf.get("supervisor.worker.shutdown.sleep.secs") or 0)
+
+    def _close_runners(self, runners: Collection[Runner], until: float, *, retire: bool) -> None:
+        """Close tasks. All threads end side by side, until a moment of ``time.monotonic()``; then those that have not
+        ended are left behind."""
+        for runner in runners:
+            self._attempt(runner, "close", lambda runner=runner: runner.begin_close(retire=retire))
+        # The others close while the threads end.
+        waiting: list[Runner] = []
+        for runner in runners:
+            if runner.has_ended():
+                self._attempt(runner, "close", runner.retire if retire else runner.close)
+            else:
+                waiting.append(runner)
+        while waiting:
+            over = time.monotonic() >= until
+            for runner in list(waiting):
+                if runner.has_ended() or over:
+                    waiting.remove(runner)
+                    self._attempt(runner, "close", runner.retire if retire else runner.close)
+            if waiting:
+                time.sleep(0.001)
+
+    def close(self, since: float | None = None) -> None:
+        """Close all tasks gracefully, before the supervisor kills the worker, which it asked to stop at ``since``."""
         self.shared.closing = True
         self._update_spouts(self.shared.clock())
-        for runner in list(self._order):
-            runner.close()
+        until = (time.monotonic() if since is None else since) + self._grace()
+        self._close_runners(list(self._order), until, retire=False)
         self.shared.events.drop()
         self.runners.clear()
         self._order.clear()
@@ -433,7 +480,7 @@ def _make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, 
         blocking = bool(getattr(code, "blocking", False))
         takes_messages = is_spout and bool(getattr(code, "_takes_peer_messages", False))
         concurrent = not is_spout and inspect.iscoroutinefunction(getattr(code, "process", None))
-    except Exception:
+    except shared.catches:
         # The first start reports the same error.
         blocking = False
     if blocking or concurrent:

@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from storm_dagster.model.daemon_folder import write_atomically
 from storm_dagster.model.errors import StormDagsterError
 from storm_dagster.model.worker_spec import HeartbeatFile
 from storm_dagster.worker.tasks.runner import Runner, Shared
+from storm_dagster.worker.tasks.stacks import component_stack
 
 _log = logging.getLogger(__name__)
 
@@ -69,14 +69,23 @@ class HeartbeatThread:
 
 
 class BlockedLoop(StormDagsterError):
-    """A component does not return, and blocks all tasks on its worker's loop."""
+    """A component does not return, and blocks all tasks on its worker's loop, or its own task in a thread."""
 
 
 class Watchdog:
     """Detector of a blocked loop, called by another thread; reports each blockage once."""
 
-    def __init__(self, shared: Shared, passes: Callable[[], int], secs: float) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        passes: Callable[[], int],
+        secs: float,
+        runners: Callable[[], list[Runner]] = list,
+    ) -> None:
         self._shared = shared
+        self._runners = runners
+        self._stuck: dict[tuple[int, float], None] = {}
+        """(task, start) of the calls in threads that were reported and last."""
         self._passes = passes
         self._secs = secs
         self._seen: tuple[int, Runner | None] = (-1, None)
@@ -85,8 +94,10 @@ class Watchdog:
         self._loop = threading.get_ident()
 
     def check(self) -> None:
-        """Report the task that has occupied the loop for ``secs`` seconds."""
+        """Report the task that has occupied the loop for ``secs`` seconds, and calls in threads that last longer than
+        the message timeout."""
         now = time.monotonic()
+        self._check_threads(now)
         seen = (self._passes(), self._shared.at)
         if seen != self._seen:
             self._seen, self._since, self._reported = seen, now, False
@@ -96,10 +107,25 @@ class Watchdog:
             return
         self._reported = True
         frame = sys._current_frames().get(self._loop)
-        where = "".join(traceback.format_stack(frame, limit=6)) if frame is not None else ""
+        where = component_stack(frame)
         error = BlockedLoop(
             f"component {runner.component!r} has not returned for {now - self._since:.0f} s, and all other tasks of "
             f"its worker wait for it: set blocking = True on its class (it then has a thread of its own), or make "
             f"process async. It is at:\n{where}"
         )
         self._shared.report(runner.task_id, runner.component, error, "blocked")
+
+    def _check_threads(self, now: float) -> None:
+        seen, self._stuck = self._stuck, {}
+        for runner in self._runners():
+            # Its tuple has timed out by then, so that no honest wait is reported.
+            timeout = max(self._secs, float(runner.conf.get("topology.message.timeout.secs") or 30))
+            for start, method, where in runner.stuck_calls(now - timeout):
+                key = (runner.task_id, start)
+                self._stuck[key] = None
+                if key not in seen:
+                    error = BlockedLoop(
+                        f"{method} of component {runner.component!r} has not returned for {now - start:.0f} s, and its "
+                        f"task stands still: give its requests a timeout. It is at:\n{where}"
+                    )
+                    self._shared.report(runner.task_id, runner.component, error, "stuck")

@@ -17,7 +17,7 @@ import msgspec
 
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError, Unavailable
 from storm_dagster.model.records import KeptLevels, TaskBeats
-from storm_dagster.model.wire import Frame, StateQuestion, WorkerReport, decode_frame, decode_request
+from storm_dagster.model.wire import Frame, Request, StateQuestion, WorkerReport, decode_frame, decode_request
 from storm_dagster.model.worker_spec import EXIT_STOPPED, EXIT_SUPERSEDED, WorkerSpec
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
@@ -195,6 +195,7 @@ class Loop:
         """Stop the spouts, drain for up to half a second, close the tasks."""
         _log.info("stopping (SIGTERM)")
         engine = self.engine
+        since = time.monotonic()
         engine.activate(False)
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline and self.lease.valid() and engine.placement is not None:
@@ -203,7 +204,7 @@ class Loop:
             waits = self.transport.waiting() or engine.shared.events.pending
             if not worked and engine.drained() and not waits:
                 break
-        engine.close()
+        engine.close(since)
 
     def _on_message(self, message: list[bytes]) -> None:
         payload = message[-1]
@@ -229,7 +230,7 @@ class Loop:
     def _deliver(self, frame: Frame) -> None:
         try:
             self.engine.deliver(frame)
-        except (ValueError, TypeError):
+        except Exception:
             # Well-formed with impossible contents: not sent by this project.
             self.bad_frames += 1
             _log.exception("a frame was dropped: its contents are not valid")
@@ -305,21 +306,28 @@ class Loop:
             self.unknown_frames += 1
             self.transport.reply(envelope, b'{"error":{"type":"InvalidRequest","message":"wrong token"}}')
             return
+        try:
+            reply = msgspec.json.encode(self._answer(request))
+        except StormDagsterError as error:
+            reply = msgspec.json.encode(error.to_document())
+        except Exception as error:
+            # Whatever a component put into its state or metrics: the worker survives the question.
+            _log.exception("a request for %s failed", request.op)
+            failure = InvalidRequest(f"the worker cannot answer {request.op}: {type(error).__name__}: {error}")
+            reply = msgspec.json.encode(failure.to_document())
+        self.transport.reply(envelope, reply)
+
+    def _answer(self, request: Request) -> Any:
         if request.op == "stats":
-            document: Any = self._stats_document()
-        elif request.op == "stacks":
-            document = {"stacks": thread_stacks()}
-        elif request.op == "log_levels":
+            return self._stats_document()
+        if request.op == "stacks":
+            return {"stacks": thread_stacks()}
+        if request.op == "log_levels":
             self.log_levels.apply(request.levels, time.monotonic())
-            document = {"levels": self.log_levels.document(time.monotonic())}
-        elif request.state is not None:
-            try:
-                document = self._state_page(request.state)
-            except StormDagsterError as error:
-                document = error.to_document()
-        else:
-            document = {"pid": os.getpid(), "status": self.status()}
-        self.transport.reply(envelope, msgspec.json.encode(document))
+            return {"levels": self.log_levels.document(time.monotonic())}
+        if request.state is not None:
+            return self._state_page(request.state)
+        return {"pid": os.getpid(), "status": self.status()}
 
     def _state_page(self, query: StateQuestion) -> dict[str, Any]:
         runner = self.engine.runners.get(query.task)

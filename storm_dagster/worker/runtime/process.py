@@ -142,7 +142,12 @@ def _run(
         float(conf.get("worker.heartbeat.frequency.secs") or 1),
         lambda: loop.passes,
         loop.status,
-        Watchdog(shared, lambda: loop.passes, float(conf.get("worker.blocked.report.secs") or 5)).check,
+        Watchdog(
+            shared,
+            lambda: loop.passes,
+            float(conf.get("worker.blocked.report.secs") or 5),
+            lambda: list(engine.runners.values()),
+        ).check,
     )
     heartbeat.start()
     sync.start()
@@ -196,5 +201,7 @@ class ErrorReporter:
                 )
             return
         text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        # A file name in a message may hold what is no UTF-8, neither in the log nor in ZooKeeper.
+        text = text.encode("utf-8", "backslashreplace").decode()
         _log.error("task %d (%s): %s: %s", task, component, where, text)
         self._record(task, component, f"{where}: {text}", int(time.time()))

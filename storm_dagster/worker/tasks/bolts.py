@@ -11,6 +11,7 @@ from typing import Any
 from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.dataplane.sending import (
     check_values,
     route_of,
@@ -20,7 +21,7 @@ from storm_dagster.worker.dataplane.sending import (
 )
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
 from storm_dagster.worker.tasks.drivers import acks_itself, attach_drivers
-from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, Runner, make_component
+from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, Runner, make_component, metric_value, shown
 
 SLICE = 64
 """Tuples between two checks of the lease and the clock."""
@@ -51,6 +52,15 @@ def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
         by[key] = by.get(key, 0) + times
 
 
+def check_received(tup: Any, component: str) -> None:
+    """``InvalidRequest`` unless ``tup`` is a received tuple."""
+    if not isinstance(tup, Tuple):
+        raise InvalidRequest(
+            f"component {component!r} acks, fails or anchors to {type(tup).__name__} {shown(tup)}: pass a tuple that "
+            "it received"
+        )
+
+
 class BoltRunner(Runner):
     """Runner of a bolt whose ``process`` returns quickly."""
 
@@ -68,7 +78,7 @@ class BoltRunner(Runner):
         self.next_pulse: float = 0.0
 
     def _bind(self, bolt: Any) -> Any:
-        """Connect the bolt, and return ``execute(batch) -> number of tuples that failed by an error``.
+        """Connect the bolt, and return ``execute(batch) -> number of tuples that it took``: fewer if the task crashed.
 
         This code runs for every tuple, so it is closures: a variable of the enclosing function is the cheapest place
         for state. The second half of ``emit`` is the same as that of spouts: a shared function would add a call to
@@ -76,7 +86,7 @@ class BoltRunner(Runner):
         """
         routes, ledger, stats = self.routes, self.shared.ledger, self.stats
         component, task_id = self.component, self.task_id
-        done = ledger.done
+        done, catches = ledger.done, self.shared.catches
         auto_ack = bolt.auto_ack and not acks_itself(bolt)
         auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
         current: Any = None
@@ -125,17 +135,21 @@ class BoltRunner(Runner):
             return [link.task] if need_task_ids else None
 
         def ack(tup: Tuple) -> None:
+            if tup.__class__ is not Tuple:
+                check_received(tup, component)
             if tup._tree is not None:
                 ledger.ack(tup)
             stats.acked += 1
 
         def fail(tup: Tuple) -> None:
+            if tup.__class__ is not Tuple:
+                check_received(tup, component)
             if tup._tree is not None:
                 ledger.fail(tup)
             stats.failed += 1
 
-        def broken(tup: Tuple, error: Exception) -> None:
-            self.report(error, f"process of a tuple of {tup.component}")
+        def broken(tup: Tuple, error: BaseException) -> None:
+            self.on_error(error, f"process of a tuple of {tup.component}")
             if bolt.auto_fail:
                 ledger.fail(tup)
                 stats.failed += 1
@@ -147,15 +161,18 @@ class BoltRunner(Runner):
         def execute(batch: list[Tuple]) -> int:
             nonlocal current
             process = bolt.process
-            bad = 0
+            bad, taken = 0, len(batch)
             for tup in batch:
                 tree = tup._tree
                 current = tree if auto_anchor else None
                 try:
                     process(tup)
-                except Exception as error:
+                except catches as error:
                     bad += 1
                     broken(tup, error)
+                    if self.crashed:
+                        taken = batch.index(tup) + 1
+                        break
                     continue
                 if auto_ack and tree is not None and tup._tree is not None:
                     tup._tree = None
@@ -164,8 +181,8 @@ class BoltRunner(Runner):
                         done(tree)
             current = None
             if auto_ack:
-                stats.acked += len(batch) - bad
-            return bad
+                stats.acked += taken - bad
+            return taken
 
         sends = wrap_emit(emit, self.conf, self.part, component, task_id, 1)
         bolt._collector = BoltCollector(self, sends, ack, fail, event)
@@ -185,7 +202,7 @@ class BoltRunner(Runner):
             return self.state is not None and self.state.on_idle()
         if self.ticks:
             self._tick()
-            if self.status != "running":
+            if self.crashed:
                 return True
         batch = queue.copy()
         queue.clear()
@@ -204,8 +221,12 @@ class BoltRunner(Runner):
                 total = start
                 break
             part = batch[start : start + size] if total > size else batch
-            execute(part)
-            count_inputs(self, part)
+            taken = execute(part)
+            count_inputs(self, part[:taken] if self.crashed else part)
+            if self.crashed:
+                # What it has not begun waits for the restarted task.
+                queue[:0] = batch[start + taken :]
+                return True
         if not total:
             return False
         if stats.take_sample(total):
@@ -227,15 +248,15 @@ class BoltRunner(Runner):
         if due & PULSE_DUE:
             try:
                 self.instance._pulse()
-            except Exception as error:
-                self.report(error, "windows and state")
-        if not due & TICK_DUE:
+            except self.shared.catches as error:
+                self.on_error(error, "windows and state")
+        if not due & TICK_DUE or self.crashed:
             return
         tick = self.tick_tuple()
         try:
             self.instance.process_tick(tick)
-        except Exception as error:
-            self.report(error, "process_tick")
+        except self.shared.catches as error:
+            self.on_error(error, "process_tick")
 
 
 class BoltCollector:
@@ -269,4 +290,4 @@ class BoltCollector:
 
     def metric(self, name: str, value: Any) -> None:
         """See ``Component.report_metric``."""
-        self._runner.metric(name, value)
+        self._runner.metric(*metric_value(name, value))

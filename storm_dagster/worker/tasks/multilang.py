@@ -176,8 +176,8 @@ class ShellProcess:
         except EOFError as error:
             code = self.process.poll()
             reason = f"{error} (exit code {code})" if code is not None else str(error)
-        except (OSError, ValueError, TypeError) as error:
-            reason = str(error)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
         self._on_output(self, reason)
 
     def _write(self) -> None:

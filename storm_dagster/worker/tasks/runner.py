@@ -7,8 +7,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from storm_dagster.api.context import TopologyContext
 from storm_dagster.api.tuples import SYSTEM_TASK, TICK_STREAM, Tuple
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import SYSTEM
 from storm_dagster.model.topology import ComponentSpec
 from storm_dagster.worker.dataplane.routes import Route, resolve
@@ -29,6 +32,7 @@ _EXACT_SECS = 1e-6
 """Rounding error of summed times: a deadline counts as reached this much earlier."""
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
+_METRIC_BYTES = 16 << 10
 
 
 class Shared:
@@ -67,6 +71,9 @@ class Shared:
         self.sliced = True
         """Whether a pass limits the time of each task. The test harness sets ``False``, so that the order of tuples
         does not depend on the machine's speed."""
+        self.catches: tuple[type[BaseException], ...] = (BaseException,)
+        """What a user's method may raise without ending the process. A worker survives everything (nothing is sent
+        into it); the test harness passes a keyboard interrupt and a test's own outcome on."""
         self.at: Runner | None = None
         """The task that occupies the loop; read by the watchdog."""
         self.hosts: frozenset[str] = frozenset()
@@ -75,6 +82,32 @@ class Shared:
     def now_ms(self) -> int:
         """Milliseconds since 1970 that never go back while the process lives."""
         return round((self._epoch + self.clock()) * 1000)
+
+
+def metric_value(name: Any, value: Any) -> tuple[str, Any]:
+    """Name and value of a metric as every report can hold them; scalars of numpy and the like become numbers.
+
+    ``InvalidRequest`` for others. The value is a copy: the component may change its own."""
+    try:
+        if type(value) not in (int, float, bool, str) and hasattr(value, "__float__"):
+            value = int(value) if hasattr(value, "__index__") else float(value)
+        raw = msgspec.msgpack.encode((str(name)[:200], value))
+        if len(raw) > _METRIC_BYTES:
+            raise ValueError(f"it takes {len(raw)} bytes, at most {_METRIC_BYTES} are kept")
+        msgspec.json.encode(pair := msgspec.msgpack.decode(raw))
+        return pair[0], pair[1]
+    except Exception as error:
+        raise InvalidRequest(
+            f"metric {shown(name)} cannot be published ({type(value).__name__}; {error}): report a number"
+        ) from None
+
+
+def shown(value: Any, most: int = 60) -> str:
+    """The beginning of a value's ``repr``, for a message; a value whose ``repr`` raises is named by its type."""
+    try:
+        return repr(value)[:most]
+    except Exception:
+        return f"<{type(value).__name__}>"
 
 
 def make_component(part: ComponentSpec) -> Any:
@@ -120,6 +153,8 @@ class Runner:
         """The component. ``_pulse`` is called every ``_pulse_secs``, if set (windows, checkpoints)."""
         self.state: StateDriver | None = None
         """Of a stateful bolt."""
+        self.crashed = False
+        """Whether the engine is to restart the task. Any thread."""
         self._retry_at = 0.0
         self._pause = 1.0
 
@@ -141,14 +176,21 @@ class Runner:
             return False
         try:
             self.open()
-        except Exception as error:
-            self.report(error, "initialize")
-            self._retry_at = now + self._pause
-            self._pause = min(self._pause * 2, MOST_RETRY_SECS)
+        except self.shared.catches as error:
+            self.start_failed(error, now)
             return False
         self.status = "running"
         self.next_tick = now + (self.tick_secs or 0.0)
         return True
+
+    def start_failed(self, error: BaseException, now: float) -> None:
+        """Report that the component could not be opened; the next try is after a pause, longer each time."""
+        self.report(error, "initialize")
+        if self.state is not None:
+            self.state.log.close()
+            self.state = None
+        self._retry_at = now + self._pause
+        self._pause = min(self._pause * 2, MOST_RETRY_SECS)
 
     def open(self) -> None:
         """Create and initialize the component."""
@@ -184,6 +226,18 @@ class Runner:
         """Close the task gracefully while the topology continues: it moves, or reopens with another context."""
         self.close()
 
+    def begin_close(self, *, retire: bool) -> None:
+        """Ask the task's thread, if it has one, to end; then call :meth:`close` or :meth:`retire`."""
+
+    def has_ended(self) -> bool:
+        """Whether :meth:`close` has nothing to wait for. Runs the last calls of the task's thread."""
+        return True
+
+    def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
+        """Calls of the component in a thread of its own that began before ``since``: (start, method, where it is).
+        Any thread."""
+        return []
+
     def close(self) -> None:
         """Close the task gracefully."""
         if self.instance is not None and self.status == "running":
@@ -191,23 +245,34 @@ class Runner:
         self.context.close()
 
     def close_instance(self) -> None:
-        """Checkpoint and close the component. In the thread that runs it."""
+        """Checkpoint and close the component; the tuples that it still gathers fail. In the thread that runs it."""
+        state, bolt = self.state, self.instance
         for what, close in (
-            ("checkpoint", self.state.close if self.state is not None else None),
-            ("close", self.instance.close),
+            ("checkpoint", (state.abandon if self.crashed else state.close) if state is not None else None),
+            ("close", bolt.close),
+            ("close", lambda: [bolt.fail(tup) for tup in getattr(bolt, "_gathered", tuple)() if tup._tree is not None]),
         ):
             try:
                 if close is not None:
                     close()
-            except Exception as error:
+            except self.shared.catches as error:
                 self.report(error, what)
         self.state = None
 
     def restart(self) -> None:
-        """Recreate the component in a second. Any thread that runs the task."""
-        self._retry_at = self.shared.clock() + 1.0
+        """Close the component, and create it again in a second; its tuples fail. Only the loop."""
+        self.retire()
         self.status = "starting"
-        self.close_instance()
+        self._retry_at = self.shared.clock() + 1.0
+        self.crashed = False
+
+    def on_error(self, error: BaseException, where: str) -> None:
+        """Report what a method of the component raised. What is no ``Exception`` (``SystemExit``, a cancellation that
+        nobody asked for) says that it cannot go on: the task restarts. Any thread."""
+        self.report(error, where)
+        if not isinstance(error, Exception):
+            self.crashed = True
+            self.shared.wake()
 
     def has_pending_acks(self) -> bool:
         """Whether acks wait for a checkpoint."""
@@ -218,13 +283,18 @@ class Runner:
     def report(self, error: BaseException, where: str) -> None:
         """Count and log an error, and record it among the topology's errors."""
         self.stats.errors += 1
-        self.shared.report(self.task_id, self.component, error, where)
+        try:
+            self.shared.report(self.task_id, self.component, error, where)
+        except Exception as second:
+            # An error that cannot even be shown must not do more harm than one that can.
+            text = f"{type(error).__name__}, which cannot be shown: {type(second).__name__}"
+            self.shared.report(self.task_id, self.component, RuntimeError(text), where)
 
     def metric(self, name: str, value: Any) -> None:
-        """Keep the newest value of a user metric; at most 100 names."""
+        """Keep the newest value of a user metric, as :func:`metric_value` made it; at most 100 names."""
         metrics = self.stats.metrics
         if name in metrics or len(metrics) < 100:
-            metrics[str(name)[:200]] = value
+            metrics[name] = value
 
     def send_to_peer(self, task: int, values: Sequence[Any]) -> None:
         """Send a message to another task of the component. It may be lost, as an untracked tuple may."""

@@ -15,7 +15,7 @@ from storm_dagster.worker.dataplane.sending import check_types, check_values, ro
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.multilang import LOG_LEVELS, ShellProcess, handshake
-from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.runner import Runner, metric_value
 from storm_dagster.worker.tasks.spouts import SpoutBase
 
 _log = logging.getLogger("storm_dagster.component")
@@ -80,7 +80,7 @@ class ShellRunner(Runner):
                 continue
             try:
                 self.on_message(message)
-            except (StormDagsterError, KeyError, TypeError, ValueError) as error:
+            except self.shared.catches as error:
                 self.replace(f"protocol: {type(error).__name__}: {error}")
         return worked
 
@@ -95,7 +95,11 @@ class ShellRunner(Runner):
         elif command == "error":
             self.report(ShellFailure(str(message.get("msg"))), "error command")
         elif command == "metrics":
-            self.metric(str(message["name"]), message.get("params"))
+            name = message["name"]
+            try:
+                self.metric(*metric_value(name, message.get("params")))
+            except InvalidRequest as error:
+                self.report(error, "metrics command")
         elif command == "emit":
             self.on_emit(message)
         elif command == "sync":
@@ -128,6 +132,11 @@ class ShellRunner(Runner):
         self._restart_pause = 0.1 if lived > 10 else min(self._restart_pause * 2, 10.0)
         self._restart_at = now + self._restart_pause
 
+    def restart(self) -> None:
+        """Replace the program."""
+        self.crashed = False
+        self.replace("the task crashed")
+
     def keep_alive(self, now: float) -> bool:
         """Restart the program when that is due. Whether it runs."""
         if self.process is None:
@@ -135,7 +144,7 @@ class ShellRunner(Runner):
                 return False
             try:
                 self.open()
-            except StormDagsterError as error:
+            except self.shared.catches as error:
                 self.report(error, "shell")
                 self._restart_at = now + 5.0
                 return False
@@ -192,16 +201,16 @@ class ShellBoltRunner(ShellRunner):
     def _send_tuple(self, tup: Tuple) -> None:
         assert self.process is not None
         name = str(next(self._ids))
-        self.in_flight[name] = (tup, time.perf_counter_ns())
-        self.process.send(
-            {
-                "id": name,
-                "comp": tup.component,
-                "stream": tup.stream,
-                "task": tup.task,
-                "tuple": tup.values,
-            }
-        )
+        message = {"id": name, "comp": tup.component, "stream": tup.stream, "task": tup.task, "tuple": tup.values}
+        try:
+            self.process.send(message)
+        except self.shared.catches as error:
+            where = f"a tuple of stream {tup.stream!r} of {tup.component!r} cannot be sent to a program as JSON"
+            self.report(InvalidRequest(f"{where} ({type(error).__name__}: {error}): emit JSON values"), "shell")
+            self.shared.ledger.fail(tup)
+            self.stats.failed += 1
+        else:
+            self.in_flight[name] = (tup, time.perf_counter_ns())
 
     def on_clock(self, now: float) -> None:
         """Send heartbeats, and replace a program that is silent for the subprocess timeout."""

@@ -8,6 +8,7 @@ from typing import Any
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
+from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.worker.dataplane.sending import (
     check_values,
     route_of,
@@ -89,26 +90,32 @@ class SpoutBase(Runner):
                     # One extra until all its tuples are sent.
                     tree = Tree(1, root or 1, 0, self)
                     entries[tree.root] = (tup_id, clock())
-                else:
-                    at_once.append(tup_id)
             route.emitted += 1
             only = route.only
-            if only is None or direct_task:
-                links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task)
-                sent = [link.task for link in links] if need_task_ids else None
-            else:
-                link = only(values)
-                if link.append is None:
-                    send_remote(link, tree, values)
+            try:
+                if only is None or direct_task:
+                    links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task)
+                    sent = [link.task for link in links] if need_task_ids else None
                 else:
-                    if tree is not None:
-                        tree.count += 1
-                    link.append(Tuple(next_tuple_id(), component, stream, task_id, values, tree))
-                sent = [link.task] if need_task_ids else None
+                    link = only(values)
+                    if link.append is None:
+                        send_remote(link, tree, values)
+                    else:
+                        if tree is not None:
+                            tree.count += 1
+                        link.append(Tuple(next_tuple_id(), component, stream, task_id, values, tree))
+                    sent = [link.task] if need_task_ids else None
+            except BaseException:
+                # A grouping raised. The spout is notified at once, not at the timeout.
+                if tree is not None:
+                    self.failed.append(tree.root)
+                raise
             if tree is not None:
                 left = tree.count = tree.count - 1
                 if not left:
                     ledger.done(tree)
+            elif tup_id is not None:
+                at_once.append(tup_id)
             return sent
 
         return wrap_emit(emit, self.conf, self.part, component, task_id, 2)
@@ -174,7 +181,7 @@ class SpoutRunner(SpoutBase):
         emit = self.make_emit()
 
         def fail(tup: Any) -> None:
-            raise TypeError("a spout neither acks nor fails tuples")
+            raise InvalidRequest(f"component {self.component!r} is a spout, which neither acks nor fails tuples")
 
         def collected(tup: Any, stream: Any, anchors: Any, direct: Any, need: bool, tup_id: Any) -> Any:
             return emit(tup, tup_id, stream, direct, need)
@@ -196,13 +203,15 @@ class SpoutRunner(SpoutBase):
                 self.instance.ack(tup_id)
             else:
                 self.instance.fail(tup_id)
-        except Exception as error:
-            self.report(error, "ack" if acked else "fail")
+        except self.shared.catches as error:
+            self.on_error(error, "ack" if acked else "fail")
 
     def run(self, now: float) -> bool:
         """Notify the spout of acks and fails, and call ``next_tuple``."""
         worked = self.deliver_verdicts(now, self._notify)
         shared = self.shared
+        if self.crashed:
+            return True
         if not shared.spouts_run or now < self._pause_until or not shared.owns():
             return worked
         next_tuple = self.instance.next_tuple
@@ -217,8 +226,8 @@ class SpoutRunner(SpoutBase):
             before = _emitted(routes)
             try:
                 next_tuple()
-            except Exception as error:
-                self.report(error, "next_tuple")
+            except shared.catches as error:
+                self.on_error(error, "next_tuple")
                 self._pause_until = clock() + 0.1
                 return True
             if _emitted(routes) == before:
@@ -263,8 +272,8 @@ class SpoutRunner(SpoutBase):
         if self.status == "running":
             try:
                 getattr(self.instance, name)()
-            except Exception as error:
-                self.report(error, name)
+            except self.shared.catches as error:
+                self.on_error(error, name)
 
 
 def _emitted(routes: tuple[Any, ...]) -> int:

@@ -12,7 +12,7 @@ import msgspec
 from storm_dagster.api.stateful import StatefulBolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of
-from storm_dagster.model.errors import InvalidRequest, InvalidTopology, StormDagsterError, Unavailable
+from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.wire import StateQuestion
 from storm_dagster.worker.tasks.state_log import StateLog, state_folder
@@ -42,7 +42,14 @@ class KeyedState:
 
     def _own_key(self, key: Any) -> Any:
         key = key_of(key)
-        if key not in self._values and not self._alone:
+        try:
+            known = key in self._values
+        except TypeError:
+            raise InvalidRequest(
+                f"{type(key).__name__} {key!r:.60} cannot be a key of the state: use a string, a number, bytes or a "
+                "tuple of them"
+            ) from None
+        if not known and not self._alone:
             owner = self._division.owner(key)
             if owner != self._index:
                 raise InvalidRequest(
@@ -61,6 +68,7 @@ class KeyedState:
     def __setitem__(self, key: Any, value: Any) -> None:
         key = self._own_key(key)
         raw = encode_value(value, key)
+        encode_value(key, key)
         self._journal.append((key, self._values.get(key, _ABSENT), self.changed.get(key, _ABSENT)))
         self._values[key] = value
         self.changed[key] = raw
@@ -179,8 +187,13 @@ class StateDriver:
         # From here on, the bolt's acks and the worker's `process` calls go through this driver.
         collector.ack = self.defer_ack  # type: ignore[method-assign]
         collector.ack_all = self._defer_acks  # type: ignore[method-assign]
+        self._fail: Callable[[Tuple], None] = collector.fail
+        collector.fail = self.fail  # type: ignore[method-assign]
         bolt.process = self.apply  # type: ignore[method-assign]
-        self._ids: list[tuple[int, Any]] = []
+        self._ids: dict[Any, tuple[int, Any]] = {}
+        """Id -> (hash of the grouping key, encoded id), since the last checkpoint."""
+        self._rejected: Tuple | None = None
+        """The tuple that the bolt failed last."""
         self._rotate_ms = int(float(runner.conf.get("topology.state.remember.secs") or 120) * 1000)
         self._rotate_at = shared.now_ms() + self._rotate_ms
         self._interval = float(runner.conf.get("topology.state.checkpoint.interval.ms") or 1000) / 1000
@@ -238,11 +251,12 @@ class StateDriver:
                 self.bolt.process_again(tup)
             else:
                 self._process(tup)
-        except Exception:
+            if self._acks_itself and self._rejected is not tup:
+                self.defer_ack(tup)
+        except BaseException:
             self.state._undo()
+            self._withdraw(tup)
             raise
-        if self._acks_itself:
-            self.defer_ack(tup)
 
     def _id_of(self, tup: Tuple) -> Any:
         places = self._id_at.get((tup.component, tup.stream))
@@ -250,13 +264,27 @@ class StateDriver:
 
     def defer_ack(self, tup: Tuple) -> None:
         """Defer the ack of a tuple to the next checkpoint, which also saves its id."""
-        self.pending_acks.append(tup)
         name = self._id_of(tup)
         if name is not None:
             key = [tup.values[at] for at in self._id_at[(tup.component, tup.stream)][1]]
             number = stable_hash(key[0] if len(key) == 1 else key)
+            # Encoded now: one that cannot be saved fails its own tuple, not all of the checkpoint.
+            self._ids[name] = (number, encode_value(name, name))
             self.log.contents.ids[name] = number
-            self._ids.append((number, name))
+        self.pending_acks.append(tup)
+
+    def fail(self, tup: Tuple) -> None:
+        """Fail a tuple, unless it is acked. It does not count as applied: a replay is processed."""
+        if tup not in self.pending_acks:
+            self._rejected = tup
+            self._fail(tup)
+
+    def _withdraw(self, tup: Tuple) -> None:
+        if tup in self.pending_acks:
+            self.pending_acks.remove(tup)
+            name = self._id_of(tup)
+            self._ids.pop(name, None)
+            self.log.contents.ids.pop(name, None)
 
     def _defer_acks(self, tups: Sequence[Tuple]) -> None:
         for tup in tups:
@@ -296,7 +324,7 @@ class StateDriver:
         record = Checkpoint(
             values=[(key, raw) for key, raw in changes.items() if raw is not None],
             removed=[key for key, raw in changes.items() if raw is None],
-            ids=self._ids,
+            ids=list(self._ids.values()),
         )
         self._saving = True
         try:
@@ -310,14 +338,14 @@ class StateDriver:
         try:
             if state.changed or self._ids:
                 self.log.append(record)
-        except (OSError, StormDagsterError) as error:
+        except Exception as error:
             self._failed = True
             for tup in pending_acks:
-                self.bolt.fail(tup)
+                self._fail(tup)
             self.runner.report(error, "checkpoint")
-            self.runner.restart()
+            self.runner.crashed = True
             return
-        state.changed, self._ids = {}, []
+        state.changed, self._ids = {}, {}
         for tup in pending_acks:
             self._ack(tup)
         if rotate:
@@ -327,6 +355,14 @@ class StateDriver:
             self.log.append(Checkpoint(rotated=True))
         self.log.compact()
         self._saved_at = time.monotonic()
+
+    def abandon(self) -> None:
+        """Close without a checkpoint, and fail the tuples since the last one: the task crashed."""
+        self._failed = True
+        for tup in self.pending_acks:
+            self._fail(tup)
+        self.pending_acks.clear()
+        self.log.close()
 
     def close(self) -> None:
         """Take a last checkpoint."""

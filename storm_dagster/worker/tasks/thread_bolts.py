@@ -25,7 +25,8 @@ class BlockingBoltRunner(ThreadMixin):
     """Runner of a bolt with ``blocking = True``."""
 
     kind = "bolt"
-    _anchor: Tuple | None = None
+    _anchors_itself = True
+    _current: Tuple | None = None
 
     def run(self, now: float) -> bool:
         """Pass tuples to the thread, and run its calls."""
@@ -61,9 +62,11 @@ class BlockingBoltRunner(ThreadMixin):
         auto_ack = bolt.auto_ack and not acks_itself(bolt)
         auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
         clock, inbox = time.perf_counter_ns, self.inbox
+        calls, catches = self._calls, self.shared.catches
+        self._anchors_itself = auto_anchor
         batch: list[Tuple] = []
         nanos = 0
-        while True:
+        while not self.crashed:
             tup = None if inbox.empty() else inbox.get()
             # Counted together: a call per tuple would cost more than a bolt that only gathers.
             if batch and (not isinstance(tup, Tuple) or len(batch) >= _COUNTED or nanos >= _COUNT_NANOS):
@@ -75,37 +78,49 @@ class BlockingBoltRunner(ThreadMixin):
                 return
             self.await_lease()
             if self._detached or self.shared.closing:
+                if isinstance(tup, Tuple):
+                    self.call_in_loop(lambda tup=tup: fail_in_loop(self, tup))
                 continue
+            begin = clock()
             if tup is TICK or tup is PULSE:
+                method = "process_tick" if tup is TICK else "windows and state"
+                calls[0] = (begin / 1e9, method, None)
                 try:
                     if tup is TICK:
                         bolt.process_tick(self.tick_tuple())
                     else:
                         bolt._pulse()
-                except Exception as error:
-                    self.report_from_thread(error, "process_tick" if tup is TICK else "windows and state")
+                except catches as error:
+                    self.on_error(error, method)
+                calls.clear()
                 continue
-            begin = clock()
-            self._anchor = tup if auto_anchor else None
+            self._current = tup
+            calls[0] = (begin / 1e9, "process", None)
             try:
                 bolt.process(tup)
-            except Exception as error:
-                self.report_from_thread(error, f"process of a tuple of {tup.component}")
+            except catches as error:
+                self.on_error(error, f"process of a tuple of {tup.component}")
                 if bolt.auto_fail:
                     self.call_in_loop(lambda tup=tup: fail_in_loop(self, tup))
             else:
                 if auto_ack:
                     self.call_in_loop(lambda tup=tup: ack_in_loop(self, tup))
-            self._anchor = None
+            self._current = None
+            calls.clear()
             nanos += clock() - begin
             batch.append(tup)
             if self.state is not None and inbox.empty():
                 self.state.on_idle()
+        if batch:
+            self.call_in_loop(lambda: self._done(batch, nanos))
 
     def current_anchors(self) -> Any:
         """The tuple in process."""
-        anchor = self._anchor
-        return () if anchor is None else anchor
+        return () if self._current is None or not self._anchors_itself else self._current
+
+    def in_process(self) -> Tuple | None:
+        """The tuple in process."""
+        return self._current
 
     def emit_from_thread(
         self,
@@ -118,9 +133,7 @@ class BlockingBoltRunner(ThreadMixin):
     ) -> Any:
         """See ``Bolt.emit``."""
         values = self.check_emit(tup, stream)
-        of = self.current_anchors() if anchors is None else anchors
-        # The component may change its list after the emit.
-        of = tuple(of) if isinstance(of, list) else of
+        of = self.checked_anchors(anchors)
 
         def in_loop() -> list[int]:
             tree = anchor_tree(of) if of else None
@@ -131,7 +144,7 @@ class BlockingBoltRunner(ThreadMixin):
 
         if need_task_ids:
             return self.call_in_loop_and_wait(in_loop)
-        self.call_in_loop(in_loop)
+        self.call_or_reject(in_loop, of)
         return None
 
 
@@ -142,12 +155,15 @@ class AsyncBoltRunner(BlockingBoltRunner):
     """Runner of a bolt with an ``async`` ``process``: several tuples in flight on an event loop in the thread."""
 
     is_async = True
+    _ending = False
 
     def _work(self) -> None:
+        self._ending = False
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
         bolt = self.instance
+        self._anchors_itself = bolt.auto_anchor
         window = asyncio.Semaphore(max(1, int(bolt.async_window)))
         loop = asyncio.get_running_loop()
         tasks: set[asyncio.Task[None]] = set()
@@ -156,9 +172,17 @@ class AsyncBoltRunner(BlockingBoltRunner):
             if tup is STOP:
                 break
             await window.acquire()
+            if self.crashed:
+                if isinstance(tup, Tuple):
+                    self.call_in_loop(lambda tup=tup: fail_in_loop(self, tup))
+                window.release()
+                continue
             task = loop.create_task(self._one(tup, window))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
+        # Each begins, so that it fails its tuple when it is cancelled.
+        await asyncio.sleep(0)
+        self._ending = True
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -168,30 +192,48 @@ class AsyncBoltRunner(BlockingBoltRunner):
         try:
             while not self.shared.owns() and not self.shared.closing:
                 await asyncio.sleep(0.02)
+            begin = time.perf_counter_ns()
             if tup is TICK:
                 answer = bolt.process_tick(self.tick_tuple())
                 if asyncio.iscoroutine(answer):
-                    await answer
+                    self._calls[answer] = (begin / 1e9, "process_tick", answer)
+                    try:
+                        await answer
+                    finally:
+                        del self._calls[answer]
                 return
-            begin = time.perf_counter_ns()
-            _processing.set(tup if bolt.auto_anchor else None)
+            _processing.set(tup)
+            coroutine = None
             try:
-                await bolt.process(tup)
-            except Exception as error:
-                self.report_from_thread(error, f"process of a tuple of {tup.component}")
-                if bolt.auto_fail:
+                self._calls[tup.id] = (begin / 1e9, "process", None)
+                coroutine = bolt.process(tup)
+                self._calls[tup.id] = (begin / 1e9, "process", coroutine)
+                await coroutine
+            except self.shared.catches as error:
+                if not (self._ending and isinstance(error, asyncio.CancelledError)):
+                    self.on_error(error, f"process of a tuple of {tup.component}")
+                if bolt.auto_fail or self._ending:
                     self.call_in_loop(lambda: fail_in_loop(self, tup))
             else:
                 if bolt.auto_ack:
                     self.call_in_loop(lambda: ack_in_loop(self, tup))
+            self._calls.pop(tup.id, None)
             spent = time.perf_counter_ns() - begin
             self.call_in_loop(lambda: self._done([tup], spent))
-        except Exception as error:
-            self.report_from_thread(error, "process_tick")
+        except self.shared.catches as error:
+            # Cancelled before it began, when the task ends: nobody else knows the tuple any more.
+            if isinstance(tup, Tuple):
+                self.call_in_loop(lambda: fail_in_loop(self, tup))
+            if not (self._ending and isinstance(error, asyncio.CancelledError)):
+                self.on_error(error, "process_tick")
         finally:
             window.release()
+
+    def in_process(self) -> Tuple | None:
+        """The tuple of the current ``process`` call."""
+        return _processing.get()
 
     def current_anchors(self) -> Any:
         """The tuple of the current ``process`` call."""
         anchor = _processing.get()
-        return () if anchor is None else anchor
+        return () if anchor is None or not self._anchors_itself else anchor

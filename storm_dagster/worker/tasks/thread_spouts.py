@@ -8,7 +8,7 @@ from typing import Any
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.worker.tasks.spouts import SpoutBase
-from storm_dagster.worker.tasks.threads import CLOSE_SECS, STOP, ThreadMixin
+from storm_dagster.worker.tasks.threads import STOP, ThreadMixin
 
 _RETIRE = object()
 """In an inbox: stop emitting."""
@@ -52,32 +52,32 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         if self._thread is not None:
             self.inbox.put("deactivate")
 
-    def retire(self) -> None:
-        """As :meth:`SpoutRunner.retire`, in the spout's thread."""
-        if self._thread is not None and self.status == "running":
-            self.inbox.put(_RETIRE)
-            until = time.monotonic() + CLOSE_SECS
-            # Run its last emits, so that all pending tuples are known.
-            while not self._muted and time.monotonic() < until and self.shared.owns():
-                self.run(self.shared.clock())
-                time.sleep(0.001)
-            self._muted = True
-            self.run(self.shared.clock())
-            for tup_id in self.take_pending():
-                self.inbox.put((False, tup_id))
-        self.close()
+    def _last_item(self, retire: bool) -> Any:
+        return _RETIRE if retire and self.status == "running" else STOP
+
+    def _return_pending(self) -> None:
+        # Runs after the spout's last emit, so that all its pending tuples are known.
+        self.deliver_verdicts(self.shared.clock(), lambda acked, tup_id: self.inbox.put((acked, tup_id)))
+        for tup_id in self.take_pending():
+            self.inbox.put((False, tup_id))
+        self.inbox.put(STOP)
+
+    def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
+        """As for bolts, but a spout may wait for data as long as nothing waits for the spout."""
+        found = super().stuck_calls(since)
+        return [one for one in found if one[1] != "next_tuple" or not self.inbox.empty()]
 
     def busy_elsewhere(self) -> bool:
         """Whether the thread has calls for the loop."""
         return self._thread is not None and (bool(self.loop_calls) or self.status != "running")
 
     def _may_emit(self) -> bool:
-        if not self.shared.spouts_run or self._muted:
+        if not self.shared.spouts_run or self._muted or self.crashed:
             return False
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
     def _work(self) -> None:
-        spout = self.instance
+        spout, calls, catches = self.instance, self._calls, self.shared.catches
         pause = 0.0
         while True:
             try:
@@ -89,31 +89,40 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
             self.await_lease()
             if self._detached or self.shared.closing:
                 continue
+            begin = time.monotonic()
             try:
                 if isinstance(item, Tuple):
+                    calls[0] = (begin, "_on_peer_message", None)
                     spout._on_peer_message(item.task, item.values)
                     pause = 0.0
                     continue
                 if isinstance(item, tuple):
+                    calls[0] = (begin, "ack" if item[0] else "fail", None)
                     (spout.ack if item[0] else spout.fail)(item[1])
                     pause = 0.0
                     continue
                 if item is _RETIRE:
                     self._muted = True
+                    self.call_in_loop(self._return_pending)
+                    calls[0] = (begin, "deactivate", None)
                     spout.deactivate()
                     continue
                 if isinstance(item, str):
+                    calls[0] = (begin, item, None)
                     getattr(spout, item)()
                     continue
                 if not self._may_emit():
                     pause = 0.005
                     continue
                 before = self._emitted
+                calls[0] = (begin, "next_tuple", None)
                 spout.next_tuple()
                 pause = 0.0 if self._emitted != before else min(0.02, (pause or 0.0005) * 2)
-            except Exception as error:
-                self.report_from_thread(error, "spout")
+            except catches as error:
+                self.on_error(error, "spout")
                 pause = 0.1
+            finally:
+                calls.clear()
 
     def emit_from_thread(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
 import time
 from collections import deque
@@ -19,10 +20,13 @@ from storm_dagster.api.component import Collector
 from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.dagster_events import DagsterEvent
+from storm_dagster.model.errors import Unavailable
 from storm_dagster.worker.dataplane.sending import check_travels, check_types, check_values, route_of
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor
+from storm_dagster.worker.tasks.bolts import check_received
 from storm_dagster.worker.tasks.drivers import attach_drivers
-from storm_dagster.worker.tasks.runner import Runner, make_component
+from storm_dagster.worker.tasks.runner import Runner, make_component, metric_value
+from storm_dagster.worker.tasks.stacks import component_stack
 
 _log = logging.getLogger("storm_dagster.component")
 _MOST_LOOP_CALLS = 20_000
@@ -33,8 +37,7 @@ TICK = object()
 """In an inbox: a tick is due."""
 PULSE = object()
 """In an inbox: timers of windows and state are due."""
-CLOSE_SECS = 5.0
-"""Time that a thread has to stop."""
+_RESULT_SECS = 60.0
 
 
 class ThreadMixin(Runner):
@@ -42,8 +45,11 @@ class ThreadMixin(Runner):
 
     _thread: threading.Thread | None = None
     _detached = False
+    _stopping = False
+    """Whether the thread was asked to end. Only the loop."""
 
     def _prepare(self) -> None:
+        self.instance: Any = None
         self.inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.loop_calls: deque[Callable[[], Any]] = deque()
         self.in_flight = 0
@@ -53,6 +59,8 @@ class ThreadMixin(Runner):
         """Whether the task is closed: the thread may not execute anything or call the loop any more."""
         self._ended = threading.Event()
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._calls: dict[Any, tuple[float, str, Any]] = {}
+        """Calls of the component that have not returned: (start, method, coroutine). Oldest first."""
 
     # -- loop's side ------------------------------------------------------------------------------------
 
@@ -60,12 +68,21 @@ class ThreadMixin(Runner):
         """Initialize in the thread, so that a slow ``initialize`` does not block the loop."""
         if self.status == "running":
             return True
+        if self._stopping:
+            # Two threads of a task never run at once: the next one waits until `close` has returned.
+            if not self.has_ended():
+                return False
+            self._thread, self._stopping, self.crashed = None, False, False
         if self._thread is None:
             if now < self._retry_at:
                 return False
             self._prepare()
             self._thread = threading.Thread(target=self._main, name=f"{self.component}-{self.task_id}", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                self._thread = None
+                self.start_failed(error, now)
             return False
         self.run_loop_calls()
         try:
@@ -74,9 +91,7 @@ class ThreadMixin(Runner):
             return False
         if error is not None:
             self._thread = None
-            self.report(error, "initialize")
-            self._retry_at = now + self._pause
-            self._pause = min(self._pause * 2, 60.0)
+            self.start_failed(error, now)
             return False
         self.status = "running"
         self.next_tick: float = now + (self.tick_secs or 0.0)
@@ -91,8 +106,8 @@ class ThreadMixin(Runner):
         for _ in range(len(loop_calls)):
             try:
                 loop_calls.popleft()()
-            except Exception as error:
-                self.report(error, "a call of the component's thread")
+            except self.shared.catches as error:
+                self.on_error(error, "a call of the component's thread")
         return True
 
     def waiting(self) -> int:
@@ -103,32 +118,63 @@ class ThreadMixin(Runner):
         """Whether the thread has work."""
         return self._thread is not None and (self.in_flight > 0 or bool(self.loop_calls) or self.status != "running")
 
-    def close(self) -> None:
-        """Stop the thread; one that blocks too long is detached from the loop."""
+    def begin_close(self, *, retire: bool) -> None:
+        """Ask the thread to end after the call that it is in; what waits for it fails."""
+        if self._thread is None:
+            return
+        self._stopping = True
+        verdicts: list[Any] = []
+        try:
+            while True:
+                item = self.inbox.get_nowait()
+                if isinstance(item, Tuple):
+                    self.shared.ledger.fail(item)
+                    self.in_flight -= self.kind == "bolt"
+                elif isinstance(item, tuple):
+                    verdicts.append(item)
+        except queue.Empty:
+            pass
+        for item in verdicts:
+            self.inbox.put(item)
+        self.inbox.put(self._last_item(retire))
+
+    def _last_item(self, retire: bool) -> Any:
+        return STOP
+
+    def has_ended(self) -> bool:
+        """See :meth:`Runner.has_ended`."""
+        ended = self._thread is None or self.instance is None or self._ended.is_set()
         if self._thread is not None:
-            waiting: list[Tuple] = []
-            verdicts: list[Any] = []
-            try:
-                while True:
-                    item = self.inbox.get_nowait()
-                    if isinstance(item, Tuple):
-                        waiting.append(item)
-                    elif isinstance(item, tuple):
-                        verdicts.append(item)
-            except queue.Empty:
-                pass
-            for item in (*verdicts, STOP):
-                self.inbox.put(item)
-            if self.status == "running" and not self._ended.wait(CLOSE_SECS):
-                self.report(
-                    TimeoutError(f"its thread did not stop within {CLOSE_SECS:g} s and is detached"),
-                    "close",
-                )
             self.run_loop_calls()
+        return ended
+
+    def close(self) -> None:
+        """Detach the thread from the loop. :meth:`begin_close` and a wait for :meth:`has_ended` come first."""
+        if self._thread is not None:
+            if not self._stopping:
+                self.begin_close(retire=False)
+            if not self.has_ended():
+                where = "".join(f"\n{place}" for _, _, place in self.stuck_calls(float("inf")))
+                self.report(TimeoutError(f"its thread did not end in time and is left behind{where}"), "close")
             self._detached = True
-            for tup in waiting:
-                self.shared.ledger.fail(tup)
         self.context.close()
+
+    def retire(self) -> None:
+        """As :meth:`close`."""
+        if self._thread is not None and not self._stopping:
+            self.begin_close(retire=True)
+        self.close()
+
+    def stuck_calls(self, since: float) -> list[tuple[float, str, str]]:
+        """See :meth:`Runner.stuck_calls`."""
+        if self._thread is None or self._thread.ident is None:
+            return []
+        found = []
+        for start, method, coroutine in [*self._calls.values()]:
+            if start < since:
+                frame = sys._current_frames().get(self._thread.ident)
+                found.append((start, method, component_stack(frame, coroutine)))
+        return found
 
     def report(self, error: BaseException, where: str) -> None:
         """As :meth:`Runner.report`; any thread."""
@@ -138,15 +184,11 @@ class ThreadMixin(Runner):
             super().report(error, where)
 
     def restart(self) -> None:
-        """Stop the thread, and recreate the component in another one in a second."""
-
-        def in_loop() -> None:
-            self.close()
-            self._thread = None
-            self._retry_at = self.shared.clock() + 1.0
-            self.status = "starting"
-
-        self.call_in_loop(in_loop)
+        """See :meth:`Runner.restart`. Another thread begins when this one has ended."""
+        if not self._stopping:
+            self.begin_close(retire=True)
+        self.status = "starting"
+        self._retry_at = self.shared.clock() + 1.0
 
     # -- thread's side ----------------------------------------------------------------------------------
 
@@ -163,16 +205,26 @@ class ThreadMixin(Runner):
 
     def call_in_loop_and_wait(self, action: Callable[[], Any]) -> Any:
         """As :meth:`call_in_loop`, and return the result."""
-        answer: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        answer: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
 
         def in_loop() -> None:
             try:
                 answer.put((action(), None))
-            except Exception as error:
+            except BaseException as error:
                 answer.put((None, error))
 
         self.call_in_loop(in_loop)
-        result, error = answer.get(timeout=60.0)
+        until = time.monotonic() + _RESULT_SECS
+        while True:
+            try:
+                result, error = answer.get(timeout=0.5)
+                break
+            except queue.Empty:
+                if self._detached or time.monotonic() > until:
+                    raise Unavailable(
+                        f"component {self.component!r}: the emit has no result, the task "
+                        + ("is closed" if self._detached else f"'s worker was busy for {_RESULT_SECS:g} s")
+                    ) from None
         if error is not None:
             raise error
         return result
@@ -198,20 +250,57 @@ class ThreadMixin(Runner):
         """Report an error from the thread."""
         self.call_in_loop(lambda: self.report(error, where))
 
+    def call_or_reject(self, action: Callable[[], Any], anchors: Any) -> None:
+        """As :meth:`call_in_loop`. If ``action`` raises, the tuple in process and ``anchors`` fail, whatever the
+        component does to them later: it has continued since."""
+        current = self.in_process()
+
+        def in_loop() -> None:
+            try:
+                action()
+            except self.shared.catches as error:
+                self.on_error(error, "emit")
+                for rejected in (current, anchors):
+                    tree = anchor_tree(rejected) if rejected else None
+                    if tree is not None:
+                        self.shared.ledger.fail_tree(tree)
+
+        self.call_in_loop(in_loop)
+
+    def checked_anchors(self, anchors: Any) -> Any:
+        """A copy of an emit's anchors, which the component may change; ``InvalidRequest`` unless they are tuples that
+        it received."""
+        of = self.current_anchors() if anchors is None else anchors
+        if isinstance(of, Tuple):
+            return of
+        of = tuple(of)
+        for tup in of:
+            check_received(tup, self.component)
+        return of
+
     def _main(self) -> None:
+        self._calls[self] = (time.monotonic(), "initialize", None)
         try:
             self._open_in_thread()
         except BaseException as error:
+            self._calls.clear()
             self._opened.put(error)
             self.shared.wake()
             return
         self._opened.put(None)
         self.shared.wake()
+        self._calls.clear()
         try:
             self._work()
+        except BaseException as error:
+            self.crashed = True
+            self.report(error, "the component's thread")
         finally:
+            self._calls[self] = (time.monotonic(), "close", None)
             self.close_instance()
+            self._calls.clear()
             self._ended.set()
+            self.shared.wake()
 
     def _open_in_thread(self) -> None:
         component = make_component(self.part)
@@ -233,6 +322,10 @@ class ThreadMixin(Runner):
     def current_anchors(self) -> Any:
         """Default anchors of an emit."""
         return ()
+
+    def in_process(self) -> Tuple | None:
+        """The tuple that the calling code processes."""
+        return None
 
     def emit_from_thread(
         self,
@@ -257,11 +350,14 @@ class _ThreadCollector:
     def ack(self, tup: Tuple) -> None:
         """See ``Bolt.ack``."""
         runner = self._runner
+        check_received(tup, runner.component)
         runner.call_in_loop(lambda: ack_in_loop(runner, tup))
 
     def ack_all(self, tups: Any) -> None:
         """See ``Collector.ack_all``: one call of the loop for the thousands of tuples of a micro-batch."""
         runner, batch = self._runner, tuple(tups)
+        for tup in batch:
+            check_received(tup, runner.component)
 
         def in_loop() -> None:
             ack = runner.shared.ledger.ack
@@ -274,14 +370,14 @@ class _ThreadCollector:
     def fail(self, tup: Tuple) -> None:
         """See ``Bolt.fail``."""
         runner = self._runner
+        check_received(tup, runner.component)
         runner.call_in_loop(lambda: fail_in_loop(runner, tup))
 
     def event(self, event: DagsterEvent, anchors: Any) -> None:
         """See ``Collector.event``."""
         runner = self._runner
-        of = runner.current_anchors() if anchors is None else anchors
-        of = tuple(of) if isinstance(of, list) else of
-        runner.call_in_loop(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None))
+        of = runner.checked_anchors(anchors)
+        runner.call_or_reject(lambda: runner.shared.events.add(runner, event, anchor_tree(of) if of else None), of)
 
     def joint(self, tups: Any) -> Tuple:
         """See ``Collector.joint``."""
@@ -293,11 +389,12 @@ class _ThreadCollector:
 
     def error(self, error: BaseException, tup: Any = None) -> None:
         """See ``Component.raise_exception``."""
-        self._runner.report_from_thread(error, "raise_exception")
+        self._runner.report(error, "raise_exception")
 
     def metric(self, name: str, value: Any) -> None:
         """See ``Component.report_metric``."""
-        self._runner.call_in_loop(lambda: self._runner.metric(name, value))
+        pair = metric_value(name, value)
+        self._runner.call_in_loop(lambda: self._runner.metric(*pair))
 
 
 def ack_in_loop(runner: Runner, tup: Tuple) -> None:
