@@ -210,6 +210,7 @@ def test_a_spout_that_exits_is_made_again_and_hears_once_of_each_tuple(
     builder.set_spout("exits", spout)
     builder.set_bolt("fails", FailsOnce, inputs="exits")
     with TopologyHarness(builder) as harness:
+
         def done() -> bool:
             harness.engine.run(time.monotonic())
             return len(Exits.made) == 2 and Exits.made[1].n == 6 and len(Exits.heard) == count()
