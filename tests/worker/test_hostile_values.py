@@ -35,7 +35,7 @@ pytestmark = pytest.mark.fuzz
 try:
     import numpy
 except ImportError:
-    numpy = None
+    numpy: Any = None
 
 
 class Hostile:
