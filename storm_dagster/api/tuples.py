@@ -15,9 +15,8 @@ SYSTEM_TASK = -1
 class Tuple(msgspec.Struct, eq=False, gc=False, weakref=False):
     """One received tuple: its sender, stream and values.
 
-    ``values`` are the very objects that were emitted when sender and receiver share a worker: treat them as
-    read-only. Between workers they travel as MessagePack: numbers, strings, bytes, lists (tuples arrive as
-    lists), maps, ``None``, booleans and datetimes.
+    ``values`` belong to the receiver: neither the emitter nor other receivers see changes. They have the types that
+    they were emitted with, in the same worker and in others.
     """
 
     id: int | str

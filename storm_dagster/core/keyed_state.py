@@ -16,6 +16,8 @@ import msgspec
 
 from storm_dagster.model.errors import Corrupt, InvalidRequest
 from storm_dagster.model.groupings import stable_hash
+from storm_dagster.model.values import ATOMIC, decode_extension, decode_value
+from storm_dagster.model.values import encode_value as encode_any
 
 _HEAD = struct.Struct("<II")
 _encode = msgspec.msgpack.Encoder().encode
@@ -36,19 +38,44 @@ class Checkpoint(msgspec.Struct, omit_defaults=True):
     old_ids: list[tuple[int, Any]] = []
 
 
-_decoder = msgspec.msgpack.Decoder(Checkpoint)
-_value_decoder = msgspec.msgpack.Decoder()
+_decoder = msgspec.msgpack.Decoder(Checkpoint, ext_hook=decode_extension)
 
 
 def encode_value(value: Any, key: Any) -> msgspec.Raw:
     """Encoded value; ``InvalidRequest`` for a type that is not serializable."""
     try:
-        return msgspec.Raw(_encode(value))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(
-            f"the state of {key!r:.80} cannot be saved ({error}): keep numbers, strings, bytes, lists, maps, None, "
-            "booleans or datetimes"
-        ) from None
+        return msgspec.Raw(encode_any(value))
+    except TypeError as error:
+        raise InvalidRequest(f"the state of {key!r:.80} cannot be saved: it is {error}") from None
+
+
+def stored_key(key: Any, odd: bool = False) -> Any:
+    """A key or an id as a log has it; ``InvalidRequest`` for one that cannot be saved.
+
+    Tuples are arrays there, as in the logs of every release: :func:`key_of` restores them. ``odd``: with integers and
+    text that MessagePack cannot hold.
+    """
+    if type(key) is tuple:
+        return [stored_key(part, odd) for part in key]
+    if type(key) in ATOMIC and not odd:
+        return key
+    try:
+        return msgspec.Raw(encode_any(key))
+    except TypeError as error:
+        raise InvalidRequest(f"the key {key!r:.80} cannot be saved: it is {error}") from None
+
+
+def _stored(record: Checkpoint, odd: bool) -> bytes:
+    return _encode(
+        Checkpoint(
+            values=[(stored_key(key, odd), raw) for key, raw in record.values],
+            removed=[stored_key(key, odd) for key in record.removed],
+            ids=[(number, stored_key(name, odd)) for number, name in record.ids],
+            rotated=record.rotated,
+            full=record.full,
+            old_ids=[(number, stored_key(name, odd)) for number, name in record.old_ids],
+        )
+    )
 
 
 def key_of(key: Any) -> Any:
@@ -58,7 +85,10 @@ def key_of(key: Any) -> Any:
 
 def frame(record: Checkpoint) -> bytes:
     """Bytes of the checkpoint in a log."""
-    payload = _encode(record)
+    try:
+        payload = _stored(record, odd=False)
+    except (OverflowError, UnicodeEncodeError):
+        payload = _stored(record, odd=True)
     return _HEAD.pack(len(payload), zlib.crc32(payload)) + payload
 
 
@@ -109,7 +139,7 @@ class Contents:
         for key in record.removed:
             self.values.pop(key_of(key), None)
         for key, raw in record.values:
-            self.values[key_of(key)] = _value_decoder.decode(raw)
+            self.values[key_of(key)] = decode_value(raw)
         for number, name in record.ids:
             self.ids[key_of(name)] = number
 

@@ -233,7 +233,10 @@ CONF_KEYS: dict[str, ConfKey] = {
         "bool", "Shuffle strictly in turn, regardless of the load of the receivers"
     ),
     "topology.testing.always.try.serialize": ConfKey(
-        "bool", "Check that each tuple can be serialized, also inside a worker (slow)"
+        "bool", "Send each tuple as bytes, also inside a worker (slow); the test harness does by default"
+    ),
+    "topology.serialization.register": ConfKey(
+        "list[str]", "Dataclasses and Enums, 'module:QualName', that values of tuples and of state may be"
     ),
     "worker.blocked.report.secs": ConfKey(
         "number", "Time after which a component that holds up its worker's loop is reported, seconds", 0.1

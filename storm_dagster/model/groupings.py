@@ -10,6 +10,10 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import datetime, time
+from decimal import Decimal
+from enum import Enum
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import msgspec
@@ -26,32 +30,59 @@ _encode = msgspec.msgpack.Encoder(order="sorted").encode
 
 
 def _normal(value: Any) -> Any:
-    # Values that are equal in Python must have equal bytes: 1 == 1.0 == True, (1, 2) is sent as [1, 2].
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
-        return int(value)
+    # Values that are equal in Python must have equal bytes: 1 == 1.0 == True == Decimal(1), b"a" == bytearray(b"a"), a
+    # str Enum and its text, aware times at one instant.
+    kind = type(value)
+    if isinstance(value, str):
+        try:
+            return value.encode().decode()
+        except UnicodeEncodeError:
+            return value.encode("utf-8", "surrogatepass")
+    if isinstance(value, int | float | Decimal):
+        return _normal_number(value)
     if isinstance(value, list | tuple):
         return [_normal(item) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted((_normal(item) for item in value), key=repr)
+        return sorted(map(_normal, value), key=_encode)
     if isinstance(value, Mapping):
-        return {key: _normal(item) for key, item in value.items()}
+        items = [(_normal(key), _normal(item)) for key, item in value.items()]
+        return dict(items) if all(type(key) is str for key, _ in items) else sorted(items, key=_encode)
+    if isinstance(value, time) and value.utcoffset() is not None:
+        return repr(datetime.combine(datetime(2000, 1, 1), value).timestamp())
+    if isinstance(value, Enum):
+        return [f"{kind.__module__}:{kind.__qualname__}", value.name]
+    if is_dataclass(value):
+        parts = [_normal(getattr(value, each.name)) for each in fields(value) if each.compare]
+        return [f"{kind.__module__}:{kind.__qualname__}", *parts]
     return value
 
 
+def _normal_number(value: Any) -> Any:
+    if value != value:
+        return float("nan")
+    if -(1 << 63) <= value < 1 << 64 and value == int(value):
+        return int(value)
+    try:
+        if float(value) == value:
+            return float(value)
+    except OverflowError:
+        pass
+    # Python's own hash of numbers is the same in every process.
+    return ["number", hash(value)]
+
+
 def stable_hash(key: Any) -> int:
-    """A 32-bit hash of a key: text, bytes, numbers, ``None``, and lists and maps of such.
+    """A 32-bit hash of a key that tuples may hold: the same for keys that compare equal.
 
     ``InvalidRequest`` for a value of another type, whose hash could differ between processes.
     """
-    if type(key) is str:
-        crc = zlib.crc32(key.encode("utf-8", "surrogatepass"))
-    else:
-        try:
+    try:
+        if isinstance(key, str):
+            crc = zlib.crc32(key.encode("utf-8", "surrogatepass"))
+        else:
             crc = zlib.crc32(_encode(_normal(key)), 1)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise InvalidRequest(f"a value of type {type(key).__name__} cannot be grouped by: {error}") from None
+    except (TypeError, ValueError, OverflowError, ArithmeticError, RecursionError) as error:
+        raise InvalidRequest(f"a value of type {type(key).__name__} cannot be grouped by: {error}") from None
     # The low bits decide between few tasks, so that all bits must take part in them.
     mixed = (crc * 0x9E3779B1) & 0xFFFFFFFF
     return mixed ^ (mixed >> 15)

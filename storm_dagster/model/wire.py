@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from storm_dagster.model.values import decode_received
+
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 """A larger message is refused by the socket before it is read; a tuple that needs one fails."""
 
@@ -124,7 +126,7 @@ class Request(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 encode_frame: Callable[[Any], bytes] = msgspec.msgpack.Encoder().encode
 """The bytes of a :class:`Frame`; ``TypeError`` for values that cannot travel."""
 
-decode_frame: Callable[[bytes | memoryview], Frame] = msgspec.msgpack.Decoder(Frame).decode
+decode_frame: Callable[[bytes | memoryview], Frame] = msgspec.msgpack.Decoder(Frame, ext_hook=decode_received).decode
 """The frame in some bytes; ``msgspec.DecodeError`` (or its ``ValidationError``) when there is none."""
 
 encode_request: Callable[[Request], bytes] = msgspec.json.Encoder().encode

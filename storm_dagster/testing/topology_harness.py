@@ -32,6 +32,7 @@ from storm_dagster.worker.tasks.spouts import SpoutBase
 __all__ = ["GivenSpout", "HarnessResult", "Recorder", "TopologyHarness", "run_topology"]
 
 _RECORDER = "harness.recorder"
+_ROUND_TRIPS = "topology.testing.always.try.serialize"
 _STEP_SECS = 0.1
 """The worker's interval for ticks, windows and timeouts."""
 
@@ -131,7 +132,7 @@ class TopologyHarness:
         """
         spec: TopologySpec = topology if isinstance(topology, TopologySpec) else topology.to_spec()
         self.errors: list[tuple[str, BaseException]] = []
-        merged = {**default_conf(), **spec.conf, **(conf or {})}
+        merged = {**default_conf(), _ROUND_TRIPS: True, **spec.conf, **(conf or {})}
         spec = _with_recorder(spec, given or {}, replays)
         components: dict[int, str] = {}
         for component, _, part in spec.components():

@@ -89,7 +89,7 @@ REMEDIES = {
     "emits 0 values on stream 'default', which has 1 fields (word): emit a value for each": "component 'wrong'",
     "emits 2 values on stream 'default', which has 1 fields (word)": "component 'wrong'",
     "wrap it in [ ]": "str 'text'",
-    "emit numbers, strings, bytes, lists, maps": "cannot travel to another worker",
+    "emit text, numbers, bytes, lists, maps": "task 1: field 'word' of stream 'default' is of type object, which cannot travel",
     "send a reference to it (a path, a key)": f"over the limit of {MAX_FRAME_BYTES}",
     "no such customer": "KeyError",
     "set blocking = True on its class": "component 'wrong' has not returned for",
@@ -217,7 +217,7 @@ def test_each_mistake_is_reported_once_and_replayed_whatever_runs_the_bolt(bolt:
         "few": "component 'wrong' emits 0 values on stream 'default', which has 1 fields (word)",
         "many": "component 'wrong' emits 2 values on stream 'default', which has 1 fields (word)",
         "text": "wrap it in [ ]",
-        "object": "component 'wrong', stream 'default': a value cannot travel to another worker",
+        "object": "component 'wrong', task 2: field 'word' of stream 'default' is of type object, which cannot travel",
         "stream": "component 'wrong' emits on stream 'elsewhere' but declares: 'default'; add it to outputs",
         "raise": "no such customer",
     }

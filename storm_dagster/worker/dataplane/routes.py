@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from storm_dagster.core.load_aware import LoadAwareShuffle
@@ -11,8 +12,12 @@ from storm_dagster.model.errors import InvalidRequest, InvalidTopology
 from storm_dagster.model.groupings import GROUPINGS, GroupingSpec, custom_chooser
 from storm_dagster.model.host import missing_part
 from storm_dagster.model.topology import TopologySpec
+from storm_dagster.worker.dataplane.tree import next_edge
 
 _NEVER = object()
+_MOST_BUNDLED = 1000
+"""Tuples in a bundle that is sent."""
+_values_of = itemgetter(2)
 
 
 def resolve(name: str) -> Any:
@@ -40,6 +45,28 @@ class LocalLink:
         self.append = append
 
 
+def split_bundle(bundle: tuple[Any, int, list[Any]], most: int) -> list[tuple[Any, int, list[Any]]]:
+    """Divide a bundle into bundles of at most ``most`` tuples.
+
+    Their edges are random and XOR to its own edge, which the sender's part of the tree has already.
+    """
+    root, edge, many = bundle
+    parts: list[tuple[Any, int, list[Any]]] = []
+    rest = [*root] if isinstance(root, list) else [root, edge]
+    for at in range(most, len(many), most):
+        part = [*rest]
+        for index in range(1, len(rest) if rest[0] else 0, 2):
+            part[index] = next_edge()
+            rest[index] ^= part[index]
+        parts.append(_bundle(part, root, many[at - most : at]))
+    parts.append(_bundle(rest, root, many[len(parts) * most :]))
+    return parts
+
+
+def _bundle(edges: list[int], root: Any, many: list[Any]) -> tuple[Any, int, list[Any]]:
+    return (edges, 0, many) if isinstance(root, list) else (root, edges[1], many)
+
+
 class RemoteLink:
     """Link to a task of another worker: buffers bundles until the pass ends.
 
@@ -62,6 +89,8 @@ class RemoteLink:
     def take(self) -> list[Any]:
         """Remove and return the buffered bundles."""
         items, self.items, self.last = self.items, [], _NEVER
+        if max(map(len, map(_values_of, items)), default=0) > _MOST_BUNDLED:
+            return [part for item in items for part in split_bundle(item, _MOST_BUNDLED)]
         return items
 
 

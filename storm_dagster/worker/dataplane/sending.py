@@ -12,12 +12,12 @@ import msgspec
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.topology import ComponentSpec, StreamSpec
+from storm_dagster.model.values import ATOMIC, copy_value, decode_value, encode_own, own_values
 from storm_dagster.model.wire import MAX_FRAME_BYTES
 from storm_dagster.worker.dataplane.routes import Route
 from storm_dagster.worker.dataplane.tree import Ledger, Tree, leaves, next_edge, next_tuple_id
 
 _log = logging.getLogger("storm_dagster.component")
-_encode = msgspec.msgpack.Encoder().encode
 
 
 def route_of(routes: dict[str, Route], stream: str, component: str) -> Route:
@@ -45,25 +45,16 @@ def check_values(values: Any, route: Route) -> None:
         )
 
 
-def check_travels(values: Sequence[Any], stream: str, component: str) -> None:
-    """``InvalidRequest`` unless the values can be sent to another worker."""
-    try:
-        size = len(_encode(values))
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise InvalidRequest(f"component {component!r}, stream {stream!r}: {encoding_error(error)}") from None
-    if size > MAX_FRAME_BYTES:
+def sent_and_received(values: Any, route: Route, task: int) -> list[Any]:
+    """The values as another worker would receive them; ``InvalidRequest`` if it could not."""
+    check_values(values, route)
+    raw = encode_own(own_values(values, route.fields, route.stream, route.component, task))
+    if len(raw) > MAX_FRAME_BYTES:
         raise InvalidRequest(
-            f"component {component!r} emits a tuple of {size} bytes on stream {stream!r}, the limit is "
-            f"{MAX_FRAME_BYTES}: send a reference to it (a path, a key), or several smaller tuples"
+            f"component {route.component!r}, task {task} emits a tuple of {len(raw)} bytes on stream {route.stream!r}, "
+            f"the limit is {MAX_FRAME_BYTES}: send a reference to it (a path, a key), or several smaller tuples"
         )
-
-
-def encoding_error(error: Exception) -> str:
-    """Error message for a tuple that cannot be encoded, with the remedy."""
-    return (
-        f"a value cannot travel to another worker ({error}): emit numbers, strings, bytes, lists, maps, None, booleans or "
-        "datetimes"
-    )
+    return decode_value(raw)
 
 
 _TYPES: dict[str, type | tuple[type, ...]] = {
@@ -96,6 +87,7 @@ def wrap_emit(
     component: str,
     task: int,
     stream_at: int,
+    routes: dict[str, Route],
 ) -> Callable[..., Any]:
     """Wrap ``emit`` with the log of ``topology.debug``, the types of typed streams and a test encoding, if the conf or
     the component asks for any of them. ``stream_at``: index of the stream among the positional arguments."""
@@ -110,7 +102,7 @@ def wrap_emit(
         if stream in typed:
             check_types(tup, typed[stream], stream, component)
         if check:
-            check_travels(tup, stream, component)
+            tup = sent_and_received(tup, route_of(routes, stream, component), task)
         sent = emit(tup, *rest, **named)
         if debug:
             _log.info("%s-%d emits %r %s", component, task, tup, {**dict(enumerate(rest)), **named} or "")
@@ -172,8 +164,13 @@ def send_to_targets(
     component: str,
     task: int,
     direct_task: int | None,
+    rich: bool | None = None,
 ) -> list[Any]:
-    """Send a tuple to all its targets, and return their links. The caller counts ``route.emitted``."""
+    """Send a tuple to all its targets, and return their links. The caller counts ``route.emitted``.
+
+    ``values`` belong to the first target, each other one gets a copy. ``rich``: whether they are of other types than
+    ``ATOMIC``; ``None``: not known.
+    """
     if direct_task:
         links = [route.link_to(direct_task)]
     elif route.direct is not None and not route.fans and not route.many:
@@ -182,6 +179,14 @@ def send_to_targets(
         links = []
     else:
         links = route.links(values)
-    for link in links:
-        deliver(link, tree, ledger, component, route.stream, task, values)
+    if rich is None:
+        rich = not ATOMIC.issuperset(map(type, values))
+    sent: Any = values
+    raw: Any = None
+    for index, link in enumerate(links):
+        if rich and link.append is None:
+            sent = raw = raw or msgspec.Raw(encode_own(values))
+        elif index:
+            sent = copy_value(values) if rich else [*values]
+        deliver(link, tree, ledger, component, route.stream, task, sent)
     return links

@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import msgspec
 import zmq
 
 from storm_dagster.model.errors import Unavailable
+from storm_dagster.model.values import encode_value
 from storm_dagster.model.wire import MAX_FRAME_BYTES, Frame, encode_frame
 from storm_dagster.operations.live.worker_curve import secure_client, secure_server
+from storm_dagster.worker.dataplane.routes import split_bundle
 
 _log = logging.getLogger(__name__)
 
@@ -118,7 +121,7 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
     except Exception:
         # Of any type: the user's own code may run (a time zone, for one).
         pass
-    # Rare: find the tuples that cannot be encoded, and send the others one bundle at a time.
+    # Rare: send one bundle at a time, find the tuples that MessagePack cannot hold, and divide what is too large.
     groups = frame.groups
     frame.groups = []
     try:
@@ -130,18 +133,26 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
         yield encode_frame(frame)
     links = {(link.task, link.source, link.stream): link for link, _ in taken}
     for task, source, stream, items in groups:
-        for item in items:
+        waiting = items[::-1]
+        while waiting:
+            item = waiting.pop()
+            root, edge, many = item
             try:
-                raw = encode_frame(Frame(frame.token, [(task, source, stream, [item])]))
-                if len(raw) > MAX_FRAME_BYTES:
-                    raise ValueError(
-                        f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES}: send a reference to it "
-                        "(a path, a key), or several smaller tuples"
-                    )
-            except Exception as error:
-                broken(links[(task, source, stream)], item, error)
+                many = [one if type(one) is msgspec.Raw else msgspec.Raw(encode_value(one)) for one in many]
+                raw = encode_frame(Frame(frame.token, [(task, source, stream, [(root, edge, many)])]))
+                if len(raw) <= MAX_FRAME_BYTES:
+                    yield raw
+                    continue
+                error: Exception = ValueError(
+                    f"a tuple of {len(raw)} bytes is over the limit of {MAX_FRAME_BYTES}: send a reference to it "
+                    "(a path, a key), or several smaller tuples"
+                )
+            except Exception as cause:
+                error = cause
+            if len(many) > 1:
+                waiting += split_bundle((root, edge, many), (len(many) + 1) // 2)[::-1]
             else:
-                yield raw
+                broken(links[(task, source, stream)], item, error)
 
 
 class Transport:

@@ -14,10 +14,10 @@ from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
+from storm_dagster.model.values import REGISTER_KEY, register_classes
 from storm_dagster.model.wire import Frame, TaskReport
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes, resolve
-from storm_dagster.worker.dataplane.sending import encoding_error
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
 from storm_dagster.worker.engine.acks import AckExchange
@@ -62,6 +62,7 @@ class NativeEngine:
         self.host = host
         self.archive = archive
         self.state_dir = state_dir
+        register_classes(conf.get(REGISTER_KEY) or ())
         self.placement: Placement | None = None
         self.runners: dict[int, Runner] = {}
         self.exchange: AckExchange = AckExchange(shared, transport, self.runners)
@@ -291,7 +292,7 @@ class NativeEngine:
         runner = self.runners.get(link.source)
         if runner is not None:
             if not isinstance(error, ValueError):
-                error = InvalidRequest(encoding_error(error))
+                error = InvalidRequest(f"a value is {error}")
             runner.report(error, f"a tuple on stream {link.stream!r} cannot travel")
 
     # -- running ----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from storm_dagster.api.bolt import Bolt
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.sending import (
     check_values,
     route_of,
@@ -86,7 +87,7 @@ class BoltRunner(Runner):
         """
         routes, ledger, stats = self.routes, self.shared.ledger, self.stats
         component, task_id = self.component, self.task_id
-        done, catches = ledger.done, self.shared.catches
+        done, catches, atomic = ledger.done, self.shared.catches, ATOMIC
         auto_ack = bolt.auto_ack and not acks_itself(bolt)
         auto_anchor = bolt.auto_anchor and not getattr(bolt, "_gathers", False)
         current: Any = None
@@ -105,18 +106,38 @@ class BoltRunner(Runner):
                 route = routes[stream]
             except KeyError:
                 route = route_of(routes, stream, component)
-            if (type(tup) is not list and type(tup) is not tuple) or len(tup) != route.width:
+            width = route.width
+            if (type(tup) is not list and type(tup) is not tuple) or len(tup) != width:
                 check_values(tup, route)
-            # A copy: the component may change its list while the tuple is queued in this worker.
-            values = [*tup]
+            # A copy: the component may change its list while the tuple is queued in this worker. A loop over one or two
+            # values, and the set for the commonest types, would double the cost of their check.
+            if width == 1:
+                (one,) = tup
+                values = [one]
+                rich = type(one) is not str and type(one) not in atomic
+            elif width == 2:
+                one, two = tup
+                values = [one, two]
+                rich = (type(one) is not str and type(one) not in atomic) or (
+                    type(two) is not int and type(two) not in atomic
+                )
+            else:
+                values = [*tup]
+                rich = False
+                for one in values:
+                    if type(one) not in atomic:
+                        rich = True
+                        break
+            only = route.only
+            if rich:
+                values, only = own_values(tup, route.fields, stream, component, task_id), None
             if anchors is None:
                 tree = current
             else:
                 tree = anchor_tree(anchors) if anchors else None
             route.emitted += 1
-            only = route.only
             if only is None or direct_task:
-                links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task)
+                links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task, rich)
                 return [link.task for link in links] if need_task_ids else None
             link = only(values)
             append = link.append
@@ -184,7 +205,7 @@ class BoltRunner(Runner):
                 stats.acked += taken - bad
             return taken
 
-        sends = wrap_emit(emit, self.conf, self.part, component, task_id, 1)
+        sends = wrap_emit(emit, self.conf, self.part, component, task_id, 1, routes)
         bolt._collector = BoltCollector(self, sends, ack, fail, event)
         bolt.context, bolt.conf = self.context, self.conf
         # Without the attribute chain of Bolt.emit, unless the class overrides it.

@@ -78,6 +78,8 @@ class Shared:
         """The task that occupies the loop; read by the watchdog."""
         self.hosts: frozenset[str] = frozenset()
         """Hosts that run workers of the topology."""
+        self.warned: set[str] = set()
+        """Shell components whose changed values were logged."""
 
     def now_ms(self) -> int:
         """Milliseconds since 1970 that never go back while the process lives."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections import deque
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.errors import InvalidRequest, StormDagsterError
+from storm_dagster.model.values import ATOMIC
 from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
@@ -22,6 +24,16 @@ _log = logging.getLogger("storm_dagster.component")
 
 _HEARTBEAT_SECS = 1.0
 _starts = itertools.count(1)
+
+
+def _altered(value: Any) -> bool:
+    """Whether a program gets ``value`` as something else, because JSON has no such type."""
+    kind = type(value)
+    if kind is list:
+        return any(map(_altered, value))
+    if kind is dict:
+        return any(type(key) is not str or _altered(part) for key, part in value.items())
+    return not math.isfinite(value) if kind is float else kind is bytes or kind not in ATOMIC
 
 
 class ShellFailure(StormDagsterError):
@@ -201,6 +213,18 @@ class ShellBoltRunner(ShellRunner):
     def _send_tuple(self, tup: Tuple) -> None:
         assert self.process is not None
         name = str(next(self._ids))
+        if self.component not in self.shared.warned and any(map(_altered, tup.values)):
+            self.shared.warned.add(self.component)
+            fields = self.context.source_fields(tup.component, tup.stream)
+            altered = [field for field, value in zip(fields, tup.values, strict=False) if _altered(value)]
+            _log.warning(
+                "component %r is a program and gets field %s of stream %r of %r changed: JSON has no bytes (they are "
+                "base64), NaN or infinity (null), tuples and sets (lists), dates and other types (text)",
+                self.component,
+                ", ".join(map(repr, altered)),
+                tup.stream,
+                tup.component,
+            )
         message = {"id": name, "comp": tup.component, "stream": tup.stream, "task": tup.task, "tuple": tup.values}
         try:
             self.process.send(message)

@@ -9,6 +9,7 @@ from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.core.acking import PendingMap
 from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.values import ATOMIC, own_values
 from storm_dagster.worker.dataplane.sending import (
     check_values,
     route_of,
@@ -54,7 +55,7 @@ class SpoutBase(Runner):
     def make_emit(self) -> Callable[..., list[int] | None]:
         """Create this task's ``emit``. Used only by the loop. See ``BoltRunner._bind`` for why it repeats the bolts'."""
         routes, shared = self.routes, self.shared
-        ledger = shared.ledger
+        ledger, atomic = shared.ledger, ATOMIC
         component, task_id = self.component, self.task_id
         entries, at_once = self.pending.entries, self.at_once
         clock = shared.clock
@@ -75,6 +76,13 @@ class SpoutBase(Runner):
             if (type(tup) is not list and type(tup) is not tuple) or len(tup) != route.width:
                 check_values(tup, route)
             values = [*tup]
+            only = route.only
+            rich = False
+            for value in values:
+                if type(value) not in atomic:
+                    values, rich = own_values(tup, route.fields, stream, component, task_id), True
+                    only = None
+                    break
             tree: Tree | None = None
             if tup_id is not None:
                 ackers = shared.acker_tasks
@@ -91,10 +99,9 @@ class SpoutBase(Runner):
                     tree = Tree(1, root or 1, 0, self)
                     entries[tree.root] = (tup_id, clock())
             route.emitted += 1
-            only = route.only
             try:
                 if only is None or direct_task:
-                    links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task)
+                    links = send_to_targets(route, values, tree, ledger, component, task_id, direct_task, rich)
                     sent = [link.task for link in links] if need_task_ids else None
                 else:
                     link = only(values)
@@ -118,7 +125,7 @@ class SpoutBase(Runner):
                 at_once.append(tup_id)
             return sent
 
-        return wrap_emit(emit, self.conf, self.part, component, task_id, 2)
+        return wrap_emit(emit, self.conf, self.part, component, task_id, 2, routes)
 
     def deliver_verdicts(self, now: float, notify: Callable[[bool, Any], None]) -> bool:
         """Call ``notify(acked, tuple id)`` for every completed or failed tree. Whether there were any."""

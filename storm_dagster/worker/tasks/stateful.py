@@ -11,7 +11,7 @@ import msgspec
 
 from storm_dagster.api.stateful import StatefulBolt
 from storm_dagster.api.tuples import Tuple
-from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of
+from storm_dagster.core.keyed_state import Checkpoint, Contents, Partitioning, encode_value, key_of, stored_key
 from storm_dagster.model.errors import InvalidRequest, InvalidTopology, Unavailable
 from storm_dagster.model.groupings import stable_hash
 from storm_dagster.model.wire import StateQuestion
@@ -67,8 +67,8 @@ class KeyedState:
 
     def __setitem__(self, key: Any, value: Any) -> None:
         key = self._own_key(key)
+        stored_key(key)
         raw = encode_value(value, key)
-        encode_value(key, key)
         self._journal.append((key, self._values.get(key, _ABSENT), self.changed.get(key, _ABSENT)))
         self._values[key] = value
         self.changed[key] = raw

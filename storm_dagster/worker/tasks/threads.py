@@ -21,7 +21,8 @@ from storm_dagster.api.spout import Spout
 from storm_dagster.api.tuples import Tuple
 from storm_dagster.model.dagster_events import DagsterEvent
 from storm_dagster.model.errors import Unavailable
-from storm_dagster.worker.dataplane.sending import check_travels, check_types, check_values, route_of
+from storm_dagster.model.values import own_values
+from storm_dagster.worker.dataplane.sending import check_types, check_values, route_of, sent_and_received
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor
 from storm_dagster.worker.tasks.bolts import check_received
 from storm_dagster.worker.tasks.drivers import attach_drivers
@@ -231,15 +232,16 @@ class ThreadMixin(Runner):
 
     def check_emit(self, tup: Any, stream: str | None) -> list[Any]:
         """Check an emit in the component's thread, which gets the error, and return a copy of its values."""
-        check_values(tup, route_of(self.routes, stream or "default", self.component))
+        route = route_of(self.routes, stream or "default", self.component)
+        check_values(tup, route)
         declared = self.part.outputs[stream or "default"]
         if declared.types:
             check_types(tup, declared, stream or "default", self.component)
-        if self.conf.get("topology.testing.always.try.serialize"):
-            check_travels(tup, stream or "default", self.component)
         if self.debug:
             _log.info("%s-%d emits %r %s", self.component, self.task_id, tup, stream or "")
-        return [*tup]
+        if self.conf.get("topology.testing.always.try.serialize"):
+            return sent_and_received(tup, route, self.task_id)
+        return own_values(tup, route.fields, route.stream, self.component, self.task_id)
 
     def await_lease(self) -> None:
         """Wait until the worker's lease is valid."""

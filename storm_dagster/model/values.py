@@ -1,0 +1,276 @@
+"""Values of tuples and of keyed state: the types that are allowed, their copies and their bytes.
+
+A value comes out of :func:`decode_value` with the type that it had. MessagePack has text, numbers, bytes, lists, maps
+of plain keys, booleans and ``None``; every other type is an extension, whose code is a contract with stored state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from enum import Enum, Flag
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from storm_dagster.model.errors import InvalidRequest
+from storm_dagster.model.plugins import load_plugin
+
+REGISTER_KEY = "topology.serialization.register"
+ATOMIC: frozenset[type] = frozenset((str, int, float, bool, bytes, type(None)))
+"""Immutable types of MessagePack: their values are neither copied nor converted."""
+
+_MOST_DEPTH = 64
+_IMMUTABLE = ATOMIC | {date, timedelta, Decimal, UUID}
+_MICROSECOND = timedelta(microseconds=1)
+_SMALL, _LARGE = -(1 << 63), (1 << 64) - 1
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class _Form(NamedTuple):
+    """Extension of one type: its code, the parts that make a value, and the value that parts make."""
+
+    code: int
+    take: Callable[[Any], Iterable[Any]]
+    make: Callable[[list[Any]], Any]
+
+
+def _offset(value: datetime | time) -> int | None:
+    offset = value.utcoffset()
+    if offset is None and value.tzinfo is not None:
+        raise TypeError("a time in a zone without a fixed offset, which cannot travel: use a datetime")
+    return None if offset is None else offset // _MICROSECOND
+
+
+def _zone(offset: int | None) -> timezone | None:
+    return None if offset is None else timezone(timedelta(microseconds=offset))
+
+
+def _clock(value: datetime | time) -> tuple[Any, ...]:
+    return (value.hour, value.minute, value.second, value.microsecond, value.fold, _offset(value))
+
+
+def _make_map(parts: list[Any]) -> dict[Any, Any]:
+    items = iter(parts)
+    return dict(zip(items, items, strict=True))
+
+
+def _take_dataclass(value: Any) -> list[Any]:
+    parts: list[Any] = [_name_of(type(value))]
+    for each in fields(value):
+        parts += (each.name, getattr(value, each.name))
+    return parts
+
+
+def _make_dataclass(parts: list[Any]) -> Any:
+    kind = _class_of(parts[0])
+    given = _make_map(parts[1:])
+    found = object.__new__(kind)
+    # As `copy` does it: no code of the class runs. A field that the value was stored without has its default.
+    for each in fields(kind):
+        if each.name in given:
+            part = given[each.name]
+        elif each.default_factory is not MISSING:
+            part = each.default_factory()
+        elif each.default is not MISSING:
+            part = each.default
+        else:
+            raise InvalidRequest(f"a stored {parts[0]} has no field {each.name!r}: give the field a default")
+        object.__setattr__(found, each.name, part)
+    return found
+
+
+def _make_enum(parts: list[Any]) -> Any:
+    kind = _class_of(parts[0])
+    return kind(parts[1]) if issubclass(kind, Flag) else kind[parts[1]]
+
+
+_ENUM = _Form(14, lambda v: (_name_of(type(v)), v.value if isinstance(v, Flag) else v.name), _make_enum)
+_DATACLASS = _Form(15, _take_dataclass, _make_dataclass)
+_MAP = _Form(11, lambda value: [part for item in value.items() for part in item], _make_map)
+_FORMS: dict[type, _Form] = {
+    tuple: _Form(1, list, tuple),
+    set: _Form(2, list, set),
+    frozenset: _Form(3, list, frozenset),
+    bytearray: _Form(4, lambda value: (bytes(value),), lambda parts: bytearray(parts[0])),
+    datetime: _Form(
+        5,
+        lambda value: (value.year, value.month, value.day, *_clock(value)),
+        lambda parts: datetime(*parts[:7], fold=parts[7], tzinfo=_zone(parts[8])),
+    ),
+    date: _Form(6, lambda value: (value.year, value.month, value.day), lambda parts: date(*parts)),
+    time: _Form(7, _clock, lambda parts: time(*parts[:4], fold=parts[4], tzinfo=_zone(parts[5]))),
+    timedelta: _Form(8, lambda value: (value.days, value.seconds, value.microseconds), lambda parts: timedelta(*parts)),
+    Decimal: _Form(9, lambda value: (str(value),), lambda parts: Decimal(parts[0])),
+    UUID: _Form(10, lambda value: (value.bytes,), lambda parts: UUID(bytes=parts[0])),
+    # What MessagePack cannot hold: integers of more than 64 bits, text with lone surrogates.
+    int: _Form(12, lambda value: (hex(value),), lambda parts: int(parts[0], 16)),
+    str: _Form(
+        13,
+        lambda value: (value.encode("utf-8", "surrogatepass"),),
+        lambda parts: parts[0].decode("utf-8", "surrogatepass"),
+    ),
+}
+_BY_CODE = {form.code: form for form in (*_FORMS.values(), _MAP, _ENUM, _DATACLASS)}
+
+_registered: tuple[str, ...] = ()
+_classes: dict[str, type] | None = None
+
+
+def register_classes(names: Iterable[str]) -> None:
+    """Allow the dataclasses and Enums ``module:QualName`` in values, and no others; imported when first needed."""
+    global _registered, _classes
+    _registered, _classes = tuple(names), None
+
+
+def _load_classes() -> dict[str, type]:
+    global _classes
+    if _classes is None:
+        found = {name: load_plugin(REGISTER_KEY, name) for name in _registered}
+        for name, kind in found.items():
+            if not isinstance(kind, type) or not (is_dataclass(kind) or issubclass(kind, Enum)):
+                raise InvalidRequest(f"{REGISTER_KEY} {name!r} is neither a dataclass nor an Enum: remove it")
+        _classes = found
+    return _classes
+
+
+def _class_of(name: str) -> Any:
+    try:
+        return _load_classes()[name]
+    except KeyError:
+        raise InvalidRequest(f"a value of the class {name} cannot be read: name it in {REGISTER_KEY}") from None
+
+
+def _name_of(kind: type) -> str:
+    for name, found in _load_classes().items():
+        if found is kind:
+            return name
+    name = f"{kind.__module__}:{kind.__qualname__}"
+    remedy = f"name {name!r} in {REGISTER_KEY}, or convert it"
+    if not is_dataclass(kind) and not issubclass(kind, Enum):
+        remedy = (
+            "convert it with .tolist()"
+            if hasattr(kind, "tolist")
+            else "emit text, numbers, bytes, lists, maps, sets, tuples, dates, times, UUIDs, or a registered dataclass"
+        )
+    raise TypeError(
+        f"of type {name.removeprefix('builtins:')}, which cannot travel to another worker or be stored: {remedy}"
+    )
+
+
+def _form_of(kind: type) -> _Form:
+    form = _FORMS.get(kind)
+    if form is None:
+        _name_of(kind)
+        form = _ENUM if issubclass(kind, Enum) else _DATACLASS
+    return form
+
+
+def copy_value(value: Any, depth: int = 0) -> Any:
+    """A copy that shares nothing mutable with ``value``; ``TypeError`` with a remedy for a type that is not allowed.
+
+    A ``datetime`` or ``time`` in a zone gets the fixed offset that the zone has then, as it has after it traveled.
+    """
+    kind = type(value)
+    if kind in _IMMUTABLE:
+        return value
+    if depth > _MOST_DEPTH:
+        raise TypeError(f"nested more than {_MOST_DEPTH} deep: flatten it, or send it as text")
+    depth += 1
+    if kind is dict:
+        if ATOMIC.issuperset(map(type, value)) and ATOMIC.issuperset(map(type, value.values())):
+            return value.copy()
+        return {copy_value(key, depth): copy_value(part, depth) for key, part in value.items()}
+    if kind is list:
+        return value.copy() if ATOMIC.issuperset(map(type, value)) else [copy_value(part, depth) for part in value]
+    form = _form_of(kind)
+    if form is _ENUM:
+        return value
+    return form.make([copy_value(part, depth) for part in form.take(value)])
+
+
+def _pack(value: Any, odd: bool = False) -> Any:
+    """``value`` in types of MessagePack. ``odd``: as extensions, all text and the integers that it cannot hold."""
+    kind = type(value)
+    if kind in ATOMIC:
+        if odd and kind in _FORMS and (type(value) is str or not _SMALL <= value <= _LARGE):
+            return _extension(_FORMS[kind], value, odd)
+        return value
+    if kind is list:
+        return value if not odd and ATOMIC.issuperset(map(type, value)) else [_pack(part, odd) for part in value]
+    if kind is dict:
+        keys = [_pack(key, odd) for key in value]
+        if ATOMIC.issuperset(map(type, keys)):
+            return dict(zip(keys, [_pack(part, odd) for part in value.values()], strict=True))
+        return _extension(_MAP, value, odd)
+    return _extension(_form_of(kind), value, odd)
+
+
+def _extension(form: _Form, value: Any, odd: bool) -> msgspec.msgpack.Ext:
+    return msgspec.msgpack.Ext(form.code, _encode([_pack(part, odd) for part in form.take(value)]))
+
+
+def encode_own(value: Any) -> bytes:
+    """Bytes of a copy that :func:`copy_value` made."""
+    try:
+        return _encode(_pack(value))
+    except (OverflowError, UnicodeEncodeError):
+        return _encode(_pack(value, odd=True))
+
+
+def encode_value(value: Any) -> bytes:
+    """Bytes of an allowed value; ``TypeError`` with a remedy for any other."""
+    return encode_own(copy_value(value))
+
+
+def decode_extension(code: int, data: memoryview) -> Any:
+    """The value in an extension; :class:`InvalidRequest` when there is none or its class is not registered."""
+    try:
+        return _BY_CODE[code].make(_decode_list(data))
+    except InvalidRequest:
+        raise
+    except Exception as error:
+        raise InvalidRequest(f"a value of extension {code} cannot be read ({type(error).__name__}: {error})") from None
+
+
+decode_value: Callable[[bytes | memoryview], Any] = msgspec.msgpack.Decoder(ext_hook=decode_extension).decode
+"""The value in some bytes of :func:`encode_value`."""
+_decode_list = msgspec.msgpack.Decoder(list[Any], ext_hook=decode_extension).decode
+
+
+class UnreadableValue:
+    """In place of a value that cannot be read here: whoever uses it gets the reason."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __getattr__(self, name: str) -> Any:
+        raise InvalidRequest(self.reason)
+
+    def __repr__(self) -> str:
+        return f"<{self.reason}>"
+
+
+def decode_received(code: int, data: memoryview) -> Any:
+    """As :func:`decode_extension` for what another worker sent: one such value does not harm the rest of a frame."""
+    try:
+        return decode_extension(code, data)
+    except InvalidRequest as error:
+        return UnreadableValue(error.message)
+
+
+def own_values(values: Sequence[Any], fields: Sequence[str], stream: str, component: str, task: int) -> list[Any]:
+    """Copies of a tuple's values (:func:`copy_value`); ``InvalidRequest`` names the field of one that is not allowed."""
+    found: list[Any] = []
+    for value in values:
+        try:
+            found.append(copy_value(value))
+        except TypeError as error:
+            field = fields[len(found)] if len(found) < len(fields) else f"number {len(found)}"
+            raise InvalidRequest(
+                f"component {component!r}, task {task}: field {field!r} of stream {stream!r} is {error}"
+            ) from None
+    return found
