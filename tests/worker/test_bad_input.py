@@ -217,7 +217,7 @@ def test_each_mistake_is_reported_once_and_replayed_whatever_runs_the_bolt(bolt:
         "few": "component 'wrong' emits 0 values on stream 'default', which has 1 fields (word)",
         "many": "component 'wrong' emits 2 values on stream 'default', which has 1 fields (word)",
         "text": "wrap it in [ ]",
-        "object": "component 'wrong', task 2: field 'word' of stream 'default' is of type object, which cannot travel",
+        "object": ": field 'word' of stream 'default' is of type object, which cannot travel",
         "stream": "component 'wrong' emits on stream 'elsewhere' but declares: 'default'; add it to outputs",
         "raise": "no such customer",
     }

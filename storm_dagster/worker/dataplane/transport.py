@@ -137,9 +137,10 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
         while waiting:
             item = waiting.pop()
             root, edge, many = item
+            raws: list[Any] = many
             try:
-                many = [one if type(one) is msgspec.Raw else msgspec.Raw(encode_value(one)) for one in many]
-                raw = encode_frame(Frame(frame.token, [(task, source, stream, [(root, edge, many)])]))
+                raws = [one if type(one) is msgspec.Raw else msgspec.Raw(encode_value(one)) for one in many]
+                raw = encode_frame(Frame(frame.token, [(task, source, stream, [(root, edge, raws)])]))
                 if len(raw) <= MAX_FRAME_BYTES:
                     yield raw
                     continue
@@ -150,7 +151,7 @@ def _encoded(frame: Frame, taken: list[Any], broken: Broken) -> Iterator[bytes]:
             except Exception as cause:
                 error = cause
             if len(many) > 1:
-                waiting += split_bundle((root, edge, many), (len(many) + 1) // 2)[::-1]
+                waiting += split_bundle((root, edge, raws), (len(many) + 1) // 2)[::-1]
             else:
                 broken(links[(task, source, stream)], item, error)
 

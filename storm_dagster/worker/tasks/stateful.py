@@ -268,8 +268,9 @@ class StateDriver:
         if name is not None:
             key = [tup.values[at] for at in self._id_at[(tup.component, tup.stream)][1]]
             number = stable_hash(key[0] if len(key) == 1 else key)
-            # Encoded now: one that cannot be saved fails its own tuple, not all of the checkpoint.
-            self._ids[name] = (number, encode_value(name, name))
+            # Checked now: one that cannot be saved fails its own tuple, not all of the checkpoint.
+            stored_key(name)
+            self._ids[name] = (number, name)
             self.log.contents.ids[name] = number
         self.pending_acks.append(tup)
 
