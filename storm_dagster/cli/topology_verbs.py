@@ -102,6 +102,7 @@ def show(invocation: Invocation, name: str) -> None:
             for task in document["tasks"]
         ],
     )
+    _print_loads(document)
     reported = [
         (task, component, metric, value)
         for component, part in document["components"].items()
@@ -113,6 +114,25 @@ def show(invocation: Invocation, name: str) -> None:
     for error in document.get("errors", [])[:10]:
         lines = str(error["error"]).strip().splitlines()
         click.echo(plain(f"error in {error['component']}[{error['task']}]: {lines[-1] if lines else ''}"), err=True)
+
+
+def _print_loads(document: dict[str, Any]) -> None:
+    """A line for each component and kind of latency, of the last ten minutes; nothing from an older nimbus."""
+    rows: list[tuple[Any, ...]] = []
+    for component, part in sorted(document["components"].items()):
+        if component.startswith("__") or "latency" not in part:
+            continue
+        loads = [_number(part[name]) for name in ("waiting", "capacity", "lag")]
+        for kind, found in sorted(part["latency"].items()) or [(None, {})]:
+            rows.append((component, *loads, kind, *(_number(found.get(f"p{n}_ms")) for n in (50, 95, 99))))
+    if rows:
+        print_table(
+            "components", ["component", "waiting", "capacity", "lag", "latency", "p50_ms", "p95_ms", "p99_ms"], rows
+        )
+    if document.get("back_pressure"):
+        click.echo(
+            f"back pressure: {document['back_pressure']} of {len(document['workers'])} workers hold the spouts back"
+        )
 
 
 def _answer(invocation: Invocation, document: dict[str, Any]) -> None:

@@ -42,6 +42,11 @@ class TaskReport(msgspec.Struct, omit_defaults=True):
     errors: int = 0
     """Errors since the task was opened, throttled ones included."""
     metrics: dict[str, Any] = {}
+    latencies: dict[str, dict[str, dict[str, dict[int, int]]]] = {}
+    """Window -> :data:`~storm_dagster.model.latency.Latencies` of the sampled tuples. Windows are left out as above;
+    ``process`` is left out while it is the same as ``execute``."""
+    waiting: int = 0
+    """Tuples in the task's queue."""
 
 
 class WorkerReport(msgspec.Struct, omit_defaults=True):

@@ -7,15 +7,16 @@ at most 100 metrics of a task), never from requests.
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from storm_dagster.model.errors import StormDagsterError
+from storm_dagster.model.latency import prometheus_buckets
 from storm_dagster.nimbus.member import Nimbus
-from storm_dagster.nimbus.requests.page_snapshot import TopologySnapshot
+from storm_dagster.nimbus.requests.page_snapshot import ComponentSnapshot, TopologySnapshot
 from storm_dagster.nimbus.requests.reading import ClusterReader
 from storm_dagster.nimbus.requests.window_stats import ALL_TIME
 
@@ -33,6 +34,21 @@ _TOPOLOGY_SIZES: tuple[tuple[str, str, Callable[[TopologySnapshot], int]], ...] 
     ("storm_topology_executors", "Executors", lambda one: one.executors_total),
     ("storm_topology_tasks", "Tasks", lambda one: one.tasks_total),
     ("storm_topology_uptime_seconds", "Seconds since the submission", lambda one: one.uptime_secs),
+    ("storm_topology_back_pressure_workers", "Workers that hold its spouts back", lambda one: one.back_pressure),
+)
+_COMPONENT_LOADS: tuple[tuple[str, str, Callable[[ComponentSnapshot], float | None]], ...] = (
+    ("storm_component_waiting_tuples", "Tuples in the queues of its tasks", lambda part: part.waiting),
+    (
+        "storm_component_capacity",
+        "Share of ten minutes that its busiest executor spent in execute",
+        lambda part: part.capacity if part.kind == "bolt" else None,
+    ),
+    ("storm_component_lag", "Sum of the metrics named lag of its tasks", lambda part: part.lag),
+)
+_LATENCIES = (
+    ("storm_component_execute_latency_seconds", "execute", "Time to execute a tuple, of the sampled ones"),
+    ("storm_component_process_latency_seconds", "process", "Time from a tuple to its ack, of the sampled ones"),
+    ("storm_component_complete_latency_seconds", "complete", "Time to complete a tuple tree, of the sampled ones"),
 )
 
 
@@ -126,6 +142,7 @@ class _ClusterMetrics(Collector):
             "topology",
             {(one.name,): one.totals("600")["complete_ms"] / 1000 for one in snapshot if one.answered},
         )
+        yield from component_metrics(one for one in snapshot if one.answered)
         yield _gauges(
             "storm_topology_user_metric",
             "Newest number that a task gave to report_metric",
@@ -140,6 +157,26 @@ class _ClusterMetrics(Collector):
         )
         for name, text, value in _TOPOLOGY_SIZES:
             yield _gauges(name, text, "topology", {(one.name,): float(value(one)) for one in snapshot})
+
+
+def component_metrics(topologies: Iterable[TopologySnapshot]) -> Iterator[Metric]:
+    """Latencies, queues, capacity and lag by component, without those of the system."""
+    parts = [
+        ((one.name, part.id), part)
+        for one in topologies
+        for _, part in sorted(one.components.items())
+        if not part.is_system
+    ]
+    for name, kind, text in _LATENCIES:
+        family = HistogramMetricFamily(name, text, labels=["topology", "component"])
+        for labels, part in parts:
+            if found := part.windows[ALL_TIME].buckets(kind):
+                counts, seconds = prometheus_buckets(found)
+                family.add_metric(labels, counts, seconds)
+        yield family
+    for name, text, value in _COMPONENT_LOADS:
+        numbers = {labels: number for labels, part in parts if (number := value(part)) is not None}
+        yield _gauges(name, text, "topology component", numbers)
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

@@ -100,12 +100,17 @@ class ShowTask(TypedDict):
 
 
 class ShowComponent(TypedDict):
-    """A component with its statistics of all time."""
+    """A component with its statistics of all time; ``latency`` and ``stream_latency`` are of the last ten minutes."""
 
     type: Literal["spout", "bolt"]
     executors: int
     tasks: list[int]
     stats: _Stats
+    waiting: Natural
+    capacity: float
+    lag: float | None
+    latency: dict[str, _Stats]
+    stream_latency: dict[str, dict[str, _Stats]]
 
 
 class ShowError(TypedDict):
@@ -120,7 +125,8 @@ class ShowError(TypedDict):
 
 
 class ShowDocument(TypedDict):
-    """One topology with its tasks, workers, statistics and errors."""
+    """One topology with its tasks, workers, statistics and errors; ``back_pressure`` counts the workers that hold
+    its spouts back."""
 
     id: str
     name: str
@@ -129,6 +135,7 @@ class ShowDocument(TypedDict):
     workers: list[ShowWorker]
     tasks: list[ShowTask]
     components: dict[str, ShowComponent]
+    back_pressure: Natural
     problems: list[str]
     errors: list[ShowError]
 

@@ -42,6 +42,8 @@ class ExecutorSnapshot:
     """Every one of :data:`~.window_stats.WINDOWS`."""
     reported: bool
     """Whether the topology master knew of one of its tasks."""
+    waiting: int = 0
+    """Tuples in its queues."""
 
     @property
     def id(self) -> str:
@@ -68,6 +70,25 @@ class ComponentSnapshot:
     executors: tuple[ExecutorSnapshot, ...]
     errors: tuple[TaskError, ...] = ()
     """Newest first."""
+    lag: float | None = None
+    """Sum of the metrics named ``lag`` of its tasks; ``None`` without any."""
+
+    @property
+    def waiting(self) -> int:
+        """Tuples in the queues of its tasks."""
+        return sum(one.waiting for one in self.executors)
+
+    def load_document(self) -> dict[str, Any]:
+        """How loaded it is, for ``show --json``: queue, capacity and lag now, latencies of the last ten minutes."""
+        recent = self.windows[_CAPACITY_WINDOW]
+        keys = sorted({key for by_key in recent.latencies.values() for key in by_key})
+        return {
+            "waiting": self.waiting,
+            "capacity": round(self.capacity, 3),
+            "lag": self.lag,
+            "latency": recent.percentiles(),
+            "stream_latency": {key: found for key in keys if (found := recent.stream_percentiles(key))},
+        }
 
     @property
     def is_system(self) -> bool:
@@ -119,6 +140,8 @@ class TopologySnapshot:
     """Whether the topology master gave statistics; without them all are 0."""
     metrics: Mapping[tuple[str, str], Mapping[str, Any]] = field(default_factory=dict)
     """(component, task) -> values of ``report_metric``."""
+    back_pressure: int = 0
+    """Workers whose queues hold the spouts back."""
 
     @property
     def workers_total(self) -> int:
@@ -194,6 +217,7 @@ def snapshot_topology(
                 _executor(component_id, kind, group, slots.get(group[0]), reported_tasks) for group in groups
             ),
             errors=tuple(by_component.get(component_id, ())),
+            lag=_lag(reported_tasks.get(str(task)) for task in table.components[component_id].ids),
         )
     return TopologySnapshot(
         id=topology.id,
@@ -210,6 +234,11 @@ def snapshot_topology(
             for task, entry in sorted(reported_tasks.items())
             if entry.get("metrics")
         },
+        back_pressure=sum(
+            1
+            for worker in ((report or {}).get("workers") or {}).values()
+            if (worker.get("system") or {}).get("back_pressure")
+        ),
     )
 
 
@@ -308,4 +337,11 @@ def _executor(
         uptime_secs=max((int(entry.get("uptime_secs") or 0) for entry in entries), default=0),
         windows=windows,
         reported=bool(entries),
+        waiting=sum(int(entry.get("waiting") or 0) for entry in entries),
     )
+
+
+def _lag(entries: Iterable[Mapping[str, Any] | None]) -> float | None:
+    values = [(entry.get("metrics") or {}).get("lag") for entry in entries if entry is not None]
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return sum(numbers) if numbers else None

@@ -122,16 +122,21 @@ class ClusterReader:
         view = self.view()
         ctx = self._reading_context()
         topology = topology_by_name(view, name)
+        stats, now_secs = self._stats_of(topology), int(time.time())
         document = status.show_document(
             view,
             topology.id,
-            self._stats_of(topology),
-            now_secs=int(time.time()),
+            stats,
+            now_secs=now_secs,
             errors=status.errors_of(ctx, topology.id),
             launch_secs=self._nimbus.conf["nimbus.task.launch.secs"],
         )
+        snapshot = snapshot_topology(topology, stats, now_secs=now_secs)
+        for component, part in snapshot.components.items():
+            document["components"][component] |= part.load_document()
         return {
             **document,
+            "back_pressure": snapshot.back_pressure,
             "problems": self._problems(view, topology, document),
             **self._upgrade_of(topology),
         }

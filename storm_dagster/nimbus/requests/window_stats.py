@@ -9,8 +9,17 @@ by what it emitted on each stream.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+from storm_dagster.model.latency import (
+    Buckets,
+    Latencies,
+    merge_latencies,
+    percentiles,
+    read_latencies,
+    sum_buckets,
+)
 
 _COUNTED = ("emitted", "transferred", "executed", "acked", "failed")
 ALL_TIME = ":all-time"
@@ -68,6 +77,22 @@ class WindowStats:
     execute_ms: Means = field(default_factory=dict)
     process_ms: Means = field(default_factory=dict)
     complete_ms: Means = field(default_factory=dict)
+    latencies: Latencies = field(default_factory=dict)
+    """Of the sampled tuples; a bolt has ``execute`` and ``process``, a spout ``complete``."""
+
+    def buckets(self, kind: str) -> Buckets:
+        """The latency of that kind over all streams but those of the system."""
+        by_key = self.latencies.get(kind, {})
+        return sum_buckets(part for key, part in by_key.items() if not is_system_name(split_input(key)[1]))
+
+    def percentiles(self) -> dict[str, dict[str, float]]:
+        """Kind of latency -> p50, p95 and p99 over all streams; without the kinds of which there is no sample."""
+        return {kind: found for kind in sorted(self.latencies) if (found := percentiles(self.buckets(kind)))}
+
+    def stream_percentiles(self, key: str) -> dict[str, dict[str, float]]:
+        """As :meth:`percentiles`, of one stream."""
+        every = {kind: percentiles(by_key.get(key, {})) for kind, by_key in sorted(self.latencies.items())}
+        return {kind: found for kind, found in every.items() if found}
 
     def totals(self, *, include_sys: bool = False) -> Totals:
         """The sum over streams; those of the system only with ``include_sys``."""
@@ -93,10 +118,18 @@ def task_windows(entry: Mapping[str, Any] | None, kind: Literal["spout", "bolt"]
     lifetime = entry.get("streams") or {}
     by_window = {ALL_TIME: lifetime, **(entry.get("window_streams") or {})}
     latest = entry.get("windows") or {}
+    latencies = entry.get("latencies") or {}
     return {
-        window: _one_window(by_window.get(window, lifetime), latest.get(window) or entry.get("stats") or {}, kind)
+        window: replace(
+            _one_window(by_window.get(window, lifetime), latest.get(window) or entry.get("stats") or {}, kind),
+            latencies=_with_process(read_latencies(latencies.get(window, latencies.get(ALL_TIME)))),
+        )
         for window in WINDOWS
     }
+
+
+def _with_process(latencies: Latencies) -> Latencies:
+    return {"process": latencies["execute"], **latencies} if "execute" in latencies else latencies
 
 
 def _one_window(streams: Mapping[str, Any], latest: Mapping[str, Any], kind: Literal["spout", "bolt"]) -> WindowStats:
@@ -130,6 +163,7 @@ def merge(parts: Iterable[WindowStats]) -> WindowStats:
         execute_ms=_weighted((part.execute_ms, part.executed) for part in parts),
         process_ms=_weighted((part.process_ms, part.executed) for part in parts),
         complete_ms=_weighted((part.complete_ms, part.acked) for part in parts),
+        latencies=merge_latencies(part.latencies for part in parts),
     )
 
 

@@ -112,8 +112,9 @@ class TopologyMasterTable:
             }
             for task, one in report.tasks.items():
                 tasks[task] = {**msgspec.to_builtins(one), "node": report.node, "port": report.port}
-                for name in ("stats", "windows", "streams", "window_streams", "metrics"):
+                for name in ("stats", "windows", "streams", "window_streams", "latencies", "metrics"):
                     tasks[task].setdefault(name, {})
                 tasks[task].setdefault("errors", 0)
+                tasks[task].setdefault("waiting", 0)
                 tasks[task].setdefault("uptime_secs", 0)
         return {"tasks": tasks, "workers": workers}

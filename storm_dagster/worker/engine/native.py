@@ -390,6 +390,10 @@ class NativeEngine:
         """Number of pending tuples of the spouts here."""
         return sum(len(spout.pending) for spout in self.exchange.spouts)
 
+    def asks_to_wait(self) -> bool:
+        """Whether a queue of this worker holds the spouts back."""
+        return self._pressure.own()
+
     def drained(self) -> bool:
         """Whether no tuple is queued or in flight in this worker."""
         return self.shared.ledger.empty() and not any(
@@ -415,6 +419,8 @@ class NativeEngine:
                 windows=runner.stats.windows(now),
                 streams=runner.stats.by_stream(),
                 window_streams=runner.stats.window_streams(now),
+                latencies=runner.stats.window_latencies(now),
+                waiting=runner.waiting(),
                 errors=runner.stats.errors,
                 metrics=runner.stats.metrics,
             )

@@ -33,6 +33,10 @@ class Pressure:
         """Whether spouts must pause."""
         return self._own or bool(self._peers)
 
+    def own(self) -> bool:
+        """Whether they must because of a queue of this worker."""
+        return self._own
+
     def on_request(self, slot: tuple[str, int], wait: bool) -> None:
         """Start or end the back pressure of a peer."""
         if wait:

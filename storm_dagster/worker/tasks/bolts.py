@@ -232,6 +232,7 @@ class BoltRunner(Runner):
         begin = clock()
         until = begin + PASS_NANOS if self.shared.sliced else 1 << 62
         total = len(batch)
+        before = stats.executed_by.copy() if stats.until_sample <= total else {}
         size = SLICE
         if stats.execute_ns > SLOW_NANOS * stats.timed:
             size = max(1, PASS_NANOS * stats.timed // stats.execute_ns)
@@ -251,11 +252,7 @@ class BoltRunner(Runner):
         if not total:
             return False
         if stats.take_sample(total):
-            spent = clock() - begin
-            stats.execute_ns += spent
-            stats.timed += total
-            stats.process_ns += spent
-            stats.processed += total
+            stats.time_inputs(clock() - begin, stats.executed_since(before))
         if self.state is not None and not queue:
             self.state.on_idle()
         return True

@@ -280,10 +280,7 @@ class ShellBoltRunner(ShellRunner):
         stats = self.stats
         nanos = time.perf_counter_ns() - sent
         if stats.take_sample():
-            stats.process_ns += nanos
-            stats.processed += 1
-            stats.execute_ns += nanos
-            stats.timed += 1
+            stats.time_inputs(nanos, {f"{tup.component}:{tup.stream}": 1})
         if command == "ack":
             self.shared.ledger.ack(tup)
             stats.acked += 1

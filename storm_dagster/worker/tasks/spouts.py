@@ -37,7 +37,7 @@ class SpoutBase(Runner):
         super().__init__(*args)
         timeout = float(self.conf.get("topology.message.timeout.secs") or 30)
         self.pending: PendingMap[Any] = PendingMap(timeout)
-        """Root -> tuple id of the spout."""
+        """Root -> (tuple id of the spout, stream)."""
         self.max_pending: int | None = self.conf.get("topology.max.spout.pending") or None
         self.acked: list[int] = []
         """Roots of complete trees; the next run notifies the spout."""
@@ -97,7 +97,7 @@ class SpoutBase(Runner):
                             root -= count
                     # One extra until all its tuples are sent.
                     tree = Tree(1, root or 1, 0, self)
-                    entries[tree.root] = (tup_id, clock())
+                    entries[tree.root] = ((tup_id, stream), clock())
             route.emitted += 1
             try:
                 if only is None or direct_task:
@@ -138,15 +138,14 @@ class SpoutBase(Runner):
             if entry is not None:
                 stats.acked += 1
                 if stats.take_sample():
-                    stats.complete_ns += int((now - entry[1]) * 1e9)
-                    stats.completed += 1
-                notify(True, entry[0])
+                    stats.time_tree(int((now - entry[1]) * 1e9), entry[0][1])
+                notify(True, entry[0][0])
         failed, self.failed = self.failed, []
         for root in failed:
             entry = pop(root, None)
             if entry is not None:
                 stats.failed += 1
-                notify(False, entry[0])
+                notify(False, entry[0][0])
         if self.at_once:
             ids = self.at_once.copy()
             self.at_once.clear()
@@ -157,7 +156,7 @@ class SpoutBase(Runner):
 
     def take_pending(self) -> list[Any]:
         """Remove and return the ids of pending tuples, which will be neither acked nor failed."""
-        ids = [tup_id for tup_id, _ in self.pending.entries.values()]
+        ids = [tup_id for (tup_id, _), _ in self.pending.entries.values()]
         self.pending.entries.clear()
         return ids
 

@@ -10,12 +10,19 @@ import time
 from bisect import bisect_right
 from typing import Any
 
+import msgspec
+
+from storm_dagster.model.latency import Latencies, bucket_of, subtract_latencies
+
 WINDOWS = {"600": 600, "10800": 10_800, "86400": 86_400}
 """Name -> seconds of the sliding windows; ``":all-time"`` is the fourth."""
 _SNAPSHOTS = 20
 
 _Counters = tuple[int, int, int, int, int, int, int, int, int, int, int]
 _Streams = dict[str, dict[str, int]]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[str, dict[str, dict[int, int]]]).decode
 
 
 class TaskStats:
@@ -32,6 +39,7 @@ class TaskStats:
         "executed",
         "executed_by",
         "failed",
+        "latencies",
         "metrics",
         "opened",
         "process_ns",
@@ -58,11 +66,13 @@ class TaskStats:
         self.complete_ns: int = 0
         self.completed: int = 0
         self.executed_by: dict[str, int] = {}
+        self.latencies: Latencies = {}
+        """What is in the sums of nanoseconds; the buckets of ``process`` are those of ``execute``."""
         self.routes: dict[str, Any] = {}
         """Stream -> its Route, which counts emits."""
         self.metrics: dict[str, Any] = {}
-        # Per window: (time, counters, counters by stream), oldest first.
-        self._rings: dict[str, list[tuple[float, _Counters, _Streams]]] = {name: [] for name in WINDOWS}
+        # Per window: (time, counters, counters by stream, latencies), oldest first. Packed, buckets take a tenth.
+        self._rings: dict[str, list[tuple[float, _Counters, _Streams, bytes]]] = {name: [] for name in WINDOWS}
 
     def take_sample(self, tuples: int = 1) -> bool:
         """Whether to sample the latency of these tuples (one, or a batch as a whole)."""
@@ -71,6 +81,31 @@ class TaskStats:
             return False
         self.until_sample: int = self.every
         return True
+
+    def executed_since(self, before: dict[str, int]) -> dict[str, int]:
+        """What was executed by input since ``executed_by`` was ``before``."""
+        return {key: more for key, number in self.executed_by.items() if (more := number - before.get(key, 0))}
+
+    def time_inputs(self, nanos: int, inputs: dict[str, int]) -> None:
+        """Count a sample: these tuples by input, executed in ``nanos`` together; each counts with their mean."""
+        tuples = sum(inputs.values())
+        self.execute_ns += nanos
+        self.timed += tuples
+        self.process_ns += nanos
+        self.processed += tuples
+        for key, number in inputs.items():
+            self._count("execute", key, nanos / tuples, number)
+
+    def time_tree(self, nanos: int, stream: str) -> None:
+        """Count a sample: a tuple tree of this stream, completed in ``nanos``."""
+        self.complete_ns += nanos
+        self.completed += 1
+        self._count("complete", stream, nanos, 1)
+
+    def _count(self, kind: str, key: str, nanos: float, number: int) -> None:
+        buckets = self.latencies.setdefault(kind, {}).setdefault(key, {})
+        bucket = bucket_of(nanos)
+        buckets[bucket] = buckets.get(bucket, 0) + number
 
     def _counters(self) -> _Counters:
         emitted = transferred = 0
@@ -95,13 +130,14 @@ class TaskStats:
         """Take the snapshots that are due; call it every few seconds."""
         counters: _Counters | None = None
         streams: _Streams = {}
+        latencies = b""
         for name, secs in WINDOWS.items():
             ring = self._rings[name]
             if ring and now - ring[-1][0] < secs / _SNAPSHOTS:
                 continue
             if counters is None:
-                counters, streams = self._counters(), self.by_stream()
-            ring.append((now, counters, streams))
+                counters, streams, latencies = self._counters(), self.by_stream(), _encode(self.latencies)
+            ring.append((now, counters, streams, latencies))
             while len(ring) > 1 and ring[1][0] <= now - secs:
                 del ring[0]
 
@@ -138,6 +174,18 @@ class TaskStats:
                     kind: {key: count - base[kind].get(key, 0) for key, count in counts.items()}
                     for kind, counts in current.items()
                 }
+        return found
+
+    def window_latencies(self, now: float) -> dict[str, Latencies]:
+        """Latencies of all time and of the windows shorter than the task's uptime; empty before the first sample."""
+        if not self.latencies:
+            return {}
+        found = {":all-time": subtract_latencies(self.latencies, {})}
+        for name, secs in WINDOWS.items():
+            ring = self._rings[name]
+            start = bisect_right(ring, now - secs, key=lambda item: item[0]) - 1
+            if start >= 0:
+                found[name] = subtract_latencies(self.latencies, _decode(ring[start][3]))
         return found
 
     def by_stream(self) -> _Streams:

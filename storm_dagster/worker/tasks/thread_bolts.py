@@ -50,12 +50,10 @@ class BlockingBoltRunner(ThreadMixin):
         number = len(batch)
         self.in_flight -= number
         stats = self.stats
+        before = stats.executed_by.copy()
         count_inputs(self, batch)
         if stats.take_sample(number):
-            stats.execute_ns += nanos
-            stats.timed += number
-            stats.process_ns += nanos
-            stats.processed += number
+            stats.time_inputs(nanos, stats.executed_since(before))
 
     def _work(self) -> None:
         bolt = self.instance

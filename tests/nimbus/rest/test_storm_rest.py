@@ -212,6 +212,23 @@ def test_prometheus_gets_figures_of_topologies_and_slots(stage: Stage) -> None:
     assert 'storm_topologies{status="ACTIVE"} 1.0' in text
     assert re.search(r"storm_nimbus_blobs [0-9.]+", text) and "storm_slots_total 3.0" in text
     assert 'storm_topology_workers{topology="wc"} 2.0' in text
+    for metric in ("execute_latency_seconds_count", "capacity", "waiting_tuples"):
+        assert f'storm_component_{metric}{{component="count/all",topology="wc"}}' in text, metric
+    assert 'storm_component_complete_latency_seconds_bucket{component="lines",le="+Inf",topology="wc"}' in text
+
+
+def test_percentiles_stand_beside_the_means(stage: Stage) -> None:
+    page = stage.get(f"/topology/{stage.id}")
+    rows = {row.get("boltId") or row["spoutId"]: row for row in (*page["bolts"], *page["spouts"])}
+    assert set(rows["count/all"]["latencyPercentiles"]) == {"execute", "process"}
+    complete = rows["lines"]["latencyPercentiles"]["complete"]
+    assert 0 < complete["p50_ms"] <= complete["p95_ms"] <= complete["p99_ms"] and complete["sampled"] > 0
+    (source,) = stage.get(f"/topology/{stage.id}/component/split")["inputStats"]
+    assert source["latencyPercentiles"]["execute"]["sampled"] > 0
+    shown = stage.http.get(f"/v1/topologies/{stage.id}").json()
+    split = shown["components"]["split"]
+    assert split["stream_latency"]["lines:default"]["execute"].keys() == {"sampled", "p50_ms", "p95_ms", "p99_ms"}
+    assert (split["waiting"], split["lag"], shown["back_pressure"]) == (0, None, 0)
 
 
 def test_a_supervisor_serves_health_workers_conf_and_logs(stage: Stage) -> None:

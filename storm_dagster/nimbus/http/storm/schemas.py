@@ -16,6 +16,9 @@ _Kind = Literal["spout", "bolt"]
 _NullableInt = int | None
 _NullableText = str | None
 _Map = dict[str, Any]
+_Percentiles = dict[str, dict[str, float]]
+_OURS = {_Percentiles: "latencyPercentiles"}
+"""What Storm does not have."""
 
 # Keys that several documents share.
 _COUNTS = "emitted transferred acked failed"
@@ -95,9 +98,15 @@ _Owner = document(
     },
 )
 OwnerSummary = document("OwnerSummary", {list[_Owner]: "owners", bool: "schedulerDisplayResource"})
-_SpoutWindows = list[document("SpoutWindow", {str: "windowPretty window", int: _COUNTS, _Decimals: "completeLatency"})]
+_SpoutWindows = list[
+    document(
+        "SpoutWindow",
+        {str: "windowPretty window", int: _COUNTS, _Decimals: "completeLatency", **_OURS},
+        optional="latencyPercentiles",
+    )
+]
 _BoltWindows = list[
-    document("BoltWindow", {str: "windowPretty window", int: f"{_COUNTS} executed", _Decimals: _LATENCIES})
+    document("BoltWindow", {str: "windowPretty window", int: f"{_COUNTS} executed", _Decimals: _LATENCIES, **_OURS})
 ]
 _Spout = document(
     "SpoutRow",
@@ -105,6 +114,7 @@ _Spout = document(
         str: f"spoutId encodedSpoutId {_ROW_TEXTS}",
         int: _ROW_INTS,
         _Decimals: "completeLatency",
+        **_OURS,
         **_ROW_ERROR,
     },
 )
@@ -114,6 +124,7 @@ _Bolt = document(
         str: f"boltId encodedBoltId {_ROW_TEXTS}",
         int: f"{_ROW_INTS} executed",
         _Decimals: _LATENCIES,
+        **_OURS,
         **_ROW_ERROR,
     },
 )
@@ -154,8 +165,8 @@ _Executor = document(
 )
 _Output = document(
     "OutputRow",
-    {str: "stream", int: _COUNTS, _Decimals: "completeLatency"},
-    optional="completeLatency acked failed",
+    {str: "stream", int: _COUNTS, _Decimals: "completeLatency", **_OURS},
+    optional="completeLatency acked failed latencyPercentiles",
 )
 _Input = document(
     "InputRow",
@@ -163,6 +174,7 @@ _Input = document(
         str: "component encodedComponentId stream",
         int: "executed acked failed",
         _Decimals: "executeLatency processLatency",
+        **_OURS,
     },
 )
 ComponentPage = document(

@@ -237,6 +237,7 @@ def _component_row(part: ComponentSnapshot, window: str, sys: bool, topology_id:
         "requestedMemOffHeap": 0.0,
         "requestedCpu": 0.0,
         **_latencies(part, totals),
+        "latencyPercentiles": part.windows[window].percentiles(),
         **_last_error(part, topology_id, links),
     }
 
@@ -280,7 +281,13 @@ def _executor_row(one: ExecutorSnapshot, window: str, sys: bool, topology_id: st
 
 def _window_row(part: ComponentSnapshot, window: str, sys: bool) -> dict[str, Any]:
     totals = part.windows[window].totals(include_sys=sys)
-    return {"window": window, "windowPretty": window_hint(window), **_counts(totals), **_latencies(part, totals)}
+    return {
+        "window": window,
+        "windowPretty": window_hint(window),
+        **_counts(totals),
+        **_latencies(part, totals),
+        "latencyPercentiles": part.windows[window].percentiles(),
+    }
 
 
 def _output_row(part: ComponentSnapshot, one: WindowStats, stream: str) -> dict[str, Any]:
@@ -296,6 +303,7 @@ def _output_row(part: ComponentSnapshot, one: WindowStats, stream: str) -> dict[
         "completeLatency": format_fixed(one.complete_ms.get(stream, 0.0)),
         "acked": one.acked.get(stream, 0),
         "failed": one.failed.get(stream, 0),
+        "latencyPercentiles": one.stream_percentiles(stream),
     }
 
 
@@ -310,6 +318,7 @@ def _input_row(one: WindowStats, key: str) -> dict[str, Any]:
         "processLatency": format_fixed(one.process_ms.get(key, 0.0)),
         "acked": one.acked.get(key, 0),
         "failed": one.failed.get(key, 0),
+        "latencyPercentiles": one.stream_percentiles(key),
     }
 
 

@@ -1,0 +1,96 @@
+"""Latencies counted in exponential buckets: they merge by addition and give windows by subtraction, as means do not.
+
+Bucket ``i`` holds what took more than ``2 ** ((i - 1) / 8)`` and at most ``2 ** (i / 8)`` seconds, so that a percentile
+is off by at most 4.4 %. Every eighth bound is a power of two, and a bound of Prometheus.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+Buckets = dict[int, int]
+"""Bucket -> number of tuples."""
+Latencies = dict[str, dict[str, Buckets]]
+"""``execute``, ``process`` and ``complete`` -> stream (of a bolt: ``component:stream`` of the input) -> buckets."""
+
+_PER_DOUBLING = 8
+_BOUNDS = range(-16, 9)
+"""Exponents of the bounds that Prometheus gets: 15 us to 256 s."""
+_QUANTILES = (("p50_ms", 0.5), ("p95_ms", 0.95), ("p99_ms", 0.99))
+
+
+def bucket_of(nanos: float) -> int:
+    """The bucket of a latency."""
+    return math.ceil(_PER_DOUBLING * math.log2(max(nanos, 1.0) / 1e9))
+
+
+def read_latencies(document: Mapping[str, Any] | None) -> Latencies:
+    """Latencies from JSON, where buckets are text."""
+    return {
+        kind: {key: {int(bucket): number for bucket, number in buckets.items()} for key, buckets in by_key.items()}
+        for kind, by_key in (document or {}).items()
+    }
+
+
+def merge_latencies(parts: Iterable[Latencies]) -> Latencies:
+    """The sum of several tasks."""
+    total: Latencies = {}
+    for part in parts:
+        for kind, by_key in part.items():
+            for key, buckets in by_key.items():
+                sums = total.setdefault(kind, {}).setdefault(key, {})
+                for bucket, number in buckets.items():
+                    sums[bucket] = sums.get(bucket, 0) + number
+    return total
+
+
+def subtract_latencies(now: Latencies, before: Latencies) -> Latencies:
+    """What came since ``before``, an earlier state of ``now``; always a copy."""
+    return {
+        kind: {
+            key: {
+                bucket: more
+                for bucket, number in buckets.items()
+                if (more := number - before.get(kind, {}).get(key, {}).get(bucket, 0))
+            }
+            for key, buckets in by_key.items()
+        }
+        for kind, by_key in now.items()
+    }
+
+
+def sum_buckets(parts: Iterable[Buckets]) -> Buckets:
+    """Several streams as one."""
+    return merge_latencies({"": {"": part}} for part in parts).get("", {}).get("", {})
+
+
+def percentiles(buckets: Buckets) -> dict[str, float]:
+    """``p50_ms``, ``p95_ms`` and ``p99_ms`` of ``sampled`` tuples; empty without any."""
+    sampled = sum(buckets.values())
+    if not sampled:
+        return {}
+    found: dict[str, float] = {"sampled": sampled}
+    for name, share in _QUANTILES:
+        left = share * sampled
+        for bucket in sorted(buckets):
+            left -= buckets[bucket]
+            if left <= 0:
+                found[name] = float(f"{_middle(bucket) * 1000:.4g}")
+                break
+    return found
+
+
+def prometheus_buckets(buckets: Buckets) -> tuple[list[tuple[str, float]], float]:
+    """(bound in seconds, number up to it) for every bound, and the sum of seconds."""
+    counts = [
+        (repr(2.0**bound), float(sum(number for bucket, number in buckets.items() if bucket <= bound * _PER_DOUBLING)))
+        for bound in _BOUNDS
+    ]
+    seconds = sum(_middle(bucket) * number for bucket, number in buckets.items())
+    return [*counts, ("+Inf", float(sum(buckets.values())))], seconds
+
+
+def _middle(bucket: int) -> float:
+    return 2.0 ** ((bucket - 0.5) / _PER_DOUBLING)

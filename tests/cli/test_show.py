@@ -1,0 +1,40 @@
+"""What ``show`` prints of the load of components."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from storm_dagster.cli.topology_verbs import _print_loads
+
+
+def part(**of: Any) -> dict[str, Any]:
+    return {"waiting": 0, "capacity": 0.0, "lag": None, "latency": {}, **of}
+
+
+def test_a_line_for_each_kind_of_latency(capsys: pytest.CaptureFixture[str]) -> None:
+    found = {"sampled": 9, "p50_ms": 1.25, "p95_ms": 20.0, "p99_ms": 31.5}
+    document = {
+        "components": {
+            "count": part(waiting=7, capacity=0.75, latency={"execute": found, "process": found}),
+            "idle": part(lag=12),
+            "__acker": part(),
+        },
+        "back_pressure": 1,
+        "workers": [{}, {}],
+    }
+    _print_loads(document)
+    printed = capsys.readouterr().out
+    rows = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines() if "│" in line]
+    assert rows[-3:] == [
+        ["count", "7", "0.75", "-", "execute", "1.25", "20", "31.50"],
+        ["count", "7", "0.75", "-", "process", "1.25", "20", "31.50"],
+        ["idle", "0", "0", "12", rows[-1][4], "-", "-", "-"],
+    ]
+    assert "back pressure: 1 of 2 workers" in printed and "__acker" not in printed
+
+
+def test_an_older_nimbus_gives_none(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_loads({"components": {"count": {"type": "bolt", "stats": {}}}, "workers": []})
+    assert capsys.readouterr().out == ""
