@@ -83,10 +83,12 @@ class Frame(msgspec.Struct, array_like=True):
     failed: list[tuple[int, list[int]]] = []
     """(spout task, roots that failed); task 0: any spout."""
     pressure: bool | None = None
-    """The sender asks all spouts to wait (or to resume)."""
+    """The sender asks spouts to wait (or to resume)."""
     report: WorkerReport | None = None
     loads: list[tuple[int, float]] | None = None
     """(task of the sender, seconds of work that wait for it, at most 1), for load-aware shuffling."""
+    full: list[str] | None = None
+    """With ``pressure``: the full components. ``None``, from an older release: all spouts wait."""
 
 
 LevelName = Literal["ALL", "TRACE", "DEBUG", "INFO", "WARN", "ERROR", "FATAL", "OFF"]

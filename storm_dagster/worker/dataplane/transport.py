@@ -30,9 +30,15 @@ _SOCKET_BYTES = 256 * 1024
 """Kernel buffers on either side. The default grows to several megabytes: tens of thousands of tuples that a receiver
 accepts before back pressure starts."""
 _BUSY_FRAMES = 4
-"""Frames in a backlog that pause the spouts."""
+"""Frames in a backlog that start back pressure."""
+_BUSY_BYTES = 1024 * 1024
+"""Bytes in a backlog that do."""
 _DROP_FRAMES = 2048
 """Frames kept for a peer that cannot be reached; older ones are dropped (their tuples are replayed)."""
+_DROP_BYTES = 32 * 1024 * 1024
+"""Bytes kept for such a peer; one frame may be larger."""
+_RECEIVE_BYTES = 8 * 1024 * 1024
+"""Bytes after which a pass receives nothing more: they are decoded and queued before more is taken."""
 
 Backlog = deque[bytes]
 Broken = Callable[[Any, Any, Exception], None]
@@ -56,9 +62,11 @@ class Peer:
         self.acked: dict[int, list[int]] = {}
         self.failed: dict[int, list[int]] = {}
         self.pressure: bool | None = None
+        self.full: list[str] | None = None
         self.report: Any = None
         self.loads: list[tuple[int, float]] | None = None
         self.backlog: Backlog = deque()
+        self.backlog_bytes = 0
         self.dropped = 0
 
     def has_news(self) -> bool:
@@ -90,9 +98,10 @@ class Peer:
             self.pressure,
             self.report,
             self.loads,
+            self.full,
         )
         self.acks, self.inits, self.fails, self.acked, self.failed = {}, {}, {}, {}, {}
-        self.pressure = self.report = self.loads = None
+        self.pressure = self.report = self.loads = self.full = None
         groups: list[Any] = []
         room = most
         for link, items in taken:
@@ -218,23 +227,29 @@ class Transport:
         """Send this pass's output; the backlog keeps in order what cannot be sent now."""
         for peer in self.peers.values():
             if peer.has_news():
-                peer.backlog.extend(peer.frames(self.token, self.batch, broken))
+                for raw in peer.frames(self.token, self.batch, broken):
+                    peer.backlog.append(raw)
+                    peer.backlog_bytes += len(raw)
             backlog = peer.backlog
             if not backlog:
                 continue
             try:
                 while backlog:
                     peer.socket.send(backlog[0], zmq.NOBLOCK)
-                    backlog.popleft()
+                    peer.backlog_bytes -= len(backlog.popleft())
             except zmq.Again:
                 if not peer.alive:
-                    while len(backlog) > _DROP_FRAMES:
-                        backlog.popleft()
+                    while len(backlog) > _DROP_FRAMES or (peer.backlog_bytes > _DROP_BYTES and len(backlog) > 1):
+                        peer.backlog_bytes -= len(backlog.popleft())
                         peer.dropped += 1
 
-    def busy(self) -> bool:
-        """Whether a live peer receives more slowly than this worker sends."""
-        return any(peer.alive and len(peer.backlog) > _BUSY_FRAMES for peer in self.peers.values())
+    def busy(self) -> list[tuple[str, int]]:
+        """Live peers that receive more slowly than this worker sends."""
+        return [
+            slot
+            for slot, peer in self.peers.items()
+            if peer.backlog and peer.alive and (len(peer.backlog) > _BUSY_FRAMES or peer.backlog_bytes > _BUSY_BYTES)
+        ]
 
     def waiting(self) -> bool:
         """Whether any frame waits to be sent."""
@@ -247,12 +262,14 @@ class Transport:
     # -- receiving --------------------------------------------------------------------------------------
 
     def receive(self, most: int) -> list[list[bytes]]:
-        """At most ``most`` messages, each as [sender, ..., payload]."""
+        """At most ``most`` messages, each as [sender, ..., payload], and few if they are large."""
         found: list[list[bytes]] = []
+        size = 0
         receive = self._router.recv_multipart
-        while len(found) < most:
+        while len(found) < most and size < _RECEIVE_BYTES:
             try:
                 found.append(receive(zmq.NOBLOCK))
+                size += len(found[-1][-1])
             except zmq.Again:
                 break
         return found

@@ -15,7 +15,7 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.values import REGISTER_KEY, register_classes
-from storm_dagster.model.wire import Frame, TaskReport
+from storm_dagster.model.wire import Frame, Group, TaskReport
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes, resolve
 from storm_dagster.worker.dataplane.transport import Transport
@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 _CLOCK_SECS = 0.1
 """Pause between two checks of ticks and timeouts."""
+_LARGE_BYTES = 2048
+"""Size of a tuple from which a queue may be full by its bytes before it is by its tuples."""
 _MOST_HELD = 10_000
 """Tuples buffered for a task that is assigned here but still open in another worker."""
 _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"))
@@ -69,12 +71,14 @@ class NativeEngine:
         self._order: list[Runner] = []
         self.master: TopologyMaster | None = None
         self._held: dict[int, list[Tuple]] = {}
+        self._large = False
+        """Whether a large tuple has come from a peer."""
         self._next_clock = 0.0
         self._starting = False
         self._released = False
         """Whether spouts may start: every worker was ready once, or the wait timed out."""
         self._release_at = shared.clock() + 10.0
-        self._pressure = Pressure(conf, transport)
+        self._pressure = Pressure(conf, transport, spec)
         self._loads = Loads(conf, transport)
 
     # -- placement --------------------------------------------------------------------------------------
@@ -224,6 +228,7 @@ class NativeEngine:
                 others = set(tasks_of.get(runner.component, ())) - {runner.task_id}
                 runner.peers = {task: link(task, "__peers") for task in others}
             runner.wired = True
+        self._pressure.place(placement, self.runners.values())
 
     def _linker(self, source: int, links: dict[tuple[int, str], Any]) -> Callable[[int, str], Any]:
         placement = self.placement
@@ -247,11 +252,13 @@ class NativeEngine:
 
     # -- frames -----------------------------------------------------------------------------------------
 
-    def deliver(self, frame: Frame) -> None:
-        """Queue a peer's tuples, and apply its acks, load and back pressure."""
+    def deliver(self, frame: Frame, size: int = 0) -> None:
+        """Queue a peer's tuples, and apply its acks, load and back pressure. ``size``: bytes of the frame."""
         placement = self.placement
         assert placement is not None
         components = placement.components
+        if size > _LARGE_BYTES or self._large:
+            self._estimate_sizes(frame.groups, size)
         for target, source, stream, bundles in frame.groups:
             runner = self.runners.get(target)
             if runner is None:
@@ -282,8 +289,19 @@ class NativeEngine:
         if frame.pressure is not None:
             slot = placement.tokens.get(frame.token)
             if slot is not None:
-                self._pressure.on_request(slot, frame.pressure)
+                self._pressure.on_request(slot, frame.pressure, frame.full)
                 self._update_spouts(self.shared.clock())
+
+    def _estimate_sizes(self, groups: list[Group], size: int) -> None:
+        bundles = sum(len(group[3]) for group in groups)
+        # A bundle has at least one tuple: in most frames all are small, and are not counted.
+        if bundles and (self._large or size > bundles * _LARGE_BYTES):
+            each = size / sum(len(many) for group in groups for _, _, many in group[3])
+            self._large = self._large or each > _LARGE_BYTES
+            for target in {group[0] for group in groups}:
+                runner = self.runners.get(target)
+                if runner is not None:
+                    runner.tuple_bytes += (each - runner.tuple_bytes) / 8
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
         """Fail a bundle that cannot be encoded, and report the error of the sending task."""
@@ -333,7 +351,9 @@ class NativeEngine:
         self._loads.refresh(now, self._order)
         if self.exchange.flush(now):
             worked = True
-        if self._pressure.update(now, self._order):
+        components = self.placement.components if self.placement is not None else {}
+        closed = {components[task]: len(held) for task, held in self._held.items() if task in components}
+        if self._pressure.update(now, self._order, closed):
             self._update_spouts(now)
         return worked
 
@@ -375,7 +395,8 @@ class NativeEngine:
             slots = set(self.placement.slots.values()) - {self.slot}
             mine_ready = all(runner.status == "running" for runner in self._order)
             self._released = (mine_ready and slots <= self.placement.ready) or now >= self._release_at
-        shared.spouts_run = shared.active and self._released and not self._pressure.active() and not shared.closing
+        shared.spouts_run = shared.active and self._released and not shared.closing
+        self._pressure.apply(self._order)
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next pass is due, unless something arrives."""

@@ -1,11 +1,13 @@
-"""Back pressure: full queues pause the spouts of the whole topology."""
+"""Back pressure: full queues hold the bolts that send to them, and the spouts that their tuples come from."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
+from storm_dagster.model.topology import TopologySpec
+from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.tasks.runner import Runner
 
@@ -13,59 +15,120 @@ _REPEAT_SECS = 1.0
 _VALID_SECS = 4.0
 """A request expires unless the peer repeats it: the peer may have died."""
 _BACKLOG_SECS = 1.0
-"""Queued work of one task, in seconds, that pauses the spouts, long before tuples time out in the queue."""
+"""Queued work of one task, in seconds, that makes it full, long before tuples time out in the queue."""
 _FEW_TUPLES = 16
+_QUEUE_BYTES = 64 * 1024 * 1024
+"""Bytes in one queue, as far as its tuples came from other workers, that make it full."""
+_ALL = "*"
+"""In place of a component: all of them. From a peer of an older release, which does not name any."""
 
 
 class Pressure:
-    """Back pressure of this worker's queues, and that requested by peers."""
+    """Full components in this worker and in its peers, and the tasks here that wait for them.
 
-    def __init__(self, conf: Mapping[str, Any], transport: Transport | None) -> None:
+    A component is full if one of its tasks is. A spout waits while any component downstream is full, a bolt while a
+    direct reader is. In a cycle all could wait for each other, so there a bolt still has small turns
+    (:meth:`Runner.may_begin`).
+    """
+
+    def __init__(self, conf: Mapping[str, Any], transport: Transport | None, spec: TopologySpec) -> None:
         self._transport = transport
         self._enabled = conf.get("topology.backpressure.enable") is not False
         self._high = max(2, int(conf.get("topology.executor.queue.size") or 32768) // 2)
-        self._own = False
+        self._own: frozenset[str] = frozenset()
+        self._fed: dict[tuple[str, int], set[str]] = {}
+        """Slot -> components there that this worker sends to: all of them are full while that worker does not receive."""
         self._sent = 0.0
-        self._peers: dict[tuple[str, int], float] = {}
-        """Slot -> expiry of its request."""
+        self._peers: dict[tuple[str, int], tuple[float, frozenset[str]]] = {}
+        """Slot -> (expiry of its request, full components)."""
+        self._readers: dict[str, set[str]] = {name: set() for name, _, _ in spec.components()}
+        for reader, _, part in spec.components():
+            for item in part.inputs:
+                self._readers.setdefault(item.component, set()).add(reader)
+        self._downstream = {name: self._reach(name) for name in self._readers}
 
-    def active(self) -> bool:
-        """Whether spouts must pause."""
-        return self._own or bool(self._peers)
+    def _reach(self, component: str) -> set[str]:
+        found: set[str] = set()
+        waiting = [component]
+        while waiting:
+            new = self._readers[waiting.pop()] - found
+            found |= new
+            waiting += new
+        return found
 
     def own(self) -> bool:
-        """Whether they must because of a queue of this worker."""
-        return self._own
+        """Whether components of this worker are full."""
+        return bool(self._own)
 
-    def on_request(self, slot: tuple[str, int], wait: bool) -> None:
+    def on_request(self, slot: tuple[str, int], wait: bool, full: Iterable[str] | None) -> None:
         """Start or end the back pressure of a peer."""
         if wait:
-            self._peers[slot] = time.monotonic() + _VALID_SECS
+            self._peers[slot] = (time.monotonic() + _VALID_SECS, frozenset(full or (_ALL,)))
         else:
             self._peers.pop(slot, None)
 
     def expire(self, now: float) -> None:
         """Drop requests that were not repeated."""
         if self._peers:
-            self._peers = {slot: until for slot, until in self._peers.items() if until > now}
+            self._peers = {slot: request for slot, request in self._peers.items() if request[0] > now}
 
-    def update(self, now: float, runners: Iterable[Runner]) -> bool:
-        """Measure the queues, and notify the peers. Whether this worker's own state changed."""
+    def place(self, placement: Placement, runners: Collection[Runner]) -> None:
+        """Set how much each task here may emit in one turn: half a queue, divided by the tasks that send to it."""
+        senders: dict[str, int] = {}
+        for runner in runners:
+            for reader in self._readers.get(runner.component, ()):
+                senders[reader] = senders.get(reader, 0) + 1
+        for runner in runners:
+            most = max((senders[reader] for reader in self._readers.get(runner.component, ())), default=0)
+            runner.quota = max(1, self._high // most) if most and self._enabled else 1 << 60
+        self._fed = {slot: set() for slot in placement.slots.values()}
+        for task, slot in placement.slots.items():
+            if placement.components.get(task) in senders:
+                self._fed[slot].add(placement.components[task])
+
+    def apply(self, runners: Iterable[Runner]) -> None:
+        """Tell all tasks whether they must wait."""
+        full = self._own.union(*(names for _, names in self._peers.values()))
+        for runner in runners:
+            component = runner.component
+            if runner.kind == "spout":
+                runner.held = _ALL in full or not full.isdisjoint(self._downstream.get(component, ()))
+                continue
+            ahead = full.intersection(self._readers.get(component, ()))
+            runner.in_cycle = all(component in self._downstream[reader] for reader in ahead)
+            # The harness has no limits: the order of tuples would depend on the machine's speed.
+            runner.held = bool(ahead) and runner.shared.sliced
+
+    def update(self, now: float, runners: Collection[Runner], closed: Mapping[str, int]) -> bool:
+        """Measure the queues, and notify the peers. Whether this worker's own state changed.
+
+        ``closed``: component -> tuples that wait for a task that is not open yet.
+        """
         if not self._enabled:
             return False
-        # Hysteresis: between the two marks the state stays.
-        share = 0.5 if self._own else 1.0
-        mark, secs = self._high * share, _BACKLOG_SECS * share
-        full = any(
-            (waiting := runner.waiting()) > mark or (waiting > _FEW_TUPLES and runner.backlog_secs() > secs)
-            for runner in runners
-        )
+        high, own = self._high, self._own
+        full: set[str] = {component for component, waiting in closed.items() if waiting > high}
+        for runner in runners:
+            waiting = runner.waiting()
+            if waiting <= 1:
+                continue
+            # Hysteresis: between the two marks the state stays.
+            share = 0.5 if runner.component in own else 1.0
+            if (
+                waiting > high * share
+                or waiting * runner.tuple_bytes > _QUEUE_BYTES * share
+                or (waiting > _FEW_TUPLES and runner.backlog_secs() > _BACKLOG_SECS * share)
+            ):
+                full.add(runner.component)
         transport = self._transport
-        pressure = full or (transport is not None and transport.busy())
-        changed = pressure != self._own
-        self._own = pressure
-        if transport is not None and (changed or (pressure and now - self._sent > _REPEAT_SECS)):
+        if transport is not None:
+            for slot in transport.busy():
+                full |= self._fed.get(slot) or {_ALL}
+        changed = full != own
+        if changed:
+            self._own = frozenset(full)
+        if transport is not None and (changed or (full and now - self._sent > _REPEAT_SECS)):
             self._sent = now
             for peer in transport.peers.values():
-                peer.pressure = pressure
+                peer.pressure, peer.full = bool(full), sorted(full) or None
         return changed

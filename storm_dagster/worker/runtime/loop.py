@@ -33,6 +33,7 @@ _PAUSED_SECS = 0.05
 _HOLD_SECS = 2.0
 """How long frames with an unknown token wait for a refresh of the live workers."""
 _MOST_HELD = 1000
+_MOST_HELD_BYTES = 32 * 1024 * 1024
 
 
 class Loop:
@@ -60,7 +61,8 @@ class Loop:
         self.bad_frames = 0
         self.log_levels = LogLevels()
         self._actions: deque[Callable[[], Any]] = deque()
-        self._held: deque[tuple[float, Frame]] = deque()
+        self._held: deque[tuple[float, Frame, int]] = deque()
+        """(until, frame with an unknown token, its bytes)."""
         self._report_secs = float(conf.get("task.heartbeat.frequency.secs") or 3)
         self._next_report = 0.0
         self._reported: dict[int, str] = {}
@@ -218,18 +220,18 @@ class Loop:
             return
         placement = self.engine.placement
         if placement is not None and frame.token in placement.tokens:
-            self._deliver(frame)
+            self._deliver(frame, len(payload))
             return
-        if len(self._held) >= _MOST_HELD:
+        if len(self._held) >= _MOST_HELD or sum(held[2] for held in self._held) > _MOST_HELD_BYTES:
             self.unknown_frames += 1
             return
         if not self._held:
             self.request_refresh()
-        self._held.append((time.monotonic() + _HOLD_SECS, frame))
+        self._held.append((time.monotonic() + _HOLD_SECS, frame, len(payload)))
 
-    def _deliver(self, frame: Frame) -> None:
+    def _deliver(self, frame: Frame, size: int) -> None:
         try:
-            self.engine.deliver(frame)
+            self.engine.deliver(frame, size)
         except Exception:
             # Well-formed with impossible contents: not sent by this project.
             self.bad_frames += 1
@@ -240,11 +242,11 @@ class Loop:
         assert placement is not None
         held, self._held = self._held, deque()
         now = time.monotonic()
-        for until, frame in held:
+        for until, frame, size in held:
             if frame.token in placement.tokens:
-                self._deliver(frame)
+                self._deliver(frame, size)
             elif now < until:
-                self._held.append((until, frame))
+                self._held.append((until, frame, size))
             else:
                 self.unknown_frames += 1
 

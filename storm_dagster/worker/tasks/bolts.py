@@ -22,7 +22,15 @@ from storm_dagster.worker.dataplane.sending import (
 )
 from storm_dagster.worker.dataplane.tree import anchor_tree, joint_anchor, next_tuple_id
 from storm_dagster.worker.tasks.drivers import acks_itself, attach_drivers
-from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, Runner, make_component, metric_value, shown
+from storm_dagster.worker.tasks.runner import (
+    PULSE_DUE,
+    TICK_DUE,
+    TURN_SECS,
+    Runner,
+    make_component,
+    metric_value,
+    shown,
+)
 
 SLICE = 64
 """Tuples between two checks of the lease and the clock."""
@@ -33,6 +41,14 @@ SLOW_NANOS = 100_000
 
 _log = logging.getLogger("storm_dagster.component")
 _source = attrgetter("component", "stream")
+
+
+def emitted_on(routes: tuple[Any, ...]) -> int:
+    """Tuples emitted so far on all of these routes."""
+    total = 0
+    for route in routes:
+        total += route.emitted
+    return total
 
 
 def count_inputs(runner: Runner, batch: list[Tuple]) -> None:
@@ -66,6 +82,8 @@ class BoltRunner(Runner):
     """Runner of a bolt whose ``process`` returns quickly."""
 
     kind = "bolt"
+    _gain = 1 << 15
+    """Tuples emitted by one call, rounded up. It rises at once and falls by halves; unknown, it is taken as large."""
 
     def open(self) -> None:
         """Create and connect the bolt."""
@@ -225,6 +243,9 @@ class BoltRunner(Runner):
             self._tick()
             if self.crashed:
                 return True
+        held = self.held
+        if held and not self.may_begin():
+            return False
         batch = queue.copy()
         queue.clear()
         owns, execute, stats = self.shared.owns, self._execute, self.stats
@@ -236,19 +257,39 @@ class BoltRunner(Runner):
         size = SLICE
         if stats.execute_ns > SLOW_NANOS * stats.timed:
             size = max(1, PASS_NANOS * stats.timed // stats.execute_ns)
-        for start in range(0, total, size):
+        routes = tuple(self.routes.values()) if self.shared.sliced else ()
+        first = before = emitted_on(routes)
+        stop = first + self.quota
+        if held:
+            # The smallest turn: see `may_begin`.
+            size, total = 1, min(total, SLICE)
+            queue += batch[total:]
+            del batch[total:]
+        start = 0
+        while start < total:
             # The rest waits for the next pass, after frames and timers.
-            if not owns() or (start and clock() > until):
+            if not owns() or (start and (clock() > until or before >= stop or (held and before - first > start))):
                 queue[:0] = batch[start:]
                 total = start
                 break
-            part = batch[start : start + size] if total > size else batch
+            # No slice emits far more than what is left of the quota.
+            calls = min(size, (stop - before) // self._gain or 1) if routes else size
+            part = batch[start : start + calls] if start or total > calls else batch
             taken = execute(part)
             count_inputs(self, part[:taken] if self.crashed else part)
             if self.crashed:
                 # What it has not begun waits for the restarted task.
                 queue[:0] = batch[start + taken :]
                 return True
+            calls = len(part)
+            start += calls
+            if routes:
+                now_emitted = emitted_on(routes)
+                gain = (now_emitted - before) // calls + 1
+                self._gain = gain if gain > self._gain else (gain + self._gain) // 2
+                before = now_emitted
+        if held and before - first > total:
+            self.next_turn = time.monotonic() + TURN_SECS
         if not total:
             return False
         if stats.take_sample(total):

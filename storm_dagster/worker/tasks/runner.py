@@ -30,6 +30,8 @@ _PEERS = "__peers"
 """Stream of the messages between tasks of one component."""
 _EXACT_SECS = 1e-6
 """Rounding error of summed times: a deadline counts as reached this much earlier."""
+TURN_SECS = 0.05
+"""Pause of a held task in a cycle after a call that emitted more than it took."""
 MOST_RETRY_SECS = 60.0
 """Longest pause between two tries to initialize a component."""
 _METRIC_BYTES = 16 << 10
@@ -62,7 +64,7 @@ class Shared:
         self.events = EventDelivery(self)
         """The tasks' reports to Dagster."""
         self.spouts_run = False
-        """Whether spouts may emit: active, all workers ready, no back pressure. Read by any thread."""
+        """Whether spouts may emit: active, all workers ready. Read by any thread."""
         self.active = False
         self.acker_tasks: tuple[int, ...] = ()
         self.home_ackers: tuple[int, ...] = ()
@@ -146,6 +148,15 @@ class Runner:
         """Whether its routes are built; it does not run before."""
         self.peers: dict[int, Any] = {}
         """Other task of the component -> the link to it."""
+        self.held = False
+        """Whether back pressure stops this task (:class:`Pressure`). Read by any thread."""
+        self.in_cycle = False
+        """Whether what holds it reads, directly or not, from this component."""
+        self.next_turn = 0.0
+        self.quota = 1 << 60
+        """Tuples that it may emit in one turn; the call that reaches the number ends it."""
+        self.tuple_bytes = 0.0
+        """Mean size of the tuples that came from other workers, if they are large."""
         self.ticks = 0
         """Due events: ``TICK_DUE`` and ``PULSE_DUE``."""
         self.tick_secs: float | None = self.conf.get("topology.tick.tuple.freq.secs") or None
@@ -204,6 +215,13 @@ class Runner:
     def idle_secs(self, now: float) -> float | None:
         """Seconds until this task needs the loop; ``None``: until something arrives."""
         return None
+
+    def may_begin(self) -> bool:
+        """Whether back pressure lets the task begin a call. Any thread.
+
+        In a cycle all tasks may wait for each other: there a call that emits no more than it takes is always allowed.
+        """
+        return not self.held or (self.in_cycle and time.monotonic() >= self.next_turn)
 
     def waiting(self) -> int:
         """Number of tuples queued for this task, in any queue."""

@@ -200,8 +200,8 @@ class ShellBoltRunner(ShellRunner):
             self.ticks = 0
             self._send_tuple(self.tick_tuple())
         queue = self.queue
-        room = self.most - len(self.in_flight)
-        if queue and room > 0 and self.shared.owns():
+        room = (1 if self.held else self.most) - len(self.in_flight)
+        if queue and room > 0 and self.may_begin() and self.shared.owns():
             batch = queue[:room]
             del queue[:room]
             for tup in batch:
@@ -351,7 +351,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
         if self.commands:
             self._send(self.commands.popleft(), now)
             return True
-        if self.shared.spouts_run and not self.full() and now >= self._pause_until:
+        if self.may_emit() and not self.full() and now >= self._pause_until:
             self._emitted = False
             self._send({"command": "next"}, now)
             return True
@@ -371,7 +371,7 @@ class ShellSpoutRunner(ShellRunner, SpoutBase):
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next ``next`` command."""
-        if self.busy or not self.shared.spouts_run:
+        if self.busy or not self.may_emit():
             return None
         return max(0.0, self._pause_until - now)
 

@@ -18,7 +18,7 @@ from storm_dagster.worker.dataplane.sending import (
     wrap_emit,
 )
 from storm_dagster.worker.dataplane.tree import Tree, next_edge, next_tuple_id
-from storm_dagster.worker.tasks.bolts import BoltCollector
+from storm_dagster.worker.tasks.bolts import BoltCollector, emitted_on
 from storm_dagster.worker.tasks.runner import Runner, make_component
 
 PASS_CALLS = 100
@@ -48,6 +48,10 @@ class SpoutBase(Runner):
     def full(self) -> bool:
         """Whether ``topology.max.spout.pending`` is reached."""
         return self.max_pending is not None and len(self.pending) >= self.max_pending
+
+    def may_emit(self) -> bool:
+        """Whether the spout may emit. Any thread."""
+        return self.shared.spouts_run and not self.held
 
     def poll_now(self) -> None:
         """Skip the pause after an empty call (for the test harness)."""
@@ -218,7 +222,7 @@ class SpoutRunner(SpoutBase):
         shared = self.shared
         if self.crashed:
             return True
-        if not shared.spouts_run or now < self._pause_until or not shared.owns():
+        if not self.may_emit() or now < self._pause_until or not shared.owns():
             return worked
         next_tuple = self.instance.next_tuple
         routes = tuple(self.routes.values())
@@ -226,17 +230,18 @@ class SpoutRunner(SpoutBase):
         until = now + PASS_SECS if shared.sliced else float("inf")
         entries = self.pending.entries
         most = self.max_pending or (1 << 60)
+        stop = emitted_on(routes) + self.quota
         for _ in range(PASS_CALLS):
-            if len(entries) >= most:
+            before = emitted_on(routes)
+            if len(entries) >= most or before >= stop:
                 break
-            before = _emitted(routes)
             try:
                 next_tuple()
             except shared.catches as error:
                 self.on_error(error, "next_tuple")
                 self._pause_until = clock() + 0.1
                 return True
-            if _emitted(routes) == before:
+            if emitted_on(routes) == before:
                 self._empty += 1
                 # Polled every millisecond at first, less often later.
                 self._pause_until = clock() + (0.001 if self._empty < _QUICK_RETRIES else 0.005)
@@ -251,7 +256,7 @@ class SpoutRunner(SpoutBase):
 
     def idle_secs(self, now: float) -> float | None:
         """Seconds until the next call of ``next_tuple``."""
-        if not self.shared.spouts_run or self.full():
+        if not self.may_emit() or self.full():
             return None
         return max(0.0, self._pause_until - now)
 
@@ -280,10 +285,3 @@ class SpoutRunner(SpoutBase):
                 getattr(self.instance, name)()
             except self.shared.catches as error:
                 self.on_error(error, name)
-
-
-def _emitted(routes: tuple[Any, ...]) -> int:
-    total = 0
-    for route in routes:
-        total += route.emitted
-    return total

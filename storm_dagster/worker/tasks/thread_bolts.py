@@ -12,7 +12,7 @@ from storm_dagster.worker.dataplane.sending import route_of, send_to_targets
 from storm_dagster.worker.dataplane.tree import anchor_tree
 from storm_dagster.worker.tasks.bolts import count_inputs
 from storm_dagster.worker.tasks.drivers import acks_itself
-from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE
+from storm_dagster.worker.tasks.runner import PULSE_DUE, TICK_DUE, TURN_SECS
 from storm_dagster.worker.tasks.threads import PULSE, STOP, TICK, ThreadMixin, ack_in_loop, fail_in_loop
 
 _COUNTED = 64
@@ -27,6 +27,8 @@ class BlockingBoltRunner(ThreadMixin):
     kind = "bolt"
     _anchors_itself = True
     _current: Tuple | None = None
+    _emitted = 0
+    """Emits so far, counted by the thread."""
 
     def run(self, now: float) -> bool:
         """Pass tuples to the thread, and run its calls."""
@@ -74,6 +76,8 @@ class BlockingBoltRunner(ThreadMixin):
                 tup = inbox.get()
             if tup is STOP:
                 return
+            while isinstance(tup, Tuple) and not (self.may_begin() or self._stopping or self.shared.closing):
+                time.sleep(0.002)
             self.await_lease()
             if self._detached or self.shared.closing:
                 if isinstance(tup, Tuple):
@@ -93,6 +97,7 @@ class BlockingBoltRunner(ThreadMixin):
                 calls.clear()
                 continue
             self._current = tup
+            emitted = self._emitted
             calls[0] = (begin / 1e9, "process", None)
             try:
                 bolt.process(tup)
@@ -104,6 +109,7 @@ class BlockingBoltRunner(ThreadMixin):
                 if auto_ack:
                     self.call_in_loop(lambda tup=tup: ack_in_loop(self, tup))
             self._current = None
+            self._rest(emitted)
             calls.clear()
             nanos += clock() - begin
             batch.append(tup)
@@ -111,6 +117,10 @@ class BlockingBoltRunner(ThreadMixin):
                 self.state.on_idle()
         if batch:
             self.call_in_loop(lambda: self._done(batch, nanos))
+
+    def _rest(self, emitted: int) -> None:
+        if self.held and self._emitted > emitted + 1:
+            self.next_turn = time.monotonic() + TURN_SECS
 
     def current_anchors(self) -> Any:
         """The tuple in process."""
@@ -131,6 +141,7 @@ class BlockingBoltRunner(ThreadMixin):
     ) -> Any:
         """See ``Bolt.emit``."""
         values = self.check_emit(tup, stream)
+        self._emitted += 1
         of = self.checked_anchors(anchors)
 
         def in_loop() -> list[int]:
@@ -188,6 +199,8 @@ class AsyncBoltRunner(BlockingBoltRunner):
     async def _one(self, tup: Any, window: asyncio.Semaphore) -> None:
         bolt = self.instance
         try:
+            while isinstance(tup, Tuple) and not (self.may_begin() or self._stopping or self.shared.closing):
+                await asyncio.sleep(0.002)
             while not self.shared.owns() and not self.shared.closing:
                 await asyncio.sleep(0.02)
             begin = time.perf_counter_ns()
@@ -201,7 +214,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
                         del self._calls[answer]
                 return
             _processing.set(tup)
-            coroutine = None
+            coroutine, emitted = None, self._emitted
             try:
                 self._calls[tup.id] = (begin / 1e9, "process", None)
                 coroutine = bolt.process(tup)
@@ -216,6 +229,7 @@ class AsyncBoltRunner(BlockingBoltRunner):
                 if bolt.auto_ack:
                     self.call_in_loop(lambda: ack_in_loop(self, tup))
             self._calls.pop(tup.id, None)
+            self._rest(emitted)
             spent = time.perf_counter_ns() - begin
             self.call_in_loop(lambda: self._done([tup], spent))
         except self.shared.catches as error:

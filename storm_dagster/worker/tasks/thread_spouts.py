@@ -72,7 +72,7 @@ class BlockingSpoutRunner(ThreadMixin, SpoutBase):
         return self._thread is not None and (bool(self.loop_calls) or self.status != "running")
 
     def _may_emit(self) -> bool:
-        if not self.shared.spouts_run or self._muted or self.crashed:
+        if not self.may_emit() or self._muted or self.crashed:
             return False
         return self.max_pending is None or len(self.pending) + self._tracked < self.max_pending
 
