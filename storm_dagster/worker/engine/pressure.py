@@ -9,7 +9,7 @@ from typing import Any
 from storm_dagster.model.topology import TopologySpec
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
-from storm_dagster.worker.tasks.runner import Runner
+from storm_dagster.worker.tasks.runner import MOST_QUOTA, Runner
 
 _REPEAT_SECS = 1.0
 _VALID_SECS = 4.0
@@ -80,7 +80,7 @@ class Pressure:
                 senders[reader] = senders.get(reader, 0) + 1
         for runner in runners:
             most = max((senders[reader] for reader in self._readers.get(runner.component, ())), default=0)
-            runner.quota = max(1, self._high // most) if most and self._enabled else 1 << 60
+            runner.quota = min(MOST_QUOTA, max(1, self._high // most)) if most and self._enabled else MOST_QUOTA
         self._fed = {slot: set() for slot in placement.slots.values()}
         for task, slot in placement.slots.items():
             if placement.components.get(task) in senders:

@@ -30,6 +30,8 @@ _PEERS = "__peers"
 """Stream of the messages between tasks of one component."""
 _EXACT_SECS = 1e-6
 """Rounding error of summed times: a deadline counts as reached this much earlier."""
+MOST_QUOTA = 20_000
+"""Largest quota of a task, whatever its readers take."""
 TURN_SECS = 0.05
 """Pause of a held task in a cycle after a call that emitted more than it took."""
 MOST_RETRY_SECS = 60.0
@@ -153,8 +155,9 @@ class Runner:
         self.in_cycle = False
         """Whether what holds it reads, directly or not, from this component."""
         self.next_turn = 0.0
-        self.quota = 1 << 60
-        """Tuples that it may emit in one turn; the call that reaches the number ends it."""
+        self.quota = MOST_QUOTA
+        """Tuples that it may emit in one turn; the call that reaches the number ends it. A thread's calls of the loop
+        wait for it at the same number."""
         self.tuple_bytes = 0.0
         """Mean size of the tuples that came from other workers, if they are large."""
         self.ticks = 0

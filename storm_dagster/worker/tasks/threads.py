@@ -30,8 +30,6 @@ from storm_dagster.worker.tasks.runner import Runner, make_component, metric_val
 from storm_dagster.worker.tasks.stacks import component_stack
 
 _log = logging.getLogger("storm_dagster.component")
-_MOST_LOOP_CALLS = 20_000
-"""Queued calls at which the thread waits for the loop."""
 STOP = object()
 """In an inbox: stop."""
 TICK = object()
@@ -195,7 +193,7 @@ class ThreadMixin(Runner):
 
     def call_in_loop(self, action: Callable[[], Any]) -> None:
         """Run ``action`` in the loop, after earlier calls."""
-        while len(self.loop_calls) >= _MOST_LOOP_CALLS and not (self._detached or self.shared.closing):
+        while len(self.loop_calls) >= self.quota and not (self._detached or self.shared.closing):
             time.sleep(0.001)
         if self._detached:
             return
