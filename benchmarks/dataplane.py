@@ -70,6 +70,7 @@ def cases(minutes: float) -> list[DataplaneCase]:
         DataplaneCase("join in windows of 200 ms at 10,000/s", "WindowedJoin", conf={**unacked, "bench.rate": 5000}),
         DataplaneCase("SparkBolt at 20,000/s", "spark", conf={"bench.rate": 20_000}, secs=12.0, warm_secs=20.0),
         DataplaneCase("SparkBolt", "spark", secs=12.0, warm_secs=10.0),
+        DataplaneCase("fan-out of 20,000 beside a slow bolt", "burst", conf=unacked, secs=30.0),
     ]
     if minutes:
         found += [

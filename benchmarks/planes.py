@@ -121,6 +121,25 @@ def words(wide: str = "2") -> TopologyBuilder:
     return builder
 
 
+class BurstBolt(Bolt):
+    """20,000 tuples for each."""
+
+    outputs = ["key", "at"]
+
+    def process(self, tup: Tuple) -> None:
+        for _ in range(20_000):
+            self.emit(tup.values)
+
+
+def burst() -> TopologyBuilder:
+    """A fan-out of 20,000 beside a slow bolt, not acked: its memory is what back pressure leaves."""
+    builder = _topology("burst", None)
+    builder.set_spout("numbers", NumberSpout)
+    builder.set_bolt("burst", BurstBolt, inputs="numbers")
+    builder.set_bolt("slow", SlowBolt, inputs="burst", par=2)
+    return builder
+
+
 def slowed() -> TopologyBuilder:
     """The word count, and a slow bolt that reads the same sentences: nothing but back pressure bounds it."""
     builder = words()

@@ -193,7 +193,7 @@ CONF_KEYS: dict[str, ConfKey] = {
     "topology.subprocess.timeout.secs": ConfKey("int", "Silence after which a shell component is replaced, seconds", 1),
     "topology.transfer.batch.size": ConfKey("int", "Most tuples in one frame between workers", 1),
     "topology.executor.queue.size": ConfKey("int", "Tuples that may wait for one task before back pressure", 2),
-    "topology.backpressure.enable": ConfKey("bool", "Slow spouts down when queues fill"),
+    "topology.backpressure.enable": ConfKey("bool", "Hold spouts and bolts while queues downstream are full"),
     "topology.state.dir": ConfKey("path", "Folder of state that components keep; null: below storm.local.dir"),
     "topology.users": ConfKey("list[str]", "Users who may see and change the topology"),
     "topology.groups": ConfKey("list[str]", "Groups of such users"),
