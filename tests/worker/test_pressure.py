@@ -92,7 +92,7 @@ class Workers:
             shared = Shared(
                 conf={**default_conf(), **conf},
                 owns=lambda: True,
-                wake=transport.wake,
+                wake=lambda: None,
                 report=lambda task, component, error, where: self.errors.append(error),
             )
             engine = NativeEngine(
@@ -165,7 +165,7 @@ def test_a_fan_out_waits_for_a_slow_bolt_and_an_unrelated_spout_does_not(
     workers: Callable[..., Workers], burst: type[Bolt], slots: Mapping[str, int], most: int
 ) -> None:
     running = workers(fan_out(burst), slots, QUEUE)
-    slow, end, numbers = running.runner("slow"), running.runner("end"), running.runner("burst")
+    slow, end, before_slow = running.runner("slow"), running.runner("end"), running.runner("burst")
     waiting: list[int] = []
 
     def enough() -> bool:
@@ -175,7 +175,8 @@ def test_a_fan_out_waits_for_a_slow_bolt_and_an_unrelated_spout_does_not(
 
     eventually(enough, 60, "the slow bolt has executed three bursts", interval=0)
     assert max(waiting) <= most, max(waiting)
-    assert numbers.waiting() <= LIMIT
+    # It is held itself, so its own queue fills, and its spout waits.
+    assert before_slow.waiting() <= 3 * LIMIT
     before = end.stats.executed
 
     def goes_on() -> bool:

@@ -301,7 +301,7 @@ class NativeEngine:
             for target in {group[0] for group in groups}:
                 runner = self.runners.get(target)
                 if runner is not None:
-                    runner.tuple_bytes += (each - runner.tuple_bytes) / 8
+                    runner.tuple_bytes += (each - runner.tuple_bytes) / (8 if runner.tuple_bytes else 1)
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
         """Fail a bundle that cannot be encoded, and report the error of the sending task."""
