@@ -258,7 +258,7 @@ class BoltRunner(Runner):
         if stats.execute_ns > SLOW_NANOS * stats.timed:
             size = max(1, PASS_NANOS * stats.timed // stats.execute_ns)
         routes = tuple(self.routes.values()) if self.shared.sliced else ()
-        first = before = emitted_on(routes)
+        first = sent = emitted_on(routes)
         stop = first + self.quota
         if held:
             # The smallest turn: see `may_begin`.
@@ -268,12 +268,12 @@ class BoltRunner(Runner):
         start = 0
         while start < total:
             # The rest waits for the next pass, after frames and timers.
-            if not owns() or (start and (clock() > until or before >= stop or (held and before - first > start))):
+            if not owns() or (start and (clock() > until or sent >= stop or (held and sent - first > start))):
                 queue[:0] = batch[start:]
                 total = start
                 break
             # No slice emits far more than what is left of the quota.
-            calls = min(size, (stop - before) // self._gain or 1) if routes else size
+            calls = min(size, (stop - sent) // self._gain or 1) if routes else size
             part = batch[start : start + calls] if start or total > calls else batch
             taken = execute(part)
             count_inputs(self, part[:taken] if self.crashed else part)
@@ -285,10 +285,10 @@ class BoltRunner(Runner):
             start += calls
             if routes:
                 now_emitted = emitted_on(routes)
-                gain = (now_emitted - before) // calls + 1
+                gain = (now_emitted - sent) // calls + 1
                 self._gain = gain if gain > self._gain else (gain + self._gain) // 2
-                before = now_emitted
-        if held and before - first > total:
+                sent = now_emitted
+        if held and sent - first > total:
             self.next_turn = time.monotonic() + TURN_SECS
         if not total:
             return False
