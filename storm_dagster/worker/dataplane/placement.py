@@ -26,3 +26,11 @@ class Placement:
     """Start tokens of the topology's live workers -> slot."""
     ready: frozenset[tuple[str, int]] = frozenset()
     """Slots whose worker runs all its tasks."""
+
+
+def by_component(components: Mapping[int, str]) -> dict[str, list[int]]:
+    """Component -> its tasks, ascending."""
+    found: dict[str, list[int]] = {}
+    for task in sorted(components):
+        found.setdefault(components[task], []).append(task)
+    return found

@@ -15,8 +15,8 @@ from storm_dagster.model.errors import InvalidRequest
 from storm_dagster.model.names import ACKER, TOPOLOGY_MASTER
 from storm_dagster.model.topology import ComponentObject, ComponentSpec, TopologySpec
 from storm_dagster.model.values import REGISTER_KEY, register_classes
-from storm_dagster.model.wire import Frame, Group, TaskReport
-from storm_dagster.worker.dataplane.placement import Placement
+from storm_dagster.model.wire import Frame, TaskReport
+from storm_dagster.worker.dataplane.placement import Placement, by_component
 from storm_dagster.worker.dataplane.routes import LocalLink, RemoteLink, build_routes, resolve
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.dataplane.tree import Tree, next_tuple_id
@@ -32,8 +32,6 @@ _log = logging.getLogger(__name__)
 
 _CLOCK_SECS = 0.1
 """Pause between two checks of ticks and timeouts."""
-_LARGE_BYTES = 2048
-"""Size of a tuple from which a queue may be full by its bytes before it is by its tuples."""
 _MOST_HELD = 10_000
 """Tuples buffered for a task that is assigned here but still open in another worker."""
 _SYSTEM_PART = ComponentSpec(object=ComponentObject(python="storm_dagster.worker.engine.system:Acker"))
@@ -71,8 +69,6 @@ class NativeEngine:
         self._order: list[Runner] = []
         self.master: TopologyMaster | None = None
         self._held: dict[int, list[Tuple]] = {}
-        self._large = False
-        """Whether a large tuple has come from a peer."""
         self._next_clock = 0.0
         self._starting = False
         self._released = False
@@ -124,7 +120,7 @@ class NativeEngine:
     def _tasks_to_reopen(self, previous: Placement | None, placement: Placement) -> list[int]:
         # A component divides input, state and keys over its tasks, and direct senders name tasks of their readers:
         # with other tasks, what `initialize` derived from the context is wrong.
-        now, before = _tasks_of(placement.components), _tasks_of(previous.components if previous else {})
+        now, before = by_component(placement.components), by_component(previous.components if previous else {})
         changed = {component for component in {*now, *before} if now.get(component) != before.get(component)}
         changed |= {
             item.component
@@ -201,7 +197,7 @@ class NativeEngine:
     def _rewire(self) -> None:
         placement = self.placement
         assert placement is not None
-        tasks_of = _tasks_of({task: name for task, name in placement.components.items() if task in placement.slots})
+        tasks_of = by_component({task: name for task, name in placement.components.items() if task in placement.slots})
         ackers = tuple(sorted(tasks_of.get(ACKER, ())))
         self.shared.acker_tasks = ackers
         self.shared.home_ackers = tuple(index for index, task in enumerate(ackers) if task in self.exchange.ackers)
@@ -257,8 +253,7 @@ class NativeEngine:
         placement = self.placement
         assert placement is not None
         components = placement.components
-        if size > _LARGE_BYTES or self._large:
-            self._estimate_sizes(frame.groups, size)
+        self._pressure.on_frame(frame.groups, size, self.runners)
         for target, source, stream, bundles in frame.groups:
             runner = self.runners.get(target)
             if runner is None:
@@ -291,17 +286,6 @@ class NativeEngine:
             if slot is not None:
                 self._pressure.on_request(slot, frame.pressure, frame.full)
                 self._update_spouts(self.shared.clock())
-
-    def _estimate_sizes(self, groups: list[Group], size: int) -> None:
-        bundles = sum(len(group[3]) for group in groups)
-        # A bundle has at least one tuple: in most frames all are small, and are not counted.
-        if bundles and (self._large or size > bundles * _LARGE_BYTES):
-            each = size / sum(len(many) for group in groups for _, _, many in group[3])
-            self._large = self._large or each > _LARGE_BYTES
-            for target in {group[0] for group in groups}:
-                runner = self.runners.get(target)
-                if runner is not None:
-                    runner.tuple_bytes += (each - runner.tuple_bytes) / (8 if runner.tuple_bytes else 1)
 
     def cannot_travel(self, link: Any, bundle: Any, error: Exception) -> None:
         """Fail a bundle that cannot be encoded, and report the error of the sending task."""
@@ -351,9 +335,7 @@ class NativeEngine:
         self._loads.refresh(now, self._order)
         if self.exchange.flush(now):
             worked = True
-        components = self.placement.components if self.placement is not None else {}
-        closed = {components[task]: len(held) for task, held in self._held.items() if task in components}
-        if self._pressure.update(now, self._order, closed):
+        if self._pressure.update(now, self._order, self._held):
             self._update_spouts(now)
         return worked
 
@@ -483,14 +465,6 @@ class NativeEngine:
         self._order.clear()
         self.exchange.spouts.clear()
         self.exchange.ackers.clear()
-
-
-def _tasks_of(components: Mapping[int, str]) -> dict[str, list[int]]:
-    """Component -> its tasks, ascending."""
-    found: dict[str, list[int]] = {}
-    for task in sorted(components):
-        found.setdefault(components[task], []).append(task)
-    return found
 
 
 def _make_runner(shared: Shared, context: TopologyContext, part: ComponentSpec, *, is_spout: bool) -> Runner:

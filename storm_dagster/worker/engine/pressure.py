@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sized
 from typing import Any
 
 from storm_dagster.model.topology import TopologySpec
+from storm_dagster.model.wire import Group
 from storm_dagster.worker.dataplane.placement import Placement
 from storm_dagster.worker.dataplane.transport import Transport
 from storm_dagster.worker.tasks.runner import MOST_QUOTA, Runner
@@ -19,6 +20,8 @@ _BACKLOG_SECS = 1.0
 _FEW_TUPLES = 16
 _QUEUE_BYTES = 64 * 1024 * 1024
 """Bytes in one queue, as far as its tuples came from other workers, that make it full."""
+_LARGE_BYTES = 2048
+"""Size of a tuple from which a queue may be full by its bytes before it is by its tuples."""
 _ALL = "*"
 """In place of a component: all of them. From a peer of an older release, which does not name any."""
 
@@ -38,6 +41,9 @@ class Pressure:
         self._own: frozenset[str] = frozenset()
         self._fed: dict[tuple[str, int], set[str]] = {}
         """Slot -> components there that this worker sends to: all of them are full while that worker does not receive."""
+        self._components: Mapping[int, str] = {}
+        self._large = False
+        """Whether a large tuple has come from a peer."""
         self._sent = 0.0
         self._peers: dict[tuple[str, int], tuple[float, frozenset[str]]] = {}
         """Slot -> (expiry of its request, full components)."""
@@ -81,6 +87,7 @@ class Pressure:
         for runner in runners:
             most = max((senders[reader] for reader in self._readers.get(runner.component, ())), default=0)
             runner.quota = min(MOST_QUOTA, max(1, self._high // most)) if most and self._enabled else MOST_QUOTA
+        self._components = placement.components
         self._fed = {slot: set() for slot in placement.slots.values()}
         for task, slot in placement.slots.items():
             if placement.components.get(task) in senders:
@@ -99,15 +106,29 @@ class Pressure:
             # The harness has no limits: the order of tuples would depend on the machine's speed.
             runner.held = bool(ahead) and runner.shared.sliced
 
-    def update(self, now: float, runners: Collection[Runner], closed: Mapping[str, int]) -> bool:
+    def on_frame(self, groups: list[Group], size: int, runners: Mapping[int, Runner]) -> None:
+        """Estimate the size of the tuples of a frame, which is the only place where it costs nothing to know."""
+        if size <= _LARGE_BYTES and not self._large:
+            return
+        bundles = sum(len(group[3]) for group in groups)
+        # A bundle has at least one tuple: in most frames all are small, and are not counted.
+        if bundles and (self._large or size > bundles * _LARGE_BYTES):
+            each = size / sum(len(many) for group in groups for _, _, many in group[3])
+            self._large = self._large or each > _LARGE_BYTES
+            for target in {group[0] for group in groups}:
+                runner = runners.get(target)
+                if runner is not None:
+                    runner.tuple_bytes += (each - runner.tuple_bytes) / (8 if runner.tuple_bytes else 1)
+
+    def update(self, now: float, runners: Collection[Runner], closed: Mapping[int, Sized]) -> bool:
         """Measure the queues, and notify the peers. Whether this worker's own state changed.
 
-        ``closed``: component -> tuples that wait for a task that is not open yet.
+        ``closed``: task that is not open yet -> tuples that wait for it.
         """
         if not self._enabled:
             return False
         high, own = self._high, self._own
-        full: set[str] = {component for component, waiting in closed.items() if waiting > high}
+        full: set[str] = {self._components.get(task, _ALL) for task, waiting in closed.items() if len(waiting) > high}
         for runner in runners:
             waiting = runner.waiting()
             if waiting <= 1:
