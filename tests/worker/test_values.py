@@ -201,8 +201,8 @@ class DirectTransport:
     def set_peers(self, addresses: dict[Any, str], alive: Any) -> None:
         self.peers = {slot: Peer(slot, address, None) for slot, address in addresses.items()}  # type: ignore[arg-type]
 
-    def busy(self) -> bool:
-        return False
+    def busy(self) -> list[tuple[str, int]]:
+        return []
 
 
 class TwoWorkers:
