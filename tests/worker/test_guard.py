@@ -266,7 +266,7 @@ def test_a_tuple_that_a_stateful_bolt_failed_does_not_count_as_applied(bolt: typ
 
 class Keys(StatefulBolt):
     def process(self, tup: Tuple) -> None:
-        self.state[2**70 if tup.values[0] == 1 else tup.values[0]] = 1
+        self.state[object() if tup.values[0] == 1 else tup.values[0]] = 1
 
 
 def test_a_key_that_cannot_be_saved_fails_its_own_tuple(tmp_path: Path) -> None:
